@@ -1,0 +1,92 @@
+"""The one exception tree of the project.
+
+Every error that a user can meet derives from :class:`RollError`, survives pickling (so that it crosses threads,
+processes and Ray actors unchanged), and says three things: the value, what was allowed, what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DeadlineExceededError",
+    "EngineError",
+    "EnvironmentFaultError",
+    "MissingExtraError",
+    "PluginError",
+    "RollError",
+    "UnknownNameError",
+    "nearest",
+]
+
+
+class RollError(Exception):
+    """Base of all errors raised on purpose by this project; the message is meant for the user."""
+
+
+class ConfigError(RollError):
+    """A configuration that cannot be used: unknown key, wrong type, value out of range, another version."""
+
+
+class CheckpointError(RollError):
+    """A checkpoint that is missing, incomplete, corrupt or of another format version."""
+
+
+class EngineError(RollError):
+    """The inference engine could not answer a request (it died, was closed, or refused the request)."""
+
+
+class EnvironmentFaultError(RollError):
+    """Code of an environment raised; the episode becomes ``failed``, never a reward of 0."""
+
+
+class DeadlineExceededError(RollError):
+    """A wait ran past its deadline; the message names what was waited for."""
+
+    def __init__(self, waited_for: str, timeout_s: float) -> None:
+        super().__init__(waited_for, timeout_s)
+        self.waited_for = waited_for
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return f"gave up waiting for {self.waited_for} after {self.timeout_s:g} s"
+
+
+class PluginError(RollError):
+    """An entry point of another installed package could not be loaded."""
+
+
+class UnknownNameError(RollError):
+    """A name that is not registered; carries the nearest registered ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        super().__init__(kind, name, tuple(known), hint)
+        self.kind, self.name, self.known, self.hint = kind, name, self.args[2], hint
+
+    def __str__(self) -> str:
+        near = nearest(self.name, self.known)
+        if near:
+            advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
+        else:
+            advice = "known: " + (", ".join(repr(n) for n in sorted(self.known)) or "none")
+        return f"no {self.kind} {self.name!r}; {advice}" + (f" {self.hint}" if self.hint else "")
+
+
+class MissingExtraError(RollError, ImportError):
+    """An optional part is not installed; the message is the pip command that installs it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(what, extra)
+        self.what, self.extra = what, extra
+
+    def __str__(self) -> str:
+        return f"{self.what} needs the optional part {self.extra!r}: pip install 'roll-envs[{self.extra}]'"
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The up to ``count`` registered names closest to ``name``, best first (case is ignored)."""
+    by_lower = {k.lower(): k for k in known}
+    return [by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.55)]

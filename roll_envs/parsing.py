@@ -1,0 +1,113 @@
+"""How an answer must look, and how it is read: one small object shared by every environment with named actions.
+
+``make_action_format("answer", ("Up", "Down"))`` reads ``<answer>Up</answer>`` (ROLL); the other forms are those of
+RAGEN (several actions a turn), verl-agent, and the bare word. Reading never raises, whatever the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roll_envs.errors import UnknownNameError
+
+__all__ = ["ACTION_FORMATS", "ActionFormat", "ParsedAnswer", "make_action_format"]
+
+MAX_ANSWER_CHARS = 100_000
+"""Longer texts are read up to here only, so that a huge answer costs no time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedAnswer:
+    """What was read from an answer: indices into the format's actions; empty when the answer is invalid."""
+
+    actions: tuple[int, ...]
+    content: str
+    """What stood between the tags, stripped."""
+
+    @property
+    def valid(self) -> bool:
+        return bool(self.actions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionFormat:
+    """A way to write one or more named actions in text.
+
+    ``tag`` is the XML-like tag around the answer (empty: the whole text is the answer); ``think`` says whether a
+    ``<think>`` part is asked for (it is never required to parse); up to ``max_actions`` names joined by
+    ``separator`` are read.
+    """
+
+    name: str
+    actions: tuple[str, ...]
+    tag: str = "answer"
+    think: bool = False
+    max_actions: int = 1
+    separator: str = "||"
+
+    def __post_init__(self) -> None:
+        if self.max_actions < 1:
+            raise ValueError(f"max_actions must be 1 or more, not {self.max_actions}")
+        lookup = {a.lower(): i for i, a in enumerate(self.actions)}
+        if len(lookup) != len(self.actions) or not lookup:
+            raise ValueError(f"action names must be unique when case is ignored, and at least one: {self.actions!r}")
+        pattern = re.compile(f"<{self.tag}>(.*?)</{self.tag}>", re.DOTALL | re.IGNORECASE) if self.tag else None
+        object.__setattr__(self, "_lookup", lookup)
+        object.__setattr__(self, "_pattern", pattern)
+        object.__setattr__(self, "_cache", {})
+
+    def parse(self, text: str) -> ParsedAnswer:
+        """Read an answer (any text); the first tagged part counts, names match whatever their case."""
+        cache: dict[str, ParsedAnswer] = self._cache  # type: ignore[attr-defined]
+        found = cache.get(text)
+        if found is None:
+            found = self._parse(text)
+            if len(text) < 200 and len(cache) < 4096:
+                cache[text] = found
+        return found
+
+    def _parse(self, text: str) -> ParsedAnswer:
+        content = text[:MAX_ANSWER_CHARS]
+        if self._pattern is not None:  # type: ignore[attr-defined]
+            match = self._pattern.search(content)  # type: ignore[attr-defined]
+            if match is None:
+                return ParsedAnswer(actions=(), content="")
+            content = match.group(1)
+        content = content.strip()
+        parts = content.split(self.separator) if self.max_actions > 1 else [content]
+        lookup: dict[str, int] = self._lookup  # type: ignore[attr-defined]
+        actions = tuple(lookup.get(part.strip().lower(), -1) for part in parts[: self.max_actions])
+        return ParsedAnswer(actions=() if -1 in actions else actions, content=content)
+
+    def format(self, actions: Sequence[int], thought: str = "") -> str:
+        """The text of an answer that plays ``actions`` (indices)."""
+        body = f" {self.separator} ".join(self.actions[a] for a in actions)
+        answer = f"<{self.tag}>{body}</{self.tag}>" if self.tag else body
+        return f"<think>{thought}</think>{answer}" if self.think else answer
+
+    @property
+    def instructions(self) -> str:
+        """One sentence that tells an agent how to answer."""
+        example = self.format([len(self.actions) - 1], thought="..." if self.think else "")
+        if self.max_actions == 1:
+            return f"Answer with one action, in this form: {example}"
+        several = self.format(list(range(min(2, len(self.actions)))), thought="..." if self.think else "")
+        return f"Answer with 1 to {self.max_actions} actions joined by '{self.separator}', in this form: {several}"
+
+
+ACTION_FORMATS: dict[str, dict[str, object]] = {
+    "answer": {"tag": "answer"},
+    "think-answer": {"tag": "answer", "think": True},
+    "action": {"tag": "action", "think": True},
+    "word": {"tag": ""},
+}
+"""Named forms: ROLL, RAGEN, verl-agent, and the bare word."""
+
+
+def make_action_format(name: str, actions: Sequence[str], *, max_actions: int = 1) -> ActionFormat:
+    """Build a named form over ``actions``. Raises :class:`UnknownNameError` for a name not in ``ACTION_FORMATS``."""
+    if name not in ACTION_FORMATS:
+        raise UnknownNameError("action format", name, ACTION_FORMATS)
+    return ActionFormat(name=name, actions=tuple(actions), max_actions=max_actions, **ACTION_FORMATS[name])  # type: ignore[arg-type]

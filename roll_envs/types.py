@@ -1,0 +1,135 @@
+"""The types that cross folders: tasks, turns, trajectories and groups.
+
+All are small, frozen and picklable. Token ids are Python ints, log-probabilities natural logarithms at the sampling
+temperature. What belongs to one folder alone (training rows, batches) lives in that folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "Completion",
+    "FinishReason",
+    "Group",
+    "Message",
+    "Metrics",
+    "Outcome",
+    "OutcomeKind",
+    "Role",
+    "SamplingParams",
+    "Task",
+    "Trajectory",
+    "Turn",
+]
+
+Metrics = dict[str, float]
+"""Named numbers of one step; the only free-form mapping that travels between modules besides an env's ``info``."""
+
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length", "abort"]
+OutcomeKind = Literal["completed", "truncated", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How an engine samples. ``temperature=0`` is greedy. No truncation (top-p, top-k): it would bias the ratio."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 64
+    stop_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What to play. The four fields (env_id, split, index, seed) and ``kwargs`` fix the start to the byte."""
+
+    env_id: str
+    split: str
+    index: int
+    seed: int
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """What an engine returned: ids exactly as sampled (stop token included), one log-prob per id."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason
+    weight_version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One exchange: the exact prompt ids sent, the exact completion, and what the environment made of it."""
+
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    prompt_observation: str
+    """Observation the policy answered (the anchor state of step-wise credit assignment)."""
+    text: str
+    """Decoded completion, special tokens left out."""
+    observation: str
+    """Observation after the step."""
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+    timings: Mapping[str, float]
+    """Seconds: ``generate_s``, ``env_s``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How an episode ended. ``reason`` says why for ``failed`` and ``cancelled``; empty otherwise."""
+
+    kind: OutcomeKind
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """One episode of a task, ended exactly once. ``member`` is its place in the group."""
+
+    task: Task
+    member: int
+    turns: tuple[Turn, ...]
+    outcome: Outcome
+    attempts: int = 1
+    """How many times the episode was started (more than 1 after failures of ours)."""
+
+    @property
+    def scored(self) -> bool:
+        """Whether this episode may enter statistics and the loss: it ended by the environment's own rules."""
+        return self.outcome.kind in ("completed", "truncated")
+
+    @property
+    def total_reward(self) -> float:
+        """Undiscounted sum of the turn rewards."""
+        return float(sum(t.reward for t in self.turns))
+
+    @property
+    def success(self) -> bool:
+        """What the environment reported as ``info["success"]`` at the last turn."""
+        return bool(self.turns and self.turns[-1].info.get("success", False))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Episodes of one task from the same start, for group-relative estimators."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
