@@ -1,0 +1,190 @@
+"""The configuration of a run: one frozen tree of models, each field with its default and one sentence.
+
+Checks raise and never rewrite. Reading YAML, overrides and error messages live in :mod:`trainer.config_file`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "AdvantageConfig",
+    "CheckpointConfig",
+    "ContextConfig",
+    "EngineConfig",
+    "EnvConfig",
+    "EvaluationConfig",
+    "LearnerConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "WarmStartConfig",
+]
+
+FORMAT = 1
+"""Version of this schema; a YAML file of another version is refused with what to do."""
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class EnvConfig(_Section):
+    """Which environment is played."""
+
+    id: str = Field(description="Registered environment id, e.g. roll/FrozenLake-v0.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
+
+
+class ModelConfig(_Section):
+    """The policy model: built here from a seed, or loaded from a folder."""
+
+    path: str | None = Field(None, description="Folder of a Hugging Face model and tokenizer; null builds a small one.")
+    architecture: Literal["llama", "qwen2"] = Field("llama", description="Family of the small model.")
+    hidden_size: Positive = Field(96, description="Width of the small model.")
+    layers: Positive = Field(3, description="Number of layers of the small model.")
+    heads: Positive = Field(4, description="Attention heads of the small model.")
+    mlp_ratio: Annotated[float, Field(gt=0)] = Field(3.0, description="Width of the MLP over the width of the model.")
+    max_positions: Positive = Field(1024, description="Longest sequence in tokens.")
+
+
+class ContextConfig(_Section):
+    """What the next prompt shows of the episode so far."""
+
+    kind: Literal["everything", "last", "function"] = Field("everything", description="All turns, the last k, or code.")
+    turns: Count = Field(1, description="k of kind 'last': how many past turns are shown beside the observation.")
+    function: str | None = Field(None, description="module:name of a context function, for kind 'function'.")
+    system_prompt: str | None = Field(None, description="Replaces the environment's instructions; '' leaves them out.")
+
+
+class SamplingConfig(_Section):
+    """How the engine samples, in training and in evaluation alike."""
+
+    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Sampling temperature.")
+    max_new_tokens: Positive = Field(16, description="Longest answer of one turn, in tokens.")
+
+
+class EngineConfig(_Section):
+    """The inference engine."""
+
+    name: str = Field("hf", description="Registered engine; 'hf' is the built-in one.")
+    max_running: Positive = Field(128, description="Requests that share one forward pass.")
+    max_tokens: Positive = Field(1024, description="Longest prompt + answer a request may have, in tokens.")
+
+
+class WarmStartConfig(_Section):
+    """Supervised learning on demonstrations of a poor teacher, before reinforcement learning."""
+
+    steps: Count = Field(0, description="Optimiser steps; 0 leaves the phase out.")
+    episodes_per_step: Positive = Field(64, description="Demonstration episodes per optimiser step.")
+    oracle_share: Share = Field(0.3, description="How often the teacher plays the oracle's action; else a random one.")
+    lr: Annotated[float, Field(ge=0)] = Field(1e-3, description="Peak learning rate.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="Decay after the warm-up.")
+    lr_warmup_steps: Count = Field(20, description="Steps of linear warm-up.")
+
+
+class RolloutConfig(_Section):
+    """Collecting episodes."""
+
+    groups_per_step: Positive = Field(16, description="Tasks per training step.")
+    group_size: Positive = Field(8, description="Episodes per task, all from the same start.")
+    max_running: Positive = Field(128, description="Episodes that run at the same time.")
+    attempts: Positive = Field(3, description="Starts of an episode before a failure of ours is final.")
+    turn_timeout_s: Seconds = Field(120.0, description="Longest wait for one answer of the engine.")
+    env_timeout_s: Seconds = Field(60.0, description="Longest reset or step of an environment.")
+    episode_timeout_s: Seconds = Field(600.0, description="Longest episode.")
+    max_failed_share: Share = Field(0.5, description="A step with more failed episodes than this stops the run.")
+
+
+class AdvantageConfig(_Section):
+    """The advantage estimator."""
+
+    name: str = Field("grpo", description="Registered estimator: grpo, reinforce, gigpo.")
+    gamma: Share = Field(1.0, description="Discount per turn.")
+    normalize: Literal["mean", "mean_std"] = Field("mean_std", description="Group normalisation (grpo, gigpo).")
+    step_weight: Annotated[float, Field(ge=0)] = Field(1.0, description="Weight of GiGPO's step advantage.")
+    epsilon: Annotated[float, Field(gt=0)] = Field(1e-6, description="Added to the standard deviation.")
+    clip: Annotated[float, Field(gt=0)] | None = Field(None, description="Advantages are cut to [-clip, clip].")
+
+
+class LossConfig(_Section):
+    """The policy loss."""
+
+    name: str = Field("clip", description="Registered loss: clip, reinforce.")
+    clip_low: Annotated[float, Field(ge=0)] = Field(0.2, description="Ratio is cut below 1 - clip_low.")
+    clip_high: Annotated[float, Field(ge=0)] = Field(0.28, description="Ratio is cut above 1 + clip_high.")
+    dual_clip: Annotated[float, Field(gt=1)] | None = Field(None, description="Bound for negative advantages.")
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = Field(
+        "token-mean", description="How the losses of tokens become one number; denominators are global."
+    )
+    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus.")
+
+
+class OptimizerConfig(_Section):
+    """AdamW and its schedule in the reinforcement-learning phase."""
+
+    lr: Annotated[float, Field(ge=0)] = Field(1e-4, description="Peak learning rate; 0 leaves the model as it is.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after the warm-up.")
+    lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")
+    betas: tuple[Share, Share] = Field((0.9, 0.95), description="AdamW betas.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW weight decay of matrices.")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="Gradient clipping.")
+
+
+class LearnerConfig(_Section):
+    """How rows become optimiser steps."""
+
+    backend: str = Field("torch", description="Registered learner backend.")
+    minibatches: Positive = Field(1, description="Optimiser steps per training step (rows are dealt out evenly).")
+    epochs: Positive = Field(1, description="Passes over the rows of a training step.")
+    pack_tokens: Positive = Field(512, description="Length of a packed row; a longer row stands alone.")
+    tokens_per_microbatch: Positive = Field(8192, description="Tokens per forward and backward pass.")
+    threads: Count = Field(0, description="Torch threads of the process; 0 chooses by the model's size.")
+
+
+class EvaluationConfig(_Section):
+    """The held-out panel: the same tasks at every evaluation, sampled at the training temperature."""
+
+    tasks: Positive = Field(256, description="Number of held-out tasks.")
+    every: Count = Field(0, description="Also evaluate every so many training steps; 0: before and after only.")
+
+
+class CheckpointConfig(_Section):
+    """Saving for resume."""
+
+    every: Count = Field(10, description="Save every so many training steps (and at the end); 0: at the end only.")
+    keep: Positive = Field(2, description="Newest checkpoints that are kept.")
+
+
+class RunConfig(_Section):
+    """One run, complete by itself."""
+
+    format: Literal[1] = Field(description="Version of the configuration schema.")
+    name: str = Field(description="Name of the run, part of its folder's name.")
+    seed: Count = Field(0, description="Seed of everything: weights, tasks, sampling, batches.")
+    steps: Count = Field(description="Training steps of the reinforcement-learning phase.")
+    output: str = Field("runs", description="Folder in which the run's own folder is made.")
+    cluster: Literal["local"] = Field("local", description="Where the parts run: all in this process.")
+    env: EnvConfig
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    context: ContextConfig = Field(default_factory=ContextConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
+    loss: LossConfig = Field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
