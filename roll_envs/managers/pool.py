@@ -1,0 +1,200 @@
+"""EpisodePool: many episodes at once on threads, each of which ends exactly once, whatever goes wrong.
+
+Workers are daemon threads with one environment each. The collecting thread is the watchdog: an episode whose
+environment or engine call runs past its deadline is ended as ``failed`` with the culprit named, its thread is given up,
+and a new worker takes its place. A failure is retried from the start within a budget; it is never a reward.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from roll_envs.env import TextEnv
+from roll_envs.errors import RollError
+from roll_envs.managers.episode import EpisodeSettings, Respond, Waiting, play_episode
+from roll_envs.types import Group, Outcome, Task, Trajectory
+
+__all__ = ["EpisodePool", "PoolLimits"]
+
+MakeEnv = Callable[[Task], TextEnv]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolLimits:
+    """Deadlines in seconds and budgets of a pool."""
+
+    max_running: int = 128
+    attempts: int = 3
+    turn_timeout_s: float = 120.0
+    env_timeout_s: float = 60.0
+    episode_timeout_s: float = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    task: Task
+    member: int
+    place: int
+    attempt: int = 1
+    started: float = 0.0
+    waiting: Waiting = field(default_factory=Waiting)
+    result: Trajectory | None = None
+
+
+class EpisodePool:
+    """Plays tasks with up to ``limits.max_running`` episodes at a time.
+
+    ``respond`` is called from many threads at once. ``make_env`` is called in the worker that uses the environment.
+    Use it as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(self, make_env: MakeEnv, respond: Respond, settings: EpisodeSettings, limits: PoolLimits) -> None:
+        self._make_env, self._respond, self._settings, self._limits = make_env, respond, settings, limits
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running: dict[threading.Thread, _Job] = {}
+        self._workers: set[threading.Thread] = set()
+        self._closed = False
+
+    def __enter__(self) -> EpisodePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def collect(
+        self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
+    ) -> list[Group]:
+        """Play every task ``group_size`` times; one group per task, in the order of ``tasks``, members in order.
+
+        ``on_done`` is called in this thread once for each ended episode.
+        """
+        if self._closed:
+            raise RollError("this episode pool is closed; make a new one")
+        jobs = [
+            _Job(task=task, member=member, place=i * group_size + member)
+            for i, task in enumerate(tasks)
+            for member in range(group_size)
+        ]
+        results: list[Trajectory | None] = [None] * len(jobs)
+        for job in jobs:
+            self._jobs.put(job)
+        self._ensure_workers(min(len(jobs), self._limits.max_running))
+        open_places = {job.place for job in jobs}
+        try:
+            while open_places:
+                job = self._next_done()
+                if job is None or job.place not in open_places or job.result is None:
+                    continue
+                if job.result.outcome.kind == "failed" and job.attempt < self._limits.attempts:
+                    self._jobs.put(_Job(task=job.task, member=job.member, place=job.place, attempt=job.attempt + 1))
+                    continue
+                result = replace(job.result, attempts=job.attempt)
+                results[job.place] = result
+                open_places.remove(job.place)
+                if on_done is not None:
+                    on_done(result)
+        except BaseException:
+            self.close()
+            raise
+        whole = [r for r in results if r is not None]
+        return [
+            Group(task=task, trajectories=tuple(whole[i * group_size : (i + 1) * group_size]))
+            for i, task in enumerate(tasks)
+        ]
+
+    def close(self) -> None:
+        """Let idle workers end; a worker stuck in foreign code is a daemon thread and ends with the process."""
+        self._closed = True
+        for _ in list(self._workers):
+            self._jobs.put(None)
+
+    def _next_done(self) -> _Job | None:
+        try:
+            return self._done.get(timeout=0.2)
+        except queue.Empty:
+            return self._overdue()
+
+    def _overdue(self) -> _Job | None:
+        """Give up one episode that ran past a deadline, and replace its worker."""
+        limits, now = self._limits, time.monotonic()
+        with self._lock:
+            for thread, job in self._running.items():
+                what, since = job.waiting.what, job.waiting.since
+                limit = limits.turn_timeout_s if what.startswith("the engine") else limits.env_timeout_s
+                if now - since > limit:
+                    reason = f"gave up waiting for {what} after {limit:g} s"
+                elif now - job.started > limits.episode_timeout_s:
+                    reason = f"the episode took longer than {limits.episode_timeout_s:g} s (waiting for {what})"
+                else:
+                    continue
+                del self._running[thread]
+                self._workers.discard(thread)
+                job.result = _failed(job, reason)
+                break
+            else:
+                return None
+        self._ensure_workers(1 + len(self._workers))
+        return job
+
+    def _ensure_workers(self, count: int) -> None:
+        while len(self._workers) < min(count, self._limits.max_running):
+            thread = threading.Thread(target=self._work, name="episode", daemon=True)
+            self._workers.add(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        envs: dict[str, TextEnv] = {}
+        while True:
+            job = self._jobs.get()
+            if job is None or self._closed:
+                break
+            job.started = time.monotonic()
+            job.waiting.on(f"the making of {job.task.env_id}")
+            with self._lock:
+                self._running[me] = job
+            result = self._play(job, envs)
+            with self._lock:
+                # The watchdog may have ended this episode: then its thread is no longer known, and stops here.
+                given_up = self._running.pop(me, None) is not job
+                if not given_up:
+                    job.result = result
+            if given_up:
+                break
+            self._done.put(job)
+        for env in envs.values():
+            _close_quietly(env)
+
+    def _play(self, job: _Job, envs: dict[str, TextEnv]) -> Trajectory:
+        key = f"{job.task.env_id}|{sorted(job.task.kwargs.items())!r}"
+        try:
+            env = envs.get(key)
+            if env is None:
+                env = envs[key] = self._make_env(job.task)
+            return play_episode(env, job.task, job.member, self._respond, self._settings, job.waiting)
+        except Exception as error:  # work of others: environments, engines, context functions
+            broken = envs.pop(key, None)
+            if broken is not None:
+                _close_quietly(broken)
+            reason = str(error) if isinstance(error, RollError) else f"{type(error).__name__}: {error}"
+            return _failed(job, reason)
+
+
+def _failed(job: _Job, reason: str) -> Trajectory:
+    return Trajectory(
+        task=job.task, member=job.member, turns=(), outcome=Outcome(kind="failed", reason=reason), attempts=job.attempt
+    )
+
+
+def _close_quietly(env: Any) -> None:
+    try:
+        env.close()
+    except Exception:  # an environment that failed may fail again while closing; the episode is already recorded
+        return
