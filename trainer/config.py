@@ -5,11 +5,12 @@ Checks raise and never rewrite. Reading YAML, overrides and error messages live 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = [
+    "FORMAT",
     "AdvantageConfig",
     "CheckpointConfig",
     "ContextConfig",
@@ -33,10 +34,12 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class EnvConfig(_Section):
@@ -57,6 +60,20 @@ class ModelConfig(_Section):
     mlp_ratio: Annotated[float, Field(gt=0)] = Field(3.0, description="Width of the MLP over the width of the model.")
     max_positions: Positive = Field(1024, description="Longest sequence in tokens.")
 
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.hidden_size % self.heads:
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} is not a multiple of model.heads {self.heads}; "
+                f"allowed: a multiple, such as {self.heads * max(1, round(self.hidden_size / self.heads))}"
+            )
+        if (self.hidden_size // self.heads) % 2:
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} over model.heads {self.heads} gives heads of odd width "
+                f"{self.hidden_size // self.heads}; rotary positions need an even width per head"
+            )
+        return self
+
 
 class ContextConfig(_Section):
     """What the next prompt shows of the episode so far."""
@@ -65,6 +82,19 @@ class ContextConfig(_Section):
     turns: Count = Field(1, description="k of kind 'last': how many past turns are shown beside the observation.")
     function: str | None = Field(None, description="module:name of a context function, for kind 'function'.")
     system_prompt: str | None = Field(None, description="Replaces the environment's instructions; '' leaves them out.")
+
+    @model_validator(mode="after")
+    def _function_fits_kind(self) -> Self:
+        if self.kind == "function" and self.function is None:
+            raise ValueError("context.kind is 'function', but context.function is null; give it as module:name")
+        if self.kind != "function" and self.function is not None:
+            raise ValueError(
+                f"context.function is {self.function!r}, but context.kind is {self.kind!r}; "
+                "set context.kind to 'function' or leave context.function out"
+            )
+        if self.function is not None and not all(self.function.partition(":")):
+            raise ValueError(f"context.function is {self.function!r}; allowed: module:name")
+        return self
 
 
 class SamplingConfig(_Section):
@@ -170,8 +200,8 @@ class RunConfig(_Section):
     """One run, complete by itself."""
 
     format: Literal[1] = Field(description="Version of the configuration schema.")
-    name: str = Field(description="Name of the run, part of its folder's name.")
-    seed: Count = Field(0, description="Seed of everything: weights, tasks, sampling, batches.")
+    name: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(description="Name of the run, part of its folder's name.")
+    seed: Seed = Field(0, description="Seed of everything: weights, tasks, sampling, batches.")
     steps: Count = Field(description="Training steps of the reinforcement-learning phase.")
     output: str = Field("runs", description="Folder in which the run's own folder is made.")
     cluster: Literal["local"] = Field("local", description="Where the parts run: all in this process.")
@@ -188,3 +218,25 @@ class RunConfig(_Section):
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Self:
+        problems = []
+        if self.model.path is None and self.engine.max_tokens > self.model.max_positions:
+            problems.append(
+                f"engine.max_tokens {self.engine.max_tokens} is more than model.max_positions "
+                f"{self.model.max_positions}; the model has no position for the last tokens"
+            )
+        if self.sampling.max_new_tokens >= self.engine.max_tokens:
+            problems.append(
+                f"sampling.max_new_tokens {self.sampling.max_new_tokens} leaves no room for a prompt in "
+                f"engine.max_tokens {self.engine.max_tokens}"
+            )
+        if self.advantage.name in ("grpo", "gigpo") and self.rollout.group_size < 2:
+            problems.append(
+                f"rollout.group_size is {self.rollout.group_size}, but advantage.name {self.advantage.name!r} compares "
+                "the episodes of one task; allowed: 2 or more, or advantage.name 'reinforce'"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
