@@ -14,7 +14,7 @@ losses are divided by :class:`Denominators` of the whole optimiser step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -62,6 +62,10 @@ class Batch:
     """float32; of the label under the policy that the ratio is taken to, 0 where the mask is False."""
     row_index: torch.Tensor
     """int64; index of the row in the list given to :func:`make_batches`."""
+
+    def with_old_logprobs(self, old_logprobs: torch.Tensor) -> Batch:
+        """The same batch with the ratio taken to ``old_logprobs`` [B, T]."""
+        return replace(self, old_logprobs=old_logprobs)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on ``device``."""

@@ -1,0 +1,104 @@
+"""The plain PyTorch learner: micro-batches in, one optimiser step out. Blind to algorithms and to environments.
+
+It knows ids, masks, advantages and log-probabilities only. Losses are divided by denominators of the whole step, so the
+update does not depend on how rows were cut into micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from roll_envs.errors import RollError
+from roll_envs.types import Metrics
+from trainer.batching import Batch, Denominators, attention_mask
+from trainer.config import LossConfig, OptimizerConfig
+from trainer.losses import entropy, label_logprobs, policy_loss
+from trainer.model import LanguageModel
+
+__all__ = ["TorchLearner"]
+
+
+class TorchLearner:
+    """Holds the model being trained and its AdamW state."""
+
+    def __init__(
+        self, model: LanguageModel, *, loss: LossConfig, optimizer: OptimizerConfig, temperature: float
+    ) -> None:
+        self._network = model.network.train()
+        self._loss, self._temperature = loss, temperature
+        self._max_grad_norm = optimizer.max_grad_norm
+        parameters = [p for p in self._network.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optimizer.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=optimizer.lr, betas=optimizer.betas, foreach=True)
+        self._parameters = parameters
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs of the labels [B, T] (0 where masked) and logits [n, V] at the n positions that have one."""
+        hidden = self._network.base_model(
+            input_ids=batch.ids,
+            attention_mask=attention_mask(batch.segments),
+            position_ids=batch.positions,
+            use_cache=False,
+        ).last_hidden_state
+        logits = self._network.lm_head(hidden[batch.label_mask])
+        chosen = label_logprobs(logits, batch.labels[batch.label_mask], self._temperature)
+        blank = torch.zeros(batch.ids.shape, dtype=chosen.dtype, device=chosen.device)
+        return blank.masked_scatter(batch.label_mask, chosen), logits
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
+        with torch.inference_mode():
+            return [self._forward(batch)[0] for batch in batches]
+
+    def step(
+        self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
+    ) -> tuple[Metrics, list[torch.Tensor]]:
+        """One optimiser step over all of ``batches``; returns metrics and the log-probs before the step.
+
+        ``on_policy`` takes the ratio to the current policy itself (exactly 1): right when the rows were sampled by
+        these very weights and this is the only step on them. Raises :class:`RollError` when the gradient is not finite;
+        the weights are then as before.
+        """
+        self._optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, torch.Tensor] = {}
+        before: list[torch.Tensor] = []
+        total = 0.0
+        for batch in batches:
+            logp, logits = self._forward(batch)
+            before.append(logp.detach())
+            with torch.set_grad_enabled(self._loss.entropy_coef != 0):
+                spread = entropy(logits, self._temperature)
+                entropies = torch.zeros_like(logp).masked_scatter(batch.label_mask, spread)
+            used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
+            loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, torch.zeros(())) + value
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
+        if not math.isfinite(norm):
+            raise RollError(f"the gradient norm is {norm}; the step was not taken. Lower optimizer.lr and resume")
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        result = {name: float(value) / max(denominators.tokens, 1) for name, value in sums.items()}
+        return {**result, "loss/total": total, "learner/grad_norm": norm, "learner/lr": lr}, before
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The current weights, by the names of the network's state dict (views, not copies)."""
+        return {name: value.detach() for name, value in self._network.state_dict().items()}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """State of the optimiser, for a checkpoint."""
+        return self._optimizer.state_dict()
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put the optimiser back to a saved state."""
+        self._optimizer.load_state_dict(state)
