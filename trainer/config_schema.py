@@ -84,7 +84,7 @@ def allowed_words(schema: Mapping[str, Any]) -> str:
 
 
 def nearest_keys(path: tuple[str, ...], count: int = 3) -> list[str]:
-    """Dotted names of the valid keys closest to the unknown ``path``, best first; those far behind the best are left out.
+    """Dotted names of the valid keys closest to the unknown ``path``, best first, without those far behind the best.
 
     A key counts by how alike the dotted names read, how alike its name is to that of a neighbour in the same section,
     and as 0.85 when it is the same name in another place (``lr`` -> ``optimizer.lr``).
