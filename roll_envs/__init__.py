@@ -1,0 +1,70 @@
+"""The hub: multi-turn text environments on Gymnasium's registry, and the contracts that they and a trainer share.
+
+Importing it registers the environments of every installed package that has entry points in the group ``roll_envs``;
+none of those packages is imported until one of its environments is made.
+
+    import gymnasium, roll_envs
+    env = gymnasium.make("roll/SimpleSokoban-v0")
+
+``roll_envs.make(id)`` gives the bare environment. Elsewhere: ``roll_envs.testing`` (validator and fakes),
+``roll_envs.managers`` (episodes), ``roll_envs.errors``, ``roll_envs.types``, ``roll_envs.policy``.
+"""
+
+from roll_envs import shared_text as _shared_text  # noqa: F401 - teaches Gymnasium's vector environments AnyText
+from roll_envs.card import EnvironmentCard
+from roll_envs.env import AnyText, TextEnv
+from roll_envs.errors import (
+    CheckpointError,
+    ConfigError,
+    DeadlineExceededError,
+    EngineError,
+    EnvironmentFaultError,
+    MissingExtraError,
+    PluginError,
+    RollError,
+    UnknownNameError,
+)
+from roll_envs.parsing import ActionFormat, ParsedAnswer, make_action_format
+from roll_envs.policy import Policy, Renderer
+from roll_envs.registry import Registration, card, discover, environments, make, register, unregister
+from roll_envs.types import Completion, Group, Message, Outcome, SamplingParams, Task, Trajectory, Turn
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActionFormat",
+    "AnyText",
+    "CheckpointError",
+    "Completion",
+    "ConfigError",
+    "DeadlineExceededError",
+    "EngineError",
+    "EnvironmentCard",
+    "EnvironmentFaultError",
+    "Group",
+    "Message",
+    "MissingExtraError",
+    "Outcome",
+    "ParsedAnswer",
+    "PluginError",
+    "Policy",
+    "Registration",
+    "Renderer",
+    "RollError",
+    "SamplingParams",
+    "Task",
+    "TextEnv",
+    "Trajectory",
+    "Turn",
+    "UnknownNameError",
+    "__version__",
+    "card",
+    "discover",
+    "environments",
+    "make",
+    "make_action_format",
+    "register",
+    "unregister",
+]
+
+discover()
