@@ -1,14 +1,15 @@
 """How an answer must look, and how it is read: one small object shared by every environment with named actions.
 
 ``make_action_format("answer", ("Up", "Down"))`` reads ``<answer>Up</answer>`` (ROLL); the other forms are those of
-RAGEN (several actions a turn), verl-agent, and the bare word. Reading never raises, whatever the text.
+RAGEN (several actions a turn), verl-agent, and the bare word. Reading never raises, whatever the text, and takes time
+linear in its length.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from roll_envs.errors import UnknownNameError
 
@@ -16,6 +17,10 @@ __all__ = ["ACTION_FORMATS", "ActionFormat", "ParsedAnswer", "make_action_format
 
 MAX_ANSWER_CHARS = 100_000
 """Longer texts are read up to here only, so that a huge answer costs no time."""
+
+CACHED_CHARS = 200
+CACHED_ANSWERS = 4096
+"""Short answers are remembered (agents repeat themselves); the memory is emptied when it is full."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +33,11 @@ class ParsedAnswer:
 
     @property
     def valid(self) -> bool:
+        """Whether at least one action was read and none was unknown."""
         return bool(self.actions)
+
+
+NOTHING = ParsedAnswer(actions=(), content="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,39 +55,62 @@ class ActionFormat:
     think: bool = False
     max_actions: int = 1
     separator: str = "||"
+    _lookup: dict[str, int] = field(init=False, repr=False, compare=False)
+    _tags: tuple[re.Pattern[str], re.Pattern[str]] | None = field(init=False, repr=False, compare=False)
+    _cache: dict[str, ParsedAnswer] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_actions < 1:
             raise ValueError(f"max_actions must be 1 or more, not {self.max_actions}")
+        if not self.separator.strip():
+            raise ValueError(f"separator must have a character that is not a space, not {self.separator!r}")
         lookup = {a.lower(): i for i, a in enumerate(self.actions)}
         if len(lookup) != len(self.actions) or not lookup:
             raise ValueError(f"action names must be unique when case is ignored, and at least one: {self.actions!r}")
-        pattern = re.compile(f"<{self.tag}>(.*?)</{self.tag}>", re.DOTALL | re.IGNORECASE) if self.tag else None
+        for action in self.actions:
+            if not action or action != action.strip() or self.separator in action:
+                raise ValueError(
+                    f"action name {action!r} cannot be read back: it must not be empty, start or end with a space, "
+                    f"or contain the separator {self.separator!r}"
+                )
+        # Opening and closing tag are sought one after the other: one pattern with `.*?` between them would take
+        # quadratic time on a text of many opening tags.
+        flags = re.IGNORECASE | re.ASCII
+        tag = re.escape(self.tag)
+        tags = (re.compile(f"<{tag}>", flags), re.compile(f"</{tag}>", flags)) if self.tag else None
         object.__setattr__(self, "_lookup", lookup)
-        object.__setattr__(self, "_pattern", pattern)
+        object.__setattr__(self, "_tags", tags)
         object.__setattr__(self, "_cache", {})
 
     def parse(self, text: str) -> ParsedAnswer:
         """Read an answer (any text); the first tagged part counts, names match whatever their case."""
-        cache: dict[str, ParsedAnswer] = self._cache  # type: ignore[attr-defined]
-        found = cache.get(text)
-        if found is None:
-            found = self._parse(text)
-            if len(text) < 200 and len(cache) < 4096:
-                cache[text] = found
-        return found
+        found = self._cache.get(text)
+        return self._read(text) if found is None else found
+
+    def _read(self, text: str) -> ParsedAnswer:
+        if not isinstance(text, str):
+            raise TypeError(f"an answer is a text (str), not {type(text).__name__}: {text!r}")
+        answer = self._parse(text)
+        if len(text) < CACHED_CHARS:
+            if len(self._cache) >= CACHED_ANSWERS:
+                self._cache.clear()
+            self._cache[text] = answer
+        return answer
 
     def _parse(self, text: str) -> ParsedAnswer:
         content = text[:MAX_ANSWER_CHARS]
-        if self._pattern is not None:  # type: ignore[attr-defined]
-            match = self._pattern.search(content)  # type: ignore[attr-defined]
-            if match is None:
-                return ParsedAnswer(actions=(), content="")
-            content = match.group(1)
+        if self._tags is not None:
+            opening = self._tags[0].search(content)
+            closing = self._tags[1].search(content, opening.end()) if opening else None
+            if opening is None or closing is None:
+                return NOTHING
+            content = content[opening.end() : closing.start()]
         content = content.strip()
-        parts = content.split(self.separator) if self.max_actions > 1 else [content]
-        lookup: dict[str, int] = self._lookup  # type: ignore[attr-defined]
-        actions = tuple(lookup.get(part.strip().lower(), -1) for part in parts[: self.max_actions])
+        # One part more than can be used, so that a huge answer is not split to the end.
+        parts = (
+            content.split(self.separator, self.max_actions)[: self.max_actions] if self.max_actions > 1 else [content]
+        )
+        actions = tuple(self._lookup.get(part.strip().lower(), -1) for part in parts)
         return ParsedAnswer(actions=() if -1 in actions else actions, content=content)
 
     def format(self, actions: Sequence[int], thought: str = "") -> str:

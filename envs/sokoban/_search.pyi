@@ -1,0 +1,3 @@
+def reverse_play(
+    structure: bytes, width: int, player: int, depth: int, max_states: int, /
+) -> tuple[int, tuple[int, ...], int]: ...
