@@ -1,0 +1,114 @@
+"""Short ways to write turns, trajectories and groups by hand, and a hypothesis strategy that draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from roll_envs.types import Completion, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
+from trainer.sequences import TokenSequence
+
+TASK = Task(env_id="roll/Test-v0", split="train", index=0, seed=7)
+
+
+def turn(
+    prompt: Sequence[int] = (1,),
+    sampled: Sequence[int] = (2,),
+    *,
+    reward: float = 0.0,
+    anchor: str = "start",
+    version: int = 0,
+    info: Mapping[str, Any] | None = None,
+    logprobs: Sequence[float] | None = None,
+) -> Turn:
+    completion = Completion(
+        ids=tuple(sampled),
+        logprobs=tuple(-0.01 * (i + 1) for i in sampled) if logprobs is None else tuple(logprobs),
+        finish="stop" if sampled else "abort",
+        weight_version=version,
+    )
+    return Turn(
+        prompt_ids=tuple(prompt),
+        completion=completion,
+        prompt_observation=anchor,
+        text="",
+        observation="",
+        reward=reward,
+        terminated=False,
+        truncated=False,
+        info={} if info is None else info,
+        timings={},
+    )
+
+
+def trajectory(*turns: Turn, member: int = 0, kind: OutcomeKind = "completed", attempts: int = 1) -> Trajectory:
+    return Trajectory(task=TASK, member=member, turns=turns, outcome=Outcome(kind=kind), attempts=attempts)
+
+
+def group(*trajectories: Trajectory) -> Group:
+    return Group(task=TASK, trajectories=trajectories)
+
+
+def group_of_returns(*returns: float) -> Group:
+    """One-turn episodes with these returns."""
+    return group(*(trajectory(turn(reward=r), member=i) for i, r in enumerate(returns)))
+
+
+def row(ids: Sequence[int], mask: Sequence[int], *, group: int = 0, member: int = 0, version: int = 0) -> TokenSequence:
+    """A row of one turn with log-prob -0.01 * id on sampled ids."""
+    return TokenSequence(
+        ids=tuple(ids),
+        mask=tuple(bool(m) for m in mask),
+        logprobs=tuple(-0.01 * i if m else 0.0 for i, m in zip(ids, mask, strict=True)),
+        turns=tuple(0 if m else -1 for m in mask),
+        versions=tuple(version if m else -1 for m in mask),
+        group=group,
+        member=member,
+    )
+
+
+TOKENS = st.integers(0, 15)
+
+
+@st.composite
+def trajectories(draw: st.DrawFn, kind: OutcomeKind = "completed", member: int = 0) -> Trajectory:
+    """Episodes whose prompts sometimes extend what came before, sometimes not; completions are sometimes empty."""
+    turns: list[Turn] = []
+    seen: list[int] = []
+    for index in range(draw(st.integers(0, 5))):
+        fresh = draw(st.lists(TOKENS, min_size=1, max_size=4))
+        prompt = seen + fresh if draw(st.booleans()) else fresh
+        sampled = draw(st.lists(TOKENS, max_size=4))
+        logprobs = draw(st.lists(st.floats(-9, -0.1), min_size=len(sampled), max_size=len(sampled)))
+        turns.append(
+            turn(
+                prompt,
+                sampled,
+                logprobs=logprobs,
+                version=index,
+                reward=draw(st.floats(-2, 2)),
+                anchor=draw(st.sampled_from("abc")),
+            )
+        )
+        if sampled:
+            seen = prompt + sampled
+    return trajectory(*turns, kind=kind, member=member)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    """One to four scored episodes of one task."""
+    return group(*(draw(trajectories(member=m)) for m in range(draw(st.integers(1, 4)))))
+
+
+@st.composite
+def rows(draw: st.DrawFn, max_rows: int = 12, max_length: int = 12) -> list[TokenSequence]:
+    """Rows of one to ``max_length`` ids with any mask, in up to five groups."""
+    result = []
+    for member in range(draw(st.integers(1, max_rows))):
+        ids = draw(st.lists(TOKENS, min_size=1, max_size=max_length))
+        mask = draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
+        result.append(row(ids, mask, group=draw(st.integers(0, 4)), member=member))
+    return result

@@ -1,0 +1,236 @@
+"""Estimators reproduce hand-worked numbers, and failures are in no statistic (promise 2)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from episode_builders import group, group_of_returns, groups, row, trajectories, trajectory, turn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll_envs.errors import UnknownNameError
+from roll_envs.types import Group, Trajectory
+from trainer.advantages import (
+    ESTIMATORS,
+    EpisodeRewards,
+    discounted_returns,
+    estimate,
+    gigpo,
+    grpo,
+    register_estimator,
+    reinforce,
+)
+from trainer.config import AdvantageConfig
+from trainer.sequences import rows_of
+
+MEAN = AdvantageConfig(normalize="mean")
+MEAN_STD = AdvantageConfig(normalize="mean_std")
+
+A = EpisodeRewards(group=0, rewards=(0.0, 0.0, 1.0), anchors=("s0", "s1", "s2"))
+B = EpisodeRewards(group=0, rewards=(0.0, 0.0, 0.0), anchors=("s0", "s1", "s1"))
+
+
+def of_returns(*returns: float, group: int = 0) -> list[EpisodeRewards]:
+    return [EpisodeRewards(group=group, rewards=(r,), anchors=("s",)) for r in returns]
+
+
+def flat(per_episode: list[np.ndarray]) -> list[float]:
+    return np.concatenate(per_episode).tolist()
+
+
+def test_discounted_returns_by_hand() -> None:
+    assert discounted_returns((0.0, 0.0, 1.0), 0.95) == pytest.approx([0.9025, 0.95, 1.0])
+    assert discounted_returns((1.0, -2.0, 4.0), 0.5) == pytest.approx([1.0, 0.0, 4.0])
+    assert discounted_returns((1.0, -2.0, 4.0), 0.0) == pytest.approx([1.0, -2.0, 4.0])
+
+
+@pytest.mark.parametrize(("config", "size"), [(MEAN, 0.5), (MEAN_STD, 0.866024)])
+def test_grpo_golden(config: AdvantageConfig, size: float) -> None:
+    result = flat(grpo(of_returns(1, 0, 0, 1), config).per_episode)
+    assert result == pytest.approx([size, -size, -size, size], abs=1e-6)
+
+
+def test_grpo_uses_the_undiscounted_return_on_every_turn() -> None:
+    config = AdvantageConfig(normalize="mean", gamma=0.5)
+    assert flat(grpo([A, B], config).per_episode) == pytest.approx([0.5] * 3 + [-0.5] * 3)
+
+
+def test_grpo_groups_do_not_mix() -> None:
+    episodes = [*of_returns(1, 0), *of_returns(30, 10, group=1)]
+    interleaved = [episodes[i] for i in (0, 2, 1, 3)]
+    assert flat(grpo(interleaved, MEAN).per_episode) == pytest.approx([0.5, 10, -0.5, -10])
+
+
+@pytest.mark.parametrize("name", ["grpo", "gigpo"])
+@pytest.mark.parametrize("returns", [(5.0,), (0.1 + 0.2, 0.3, 0.3)], ids=["singleton", "equal but for rounding"])
+def test_groups_without_spread_get_exactly_zero(name: str, returns: tuple[float, ...]) -> None:
+    assert flat(ESTIMATORS[name](of_returns(*returns), MEAN_STD).per_episode) == [0.0] * len(returns)
+
+
+def test_reinforce_golden() -> None:
+    result = reinforce([A, B], AdvantageConfig(gamma=0.95)).per_episode
+    assert flat(result) == pytest.approx([0.9025, 0.95, 1.0, 0.0, 0.0, 0.0])
+
+
+STEP_MEAN = [0.45125, 0.633333, 0.0, -0.45125, -0.316667, -0.316667]
+STEP_STD = [0.707106, 1.154698, 0.0, -0.707106, -0.577349, -0.577349]
+SIGNS = np.array([1, 1, 1, -1, -1, -1])
+
+
+@pytest.mark.parametrize(
+    ("normalize", "across_steps", "episode", "step"),
+    [
+        ("mean", True, 0.5, STEP_MEAN),
+        ("mean", False, 0.5, STEP_MEAN),
+        ("mean_std", True, 0.912869, STEP_STD),
+        ("mean_std", False, 0.707106, STEP_STD),
+    ],
+)
+@pytest.mark.parametrize("weight", [0.0, 1.0, 0.5])
+def test_gigpo_golden(normalize: str, across_steps: bool, episode: float, step: list[float], weight: float) -> None:
+    config = AdvantageConfig(name="gigpo", gamma=0.95, normalize=normalize, step_weight=weight)  # type: ignore[arg-type]
+    result = flat(gigpo([A, B], config, across_steps=across_steps).per_episode)
+    assert result == pytest.approx((episode * SIGNS + weight * np.array(step)).tolist(), abs=2e-6)
+
+
+def test_gigpo_joint_golden() -> None:
+    result = flat(gigpo([A, B], AdvantageConfig(gamma=0.95, normalize="mean")).per_episode)
+    assert result == pytest.approx([0.95125, 1.133333, 0.5, -0.95125, -0.816667, -0.816667], abs=1e-6)
+
+
+def test_gigpo_across_steps_weighs_long_episodes_more() -> None:
+    long = EpisodeRewards(group=0, rewards=(0.0, 0.0, 1.0), anchors=(None,) * 3)
+    short = EpisodeRewards(group=0, rewards=(0.0,), anchors=(None,))
+    assert flat(gigpo([long, short], MEAN).per_episode) == pytest.approx([0.5, 0.5, 0.5, -0.5])
+    across = gigpo([long, short], MEAN, across_steps=True).per_episode
+    assert flat(across) == pytest.approx([0.25, 0.25, 0.25, -0.75])
+
+
+def test_gigpo_anchors_belong_to_their_group() -> None:
+    other = replace(B, group=1)
+    result = gigpo([A, other], AdvantageConfig(gamma=0.95, normalize="mean"))
+    assert flat(result.per_episode) == [0.0] * 6  # s0 and s1 of A stand alone, s1 of B twice with equal returns
+    assert result.metrics == {
+        "advantage/anchor_groups": 5.0,
+        "advantage/anchor_size_mean": 6 / 5,
+        "advantage/anchor_size_max": 2.0,
+        "advantage/anchor_singleton_turns": 4 / 6,
+    }
+
+
+def test_gigpo_leaves_turns_without_a_sample_out_of_the_anchor_groups() -> None:
+    aborted = EpisodeRewards(group=0, rewards=(9.0, 0.0), anchors=(None, "s0"))
+    alone = gigpo([replace(aborted, anchors=("s0", "s0"))], MEAN).metrics["advantage/anchor_size_max"]
+    assert alone == 2
+    assert gigpo([aborted], MEAN).metrics["advantage/anchor_size_max"] == 1
+
+
+def test_estimate_spreads_over_sampled_ids_only() -> None:
+    episode = trajectory(turn((1,), (2, 3), reward=1.0), turn((1, 2, 3, 4), (5,), reward=2.0), turn((8,), (9,)))
+    step = [group(episode)]
+    result = estimate(AdvantageConfig(name="reinforce", gamma=0.5), step, rows_of(step))
+    assert [a.tolist() for a in result.per_row] == [[0, 2, 2, 0, 2], [0, 0]]
+    assert all(a.dtype == np.float64 for a in result.per_row)
+
+
+def test_estimate_clips() -> None:
+    step = [group_of_returns(10, -10, 0)]
+    config = AdvantageConfig(normalize="mean", clip=2.5)
+    result = estimate(config, step, rows_of(step))
+    assert [a[1] for a in result.per_row] == [2.5, -2.5, 0]
+
+
+def test_estimate_counts_by_hand() -> None:
+    failed = trajectory(turn(reward=50.0), member=1, kind="failed")
+    step = [
+        group_of_returns(1, 0),
+        group_of_returns(2, 2),
+        group(trajectory(turn(reward=3.0), member=0), failed),
+        group(trajectory(member=0, kind="cancelled")),
+    ]
+    assert estimate(MEAN, step, rows_of(step)).metrics == {
+        "advantage/groups": 3.0,
+        "advantage/groups_without_episodes": 1.0,
+        "advantage/episodes_left_out": 2.0,
+        "advantage/singleton_groups": 1 / 3,
+        "advantage/zero_variance_groups": 1 / 3,
+        "advantage/mean": 0.0,
+        "advantage/abs_mean": 0.2,
+        "advantage/max": 0.5,
+        "advantage/min": -0.5,
+    }
+
+
+def test_estimate_of_nothing() -> None:
+    assert estimate(MEAN, [], []).per_row == []
+
+
+@pytest.mark.parametrize("name", ["grpo", "gigpo", "reinforce"])
+@given(st.lists(groups(), min_size=1, max_size=3), st.data())
+def test_failed_episodes_change_no_advantage(name: str, step: list[Group], data: st.DataObject) -> None:
+    config = AdvantageConfig(name=name, gamma=0.9)
+    injected = []
+    for g in step:
+        lost: list[Trajectory] = [
+            data.draw(trajectories(kind=kind, member=100 + i)) for i, kind in enumerate(("failed", "cancelled"))
+        ]
+        order = data.draw(st.permutations([*g.trajectories, *lost]))
+        injected.append(replace(g, trajectories=tuple(order)))
+    before = {(r.group, r.member): [] for r in rows_of(step)}
+    after = {key: [] for key in before}
+    for result, source in ((before, step), (after, injected)):
+        rows = rows_of(source)
+        for r, a in zip(rows, estimate(config, source, rows).per_row, strict=True):
+            result[r.group, r.member].append(a)
+    assert before.keys() == after.keys()
+    for key, expected in before.items():
+        for a, b in zip(expected, after[key], strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9)
+
+
+@given(st.lists(groups(), min_size=1, max_size=3))
+def test_group_advantages_are_zero_outside_the_mask_and_centred_inside_a_group(step: list[Group]) -> None:
+    rows = rows_of(step)
+    for r, a in zip(rows, estimate(MEAN_STD, step, rows).per_row, strict=True):
+        assert len(a) == len(r.ids)
+        assert not a[~np.array(r.mask)].any()
+    episodes = [
+        EpisodeRewards(group=g, rewards=(t.total_reward,), anchors=("s",))
+        for g, grp in enumerate(step)
+        for t in grp.trajectories
+    ]
+    sums: dict[int, float] = {}
+    for e, a in zip(episodes, grpo(episodes, MEAN_STD).per_episode, strict=True):
+        sums[e.group] = sums.get(e.group, 0.0) + float(a[0])
+    assert list(sums.values()) == pytest.approx([0.0] * len(sums), abs=1e-6)
+
+
+def test_rewards_that_are_not_finite_are_refused() -> None:
+    step = [group(trajectory(turn(reward=float("nan"))))]
+    with pytest.raises(ValueError, match=r"roll/Test-v0 .*not finite"):
+        estimate(MEAN, step, rows_of(step))
+
+
+def test_two_episodes_in_one_place_are_refused() -> None:
+    step = [group(trajectory(turn()), trajectory(turn()))]
+    with pytest.raises(ValueError, match="same `member`"):
+        estimate(MEAN, step, rows_of(step))
+
+
+def test_unknown_estimator_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'grpo'"):
+        estimate(AdvantageConfig(name="grppo"), [], [])
+
+
+def test_registered_estimators_are_found_and_names_are_not_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.advantages.ESTIMATORS", dict(ESTIMATORS))
+    across = partial(gigpo, across_steps=True)
+    register_estimator("gigpo_steps", across)
+    register_estimator("gigpo_steps", across)
+    step = [group_of_returns(1, 0)]
+    assert estimate(AdvantageConfig(name="gigpo_steps"), step, [row((1, 2), (0, 1))]).per_row[0][1] > 0
+    with pytest.raises(ValueError, match="already registered"):
+        register_estimator("gigpo_steps", grpo)

@@ -1,0 +1,167 @@
+"""Losses and aggregation reproduce hand-worked numbers; what is masked out has no influence, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from episode_builders import row
+
+from roll_envs.errors import UnknownNameError
+from trainer.batching import Denominators, denominators_of, make_batches
+from trainer.config import LossConfig
+from trainer.losses import LOSSES, aggregate, clip, entropy, label_logprobs, policy_loss, register_loss, reinforce
+
+DUAL = LossConfig(dual_clip=3.0)
+
+
+def one(ratio: float, advantage: float, config: LossConfig) -> tuple[float, float, dict[str, float]]:
+    """Loss, gradient with respect to logp, and metrics of one token."""
+    logp = torch.tensor([[ratio]], dtype=torch.float64).log().requires_grad_()
+    zero, mask = torch.zeros_like(logp), torch.ones(1, 1, dtype=torch.bool)
+    loss, metrics = clip(logp, zero, zero, torch.full_like(zero, advantage), mask, config)
+    loss.sum().backward()
+    assert logp.grad is not None
+    return loss.item(), logp.grad.item(), {k: v.item() for k, v in metrics.items()}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.5, 1.0, -1.28, 0.0),
+        (1.5, -1.0, 1.5, 1.5),
+        (0.5, 1.0, -0.5, -0.5),
+        (0.5, -1.0, 0.8, 0.0),
+        (5.0, -1.0, 3.0, 0.0),
+    ],
+)
+def test_dual_clip_golden(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    got = one(ratio, advantage, DUAL)
+    assert got[:2] == pytest.approx((loss, gradient))
+
+
+def test_without_dual_clip_a_negative_advantage_is_not_bounded() -> None:
+    assert one(5.0, -1.0, LossConfig())[:2] == pytest.approx((5.0, 5.0))
+
+
+def test_clip_metrics_count_what_was_cut() -> None:
+    assert one(1.5, 1.0, DUAL)[2]["loss/clip_fraction"] == 1
+    assert one(1.2, 1.0, DUAL)[2]["loss/clip_fraction"] == 0  # within the higher upper bound
+    assert one(0.5, -1.0, DUAL)[2]["loss/clip_fraction"] == 1
+    assert one(5.0, -1.0, DUAL)[2]["loss/dual_clip_fraction"] == 1
+    assert one(2.9, -1.0, DUAL)[2]["loss/dual_clip_fraction"] == 0
+    assert one(0.5, 1.0, DUAL)[2]["loss/ratio"] == pytest.approx(0.5)
+    assert one(2.0, 0.0, DUAL)[2]["loss/old_kl"] == pytest.approx(2 - 1 - 0.693147, abs=1e-6)
+
+
+def test_a_huge_log_ratio_stays_finite() -> None:
+    logp, zero = torch.tensor([[500.0]]), torch.zeros(1, 1)
+    loss, _ = clip(logp, zero, zero, -torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), LossConfig())
+    assert loss.isfinite().all()
+
+
+def test_reinforce_by_hand() -> None:
+    logp = torch.tensor([[-0.5, -2.0]], requires_grad=True)
+    advantages, mask = torch.tensor([[3.0, 3.0]]), torch.tensor([[True, False]])
+    loss, _ = reinforce(logp, logp, logp, advantages, mask, LossConfig(name="reinforce"))
+    assert loss.tolist() == [[1.5, 0.0]]
+    (gradient,) = torch.autograd.grad(loss.sum(), logp)
+    assert gradient.tolist() == [[-3.0, 0.0]]
+
+
+MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
+LOSS = torch.tensor([[2.0, 2.0, 7.0, float("nan")], [1.0, 1.0, 1.0, 1.0]])
+ROWS = torch.tensor([[0, 0, 0, -1], [1, 1, 1, 1]])
+DENOMINATORS = Denominators(tokens=6, rows=2, row_tokens=torch.tensor([2, 4]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "value"), [("token-mean", 4 / 3), ("seq-mean-token-mean", 1.5), ("seq-mean-token-sum", 4.0)]
+)
+def test_aggregation_golden_and_shares_add_up(mode: str, value: float) -> None:
+    assert aggregate(LOSS, MASK, ROWS, mode, DENOMINATORS).item() == pytest.approx(value)
+    shares = [aggregate(LOSS[i : i + 1], MASK[i : i + 1], ROWS[i : i + 1], mode, DENOMINATORS) for i in (0, 1)]
+    assert sum(s.item() for s in shares) == pytest.approx(value)
+
+
+def test_unknown_names_name_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="token-mean"):
+        aggregate(LOSS, MASK, ROWS, "tokenmean", DENOMINATORS)
+    (batch,) = make_batches([row((1, 2), (0, 1))], pack_tokens=8, tokens_per_microbatch=8)
+    with pytest.raises(UnknownNameError, match="did you mean 'clip'"):
+        policy_loss(LossConfig(name="clipp"), batch, batch.old_logprobs, DENOMINATORS)
+
+
+def test_label_logprobs_and_entropy_by_hand() -> None:
+    logits = torch.tensor([[[0.0, 0.0, 2 * torch.log(torch.tensor(2.0)).item()]]], dtype=torch.bfloat16)
+    assert label_logprobs(logits, torch.tensor([[2]]), 2.0).exp().item() == pytest.approx(0.5, abs=1e-3)
+    assert label_logprobs(logits, torch.tensor([[2]]), 1.0).exp().item() == pytest.approx(2 / 3, abs=1e-3)
+    assert entropy(logits, 2.0).item() == pytest.approx(1.5 * 0.693147, abs=1e-3)
+    assert entropy(logits, 1.0).dtype == torch.float32
+
+
+def logit_gradients(
+    logits: torch.Tensor, config: LossConfig, *, masked: float | None = None, labels: int | None = None
+) -> torch.Tensor:
+    """Gradient of a step's loss with respect to the logits [B, T, V], with masked-out fields optionally overwritten."""
+    rows = [row((1, 2, 3, 4, 5), (0, 1, 1, 0, 1)), row((4, 3, 2), (0, 0, 1), member=1), row((5, 6), (0, 1), member=2)]
+    credit = [torch.linspace(-1, 1, len(r.ids)).numpy() for r in rows]
+    (batch,) = make_batches(rows, credit, pack_tokens=5, tokens_per_microbatch=64)
+    out = ~batch.label_mask
+    if masked is not None:
+        overwritten = {
+            name: getattr(batch, name).masked_fill(out, masked)
+            for name in ("advantages", "old_logprobs", "sampler_logprobs")
+        }
+        batch = replace(batch, **overwritten)
+    if labels is not None:
+        batch = replace(batch, labels=batch.labels.masked_fill(out, labels))
+    leaf = logits.clone().requires_grad_()
+    loss, _ = policy_loss(
+        config, batch, label_logprobs(leaf, batch.labels, 0.7), denominators_of(rows), entropy(leaf, 0.7)
+    )
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert gradient[batch.label_mask].abs().sum() > 0
+    return gradient
+
+
+@pytest.mark.parametrize("name", ["clip", "reinforce"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+def test_what_is_masked_out_changes_no_bit_of_the_gradient(name: str, mode: str) -> None:
+    config = LossConfig(name=name, aggregation=mode, dual_clip=3.0, entropy_coef=0.01)  # type: ignore[arg-type]
+    logits = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    reference = logit_gradients(logits, config)
+    mask = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 0, 1, 0]], dtype=torch.bool)
+    assert not reference[~mask].any()
+    assert torch.equal(logit_gradients(logits, config, masked=float("nan")), reference)
+    assert torch.equal(logit_gradients(logits, config, labels=7), reference)
+    changed = torch.where(mask[..., None], logits, 1e4 * logits.flip(-1))
+    assert torch.equal(logit_gradients(changed, config), reference)
+
+
+def test_entropy_bonus_needs_entropies_and_lowers_the_loss() -> None:
+    rows = [row((1, 2), (0, 1))]
+    (batch,) = make_batches(rows, pack_tokens=8, tokens_per_microbatch=8)
+    config, denominators = LossConfig(entropy_coef=0.1), denominators_of(rows)
+    entropies = torch.full((1, 2), 2.0)
+    loss, metrics = policy_loss(config, batch, batch.old_logprobs, denominators, entropies)
+    assert loss.item() == pytest.approx(-0.2)
+    assert metrics["loss/entropy"].item() == 2.0  # the position that predicts nothing is left out
+    with pytest.raises(ValueError, match="no entropies were given"):
+        policy_loss(config, batch, batch.old_logprobs, denominators)
+
+
+def test_registered_losses_are_found_and_names_are_not_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.losses.LOSSES", dict(LOSSES))
+
+    def nothing(logp, old_logp, sampler_logp, advantages, mask, config):  # type: ignore[no-untyped-def]
+        return torch.zeros_like(logp), {"loss/mine": mask.sum()}
+
+    register_loss("nothing", nothing)
+    rows = [row((1, 2, 3), (0, 1, 1))]
+    (batch,) = make_batches(rows, pack_tokens=8, tokens_per_microbatch=8)
+    loss, metrics = policy_loss(LossConfig(name="nothing"), batch, batch.old_logprobs, denominators_of(rows))
+    assert (loss.item(), metrics["loss/mine"].item()) == (0.0, 2)
+    with pytest.raises(ValueError, match="already registered"):
+        register_loss("nothing", clip)
