@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +10,9 @@ from importlib import metadata
 from typing import Any
 
 from roll_envs.types import Trajectory
+from trainer.metrics import wilson_interval
 
-__all__ = ["PhaseResult", "phase_result", "summary", "versions", "wilson_interval"]
+__all__ = ["PhaseResult", "phase_result", "summary", "versions"]
 
 _PACKAGES = ("torch", "transformers", "gymnasium", "roll-envs", "numpy")
 
@@ -59,18 +59,6 @@ def phase_result(name: str, trajectories: Iterable[Trajectory], *, seconds: floa
         failed=len(everything) - len(scored),
         step=step,
     )
-
-
-def wilson_interval(successes: int, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson score interval of a share (Wilson 1927); 8 of 10 -> (0.490, 0.943), none of 0 -> (0, 1)."""
-    if count == 0:
-        return 0.0, 1.0
-    share, square = successes / count, z * z
-    centre = (share + square / (2 * count)) / (1 + square / count)
-    half = z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == count else min(1.0, centre + half)
-    return low, high
 
 
 def versions() -> dict[str, str]:

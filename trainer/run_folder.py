@@ -119,8 +119,8 @@ class RunFolder:
     def save_episodes(self, label: str, trajectories: Sequence[Trajectory]) -> Path:
         """Write sample episodes as ``episodes/<label>.txt`` and ``.jsonl``; returns the text file."""
         text = self.episodes_path / f"{label}.txt"
-        records = (json.dumps(episode_record(t), ensure_ascii=False) for t in trajectories)
-        write_atomic(self.episodes_path / f"{label}.jsonl", "".join(_storable(line) + "\n" for line in records))
+        records = (json.dumps(episode_record(t)) for t in trajectories)
+        write_atomic(self.episodes_path / f"{label}.jsonl", "".join(line + "\n" for line in records))
         write_atomic(text, _storable("\n\n".join(episode_text(t) for t in trajectories)))
         return text
 
@@ -200,7 +200,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line]
     except FileNotFoundError:
         return []
 
