@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,6 +50,16 @@ MASKS = (
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
 
+class _Placing(threading.local):
+    """One RandomState per thread, seeded anew for every room: making one takes longer than making a room."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.RandomState(0)
+
+
+_PLACING = _Placing()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
     """A start position. Cells are numbered row by row."""
@@ -83,7 +94,8 @@ def draw_room(size: tuple[int, int], num_boxes: int, search_depth: int, seed: in
     """The room of exactly this seed, or None where the originals fail."""
     width = size[1]
     rng = random.Random(seed)
-    placing = np.random.RandomState(seed % 2**32)
+    placing = _PLACING.rng
+    placing.seed(seed % 2**32)
     play = _compiled_reverse_play or search.reverse_play
     for _ in range(TRIES):
         structure = _topology(size, rng)
