@@ -52,7 +52,7 @@ def parse_config(text: str, overrides: Sequence[str] = (), *, source: str = "con
     config, invalid = _validate(data, place)
     problems += unknown + invalid
     if problems or config is None:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(sorted(problems, key=lambda problem: _line_of(problem, source))))
     return config
 
 
@@ -96,6 +96,12 @@ def _read_text(path: Path) -> str:
         raise ConfigError(
             f"{path}:{line}: byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8 text"
         ) from None
+
+
+def _line_of(problem: str, source: str) -> tuple[int, int]:
+    """Sorts the problems of a file by line; what is missing from it and overrides follow."""
+    line = problem.removeprefix(f"{source}:").partition(":")[0]
+    return (0, int(line)) if line.isdecimal() else (1, 0)
 
 
 def _apply_overrides(data: dict[str, Any], places: dict[KeyPath, str], overrides: Sequence[str]) -> list[str]:

@@ -86,9 +86,11 @@ def plot_runs(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[
     figure, (top, bottom) = _figure(environments[0], f"mean and range of {len(curves)} seeds ({seeds})")
     _draw_spread(top, curves, [c.success for c in curves], BLUE, "training episodes (mean, range of seeds)")
     _draw_spread(bottom, curves, [c.returns for c in curves], INK, None)
-    for curve in curves:
-        if curve.panel:
-            _draw_panel(top, curve.panel, label=curve is curves[0], small=True)
+    length = max((float(c.steps.max()) for c in curves if c.steps.size), default=1.0)
+    for i, curve in enumerate(curves):
+        if curve.panel:  # side by side, or the intervals of the seeds hide each other
+            shift = (i - (len(curves) - 1) / 2) * length * 0.008
+            _draw_panel(top, curve.panel, label=i == 0, small=True, shift=shift)
     return _finish(figure, top, bottom, Path(out))
 
 
@@ -118,12 +120,14 @@ def _figure(title: str, subtitle: str) -> tuple[Any, tuple[Any, Any]]:
     return figure, (top, bottom)
 
 
-def _draw_panel(axes: Any, panel: Sequence[PhaseResult], *, label: bool = True, small: bool = False) -> None:
+def _draw_panel(
+    axes: Any, panel: Sequence[PhaseResult], *, label: bool = True, small: bool = False, shift: float = 0.0
+) -> None:
     success = np.array([p.success for p in panel])
     low = np.array([p.interval_low for p in panel])
     high = np.array([p.interval_high for p in panel])
     axes.errorbar(
-        [p.step for p in panel],
+        [p.step + shift for p in panel],
         success,
         yerr=np.maximum(0, np.stack([success - low, high - success])),
         fmt="o",
@@ -136,12 +140,13 @@ def _draw_panel(axes: Any, panel: Sequence[PhaseResult], *, label: bool = True, 
         zorder=5,
         label=f"held-out panel of {panel[0].tasks} tasks (95% interval)" if label else None,
     )
-    if not small:
-        for point in (panel[0], panel[-1])[: len(panel)]:
-            axes.annotate(
-                f"{point.success:.2f}", (point.step, point.success), (7, -11), textcoords="offset points",
-                fontsize=8, color=ORANGE, annotation_clip=False,
-            )  # fmt: skip
+    if small:
+        return
+    for point, offset in ((panel[0], (8, -12)), (panel[-1], (-30, -14))):
+        axes.annotate(
+            f"{point.success:.2f}", (point.step, point.success), offset, textcoords="offset points",
+            fontsize=8, fontweight="bold", color=ORANGE, annotation_clip=False,
+        )  # fmt: skip
 
 
 def _draw_spread(axes: Any, curves: Sequence[Curve], values: Sequence[Floats], colour: str, label: str | None) -> None:
@@ -167,14 +172,13 @@ def _finish(figure: Any, top: Any, bottom: Any, out: Path) -> Path:
 
 
 def _smooth(values: Floats) -> Floats:
-    """Centred moving mean over about a tenth of the run (at least 5 steps), with shorter windows at the ends."""
+    """Centred moving mean over about a tenth of the run (at least 5 steps); half as wide at the very ends."""
     half = max(2, values.size // 20)
     good = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(good, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(good)])
     index = np.arange(values.size)
-    reach = np.minimum(half, np.minimum(index, values.size - 1 - index))
-    low, high = index - reach, index + reach + 1
+    low, high = np.maximum(0, index - half), np.minimum(values.size, index + half + 1)
     seen = counts[high] - counts[low]
     return np.where(seen > 0, (sums[high] - sums[low]) / np.maximum(1, seen), np.nan)
 

@@ -1,0 +1,225 @@
+"""The commands ``roll-train`` and ``roll-eval``.
+
+A user's mistake is one message on stderr and exit status 2; Ctrl-C while training says how to go on and exits with 130.
+Nothing of torch is loaded before it is needed: ``--help``, ``--dry-run`` and configuration errors are quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roll_envs.errors import MissingExtraError, RollError
+
+if TYPE_CHECKING:
+    from trainer.config import RunConfig
+    from trainer.report import Report
+    from trainer.run_folder import RunFolder
+
+__all__ = ["main", "main_eval"]
+
+OK, MISTAKE, INTERRUPTED = 0, 2, 130
+_EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safetensors", "matplotlib", "tensorboard")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``roll-train CONFIG [key=value ...]`` and ``roll-train resume RUN``; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["resume"]:
+        options = _resume_parser().parse_args(arguments[1:])
+        return _guarded("roll-train", lambda: _resume(options))
+    options = _train_parser().parse_intermixed_args(arguments)
+    return _guarded("roll-train", lambda: _dry_run(options) if options.dry_run else _train(options))
+
+
+def main_eval(argv: Sequence[str] | None = None) -> int:
+    """``roll-eval RUN_OR_CHECKPOINT``; returns the exit status."""
+    options = _eval_parser().parse_args(argv)
+    return _guarded("roll-eval", lambda: _evaluate(options))
+
+
+def _train_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train",
+        description="Train an agent as a YAML file says; `roll-train resume RUN` goes on with a stopped run.",
+        epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
+    )
+    parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file, e.g. steps=20")
+    parser.add_argument("--output", metavar="DIR", help="where the run's folder is made (the same as output=DIR)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration and the plan, and stop"
+    )
+    return parser
+
+
+def _resume_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="roll-train resume", description="Go on with a run from its last checkpoint.")
+    parser.add_argument("run", metavar="RUN", help="run folder, or one checkpoint in it")
+    parser.add_argument("--steps", type=_count, metavar="N", help="train to N steps in all (default: as configured)")
+    return parser
+
+
+def _eval_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="roll-eval", description="Play held-out tasks with a trained agent.")
+    parser.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="run folder (its last checkpoint), or a checkpoint")
+    parser.add_argument("--tasks", type=_positive, metavar="N", help="held-out tasks (default: as configured)")
+    parser.add_argument("--seed", type=_count, metavar="S", help="seed of the sampling (default: the run's)")
+    parser.add_argument("--env", metavar="ID", help="another environment (default: the run's)")
+    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0 is greedy (default: as in training)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    from trainer.config_file import dump_config
+    from trainer.plan import make_plan
+    from trainer.report import Report
+
+    config = _load(options)
+    _check_names(config)
+    sys.stdout.write(dump_config(config))
+    sys.stdout.flush()
+    report = Report()
+    report.print_plan(make_plan(config))
+    report.say("Dry run: nothing was started or written.")
+    return OK
+
+
+def _train(options: argparse.Namespace) -> int:
+    from trainer.report import Report
+    from trainer.run_folder import RunFolder
+
+    config = _load(options)
+    _check_names(config)
+    from trainer.loop import train
+
+    report = Report()
+    with RunFolder.create(config) as folder:
+        return _finish(folder, report, lambda: train(config, folder, report))
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from trainer.report import Report
+    from trainer.run_folder import RunFolder
+
+    with RunFolder.open(options.run) as folder:
+        from trainer.loop import resume
+
+        report = Report()
+        path = Path(options.run)
+        if path.parent.name == "checkpoints":
+            return _finish(folder, report, lambda: resume(folder, report, options.steps, checkpoint=path))
+        return _finish(folder, report, lambda: resume(folder, report, options.steps))
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from trainer.evaluate import evaluate_run
+    from trainer.report import Report
+
+    result = evaluate_run(
+        options.path, tasks=options.tasks, seed=options.seed, env_id=options.env, temperature=options.temperature
+    )
+    if options.json:
+        print(json.dumps(asdict(result)))
+    else:
+        Report().print_panel_table([result])
+    return OK
+
+
+def _load(options: argparse.Namespace) -> RunConfig:
+    from trainer.config_file import load_config
+
+    output = [f"output={json.dumps(options.output)}"] if options.output is not None else []
+    return load_config(options.config, [*options.overrides, *output])
+
+
+def _check_names(config: RunConfig) -> None:
+    """Fail before a folder is made: an environment that cannot be built, an estimator that is not there."""
+    import roll_envs
+    from roll_envs.errors import UnknownNameError
+    from trainer.advantages import ESTIMATORS
+
+    roll_envs.make(config.env.id, **config.env.kwargs).close()
+    if config.advantage.name not in ESTIMATORS:
+        raise UnknownNameError("advantage estimator", config.advantage.name, ESTIMATORS)
+
+
+def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:
+    """Do the work; whatever ends it, say where the run is and how to go on."""
+    from trainer.checkpoint import list_checkpoints
+
+    try:
+        work()
+    except KeyboardInterrupt:
+        if list_checkpoints(folder.checkpoints_path):
+            report.print_closing(str(folder.path), finished=False)
+        else:
+            report.say(f"Stopped before the first checkpoint; {folder.path} cannot be resumed, start the run anew.")
+        return INTERRUPTED
+    except RollError as error:
+        raise RollError(f"{error}\nrun folder: {folder.path}") from error
+    report.print_closing(str(folder.path))
+    return OK
+
+
+def _guarded(command: str, work: Callable[[], int]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        return work()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA_MODULES:
+            raise
+        return _complain(command, str(MissingExtraError(f"{command} ({error.name})", "train")))
+    except RollError as error:
+        return _complain(command, str(error))
+    except KeyboardInterrupt:
+        print(f"{command}: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) went away; nothing that follows can be shown.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _complain(command: str, message: str) -> int:
+    lines = message.splitlines()
+    text = f"{command}: {message}" if len(lines) == 1 else f"{command}:\n" + "\n".join(f"  {line}" for line in lines)
+    print(text, file=sys.stderr)
+    return MISTAKE
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return value
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
