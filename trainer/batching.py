@@ -251,8 +251,8 @@ def scatter_back(batches: Sequence[Batch], values: Sequence[torch.Tensor]) -> li
     def flat(tensors: Sequence[torch.Tensor]) -> NDArray[Any]:
         return np.concatenate([t.detach().numpy(force=True)[u] for t, u in zip(tensors, used, strict=True)])
 
-    row_index, positions = flat([b.row_index for b in batches]), flat([b.positions for b in batches])
-    order = np.lexsort((positions, row_index))
+    row_index = flat([b.row_index for b in batches])
+    order = np.argsort(row_index, kind="stable")  # a row's positions stand in order within its bin
     numbers = flat([v.double() for v in values])
     kept = np.where(flat([b.label_mask for b in batches]), numbers, 0.0)[order]
     aligned = np.concatenate([np.zeros(1), kept[:-1]])  # the last position of a row predicts nothing: a 0 for the next

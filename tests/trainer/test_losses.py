@@ -140,6 +140,18 @@ def test_what_is_masked_out_changes_no_bit_of_the_gradient(name: str, mode: str)
     assert torch.equal(logit_gradients(changed, config), reference)
 
 
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_masked_out_token_has_no_loss_and_no_metric_whatever_it_holds(name: str) -> None:
+    config = LossConfig(name=name, dual_clip=3.0)
+    mask = torch.tensor([[True, False, False]])
+    kept, lost = torch.tensor([[-0.5, -0.5, -0.5]]), torch.tensor([[-0.5, float("nan"), float("-inf")]])
+    loss, metrics = LOSSES[name](lost, lost, lost, lost, mask, config)
+    expected, expected_metrics = LOSSES[name](kept, kept, kept, kept, mask, config)
+    assert loss[0, 1:].tolist() == [0.0, 0.0]
+    assert torch.equal(loss, expected)
+    assert metrics == expected_metrics
+
+
 def test_entropy_bonus_needs_entropies_and_lowers_the_loss() -> None:
     rows = [row((1, 2), (0, 1))]
     (batch,) = make_batches(rows, pack_tokens=8, tokens_per_microbatch=8)
