@@ -191,7 +191,8 @@ def estimate(config: AdvantageConfig, groups: Sequence[Group], rows: Sequence[To
 
     Raises:
         UnknownNameError: No estimator has the configured name.
-        ValueError: A reward is not finite, or two trajectories of a group claim the same place in it.
+        ValueError: A reward is not finite, two trajectories of a group claim the same place in it, or the estimator
+            returned another shape than one number per turn.
     """
     if config.name not in ESTIMATORS:
         raise UnknownNameError("advantage estimator", config.name, ESTIMATORS)
@@ -201,6 +202,8 @@ def estimate(config: AdvantageConfig, groups: Sequence[Group], rows: Sequence[To
     if len(place) != len(scored):
         raise ValueError("two trajectories of a group have the same `member`; their rows cannot be told apart")
     per_turn, metrics = ESTIMATORS[config.name](episodes, config)
+    if [len(a) for a in per_turn] != [len(e.rewards) for e in episodes]:
+        raise ValueError(f"estimator {config.name!r} must return one array per episode with one number per turn")
     if config.clip is not None:
         per_turn = [np.clip(a, -config.clip, config.clip) for a in per_turn]
     per_row = [_spread(row, per_turn[place[row.group, row.member]]) for row in rows]

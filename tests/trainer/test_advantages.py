@@ -16,6 +16,7 @@ from roll_envs.types import Group, Trajectory
 from trainer.advantages import (
     ESTIMATORS,
     EpisodeRewards,
+    TurnAdvantages,
     discounted_returns,
     estimate,
     gigpo,
@@ -234,3 +235,10 @@ def test_registered_estimators_are_found_and_names_are_not_taken_twice(monkeypat
     assert estimate(AdvantageConfig(name="gigpo_steps"), step, [row((1, 2), (0, 1))]).per_row[0][1] > 0
     with pytest.raises(ValueError, match="already registered"):
         register_estimator("gigpo_steps", grpo)
+
+
+def test_an_estimator_that_returns_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ESTIMATORS, "short", lambda episodes, config: TurnAdvantages([], {}))
+    step = [group_of_returns(1, 0)]
+    with pytest.raises(ValueError, match="'short' must return one array per episode"):
+        estimate(AdvantageConfig(name="short"), step, rows_of(step))
