@@ -1,0 +1,144 @@
+"""check_env: the validator for text environments, as a table of named rules."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import gymnasium
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
+
+from roll_envs import registry
+from roll_envs.card import EnvironmentCard
+from roll_envs.errors import RollError, UnknownNameError
+from roll_envs.testing.rules_api import API_RULES
+from roll_envs.testing.rules_determinism import DETERMINISM_RULES
+from roll_envs.testing.rules_play import PLAY_RULES
+from roll_envs.testing.subject import Failure, Rule, Skip, Subject
+from roll_envs.testing.trace import MakeEnv
+
+__all__ = ["RULES", "CheckReport", "CheckResult", "check_env"]
+
+RULES: dict[str, Rule] = {**API_RULES, **DETERMINISM_RULES, **PLAY_RULES}
+"""Every rule by name, in the order they are applied."""
+
+Status = Literal["pass", "fail", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckResult:
+    """What one rule found."""
+
+    rule: str
+    status: Status
+    detail: str
+    """What was seen, what to mend, or why the rule does not apply."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckReport:
+    """What :func:`check_env` found."""
+
+    name: str
+    results: tuple[CheckResult, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No rule failed."""
+        return not self.failed
+
+    @property
+    def failed(self) -> tuple[CheckResult, ...]:
+        """The rules that failed."""
+        return tuple(r for r in self.results if r.status == "fail")
+
+    def __str__(self) -> str:
+        lines = [f"{r.status:4} {r.rule:23} {r.detail}" for r in self.results]
+        return "\n".join([f"{self.name}: {'ok' if self.ok else f'{len(self.failed)} rules failed'}", *lines])
+
+
+def check_env(
+    target: str | Callable[[], gymnasium.Env[Any, Any]],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    seeds: Iterable[int] = (0, 1, 2, 3, 4, 5),
+    card: EnvironmentCard | None = None,
+    rules: Iterable[str] | None = None,
+    on_result: Callable[[CheckResult], None] | None = None,
+) -> CheckReport:
+    """Check a text environment against :data:`RULES`.
+
+    ``target`` is an id (of the hub or of Gymnasium) or a function that makes a new environment; ``kwargs`` go to it.
+    Rules that need what only a :class:`~roll_envs.env.TextEnv` has are skipped for others, and say so. Raises
+    :class:`UnknownNameError` for an unknown id or rule; a broken environment never raises, it fails.
+    """
+    chosen = list(RULES) if rules is None else list(rules)
+    for name in chosen:
+        if name not in RULES:
+            raise UnknownNameError("rule", name, RULES)
+    make = _Make(target, dict(kwargs or {}), _card_of(target, card))
+    subject = Subject(name=make.name, make=make, seeds=tuple(seeds), card=make.card)
+    if not subject.seeds:
+        raise RollError("check_env needs at least one seed")
+    results = []
+    for name in chosen:
+        results.append(_apply(name, subject))
+        if on_result is not None:
+            on_result(results[-1])
+    return CheckReport(name=subject.name, results=tuple(results))
+
+
+@dataclass(slots=True)
+class _Make:
+    """Makes the environment, without Gymnasium's checking wrappers; can be sent to another process."""
+
+    target: str | MakeEnv
+    kwargs: dict[str, Any]
+    card: EnvironmentCard | None
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.target if isinstance(self.target, str) else getattr(self.target, "__name__", repr(self.target))
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        if not isinstance(self.target, str):
+            env = self.target(**self.kwargs)
+        elif self.card is not None:
+            if self.card.id not in {r.id for r in registry.environments()}:
+                registry.register(self.card)  # in another process, for a card that was registered in this one only
+            env = registry.build(self.target, self.kwargs)
+        else:
+            env = gymnasium.make(self.target, **self.kwargs)
+        while isinstance(env, PassiveEnvChecker | OrderEnforcing):
+            env = env.env
+        return env
+
+
+def _card_of(target: str | MakeEnv, given: EnvironmentCard | None) -> EnvironmentCard | None:
+    if given is not None or not isinstance(target, str):
+        return given
+    try:
+        return registry.card(target)
+    except UnknownNameError:
+        if target not in gymnasium.registry:
+            raise
+        return None
+
+
+def _apply(name: str, subject: Subject) -> CheckResult:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return CheckResult(rule=name, status="pass", detail=RULES[name](subject))
+    except Failure as failure:
+        return CheckResult(rule=name, status="fail", detail=str(failure))
+    except Skip as why:
+        return CheckResult(rule=name, status="skip", detail=str(why))
+    except Exception as error:  # code of others: whatever it raises is a finding
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}:{place.lineno}"
+        detail = f"{type(error).__name__}: {str(error)[:300]} (at {where})"
+        return CheckResult(rule=name, status="fail", detail=detail)
