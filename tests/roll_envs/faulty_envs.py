@@ -1,0 +1,283 @@
+"""Environments with one planted fault each, and the rule of check_env that must catch it."""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from roll_envs import EnvironmentCard
+from roll_envs.testing import COUNTER_CARD, CounterEnv
+
+
+class Fault(NamedTuple):
+    """A faulty environment, the rule that catches it, and a part of what the rule says."""
+
+    rule: str
+    env: type[gymnasium.Env[Any, Any]]
+    says: str
+    card: EnvironmentCard | None = None
+
+
+class UnseededReset(CounterEnv):
+    def episode_seed(self, seed: int | None) -> int:
+        return 1 if seed is None else seed
+
+
+class NarrowSpace(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Text(3)
+
+
+class LatinActionsOnly(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Text(12, charset="<answer>Lo/M")
+
+
+class SilentAboutTheForm(CounterEnv):
+    @property
+    def instructions(self) -> str:
+        return "Use More and Less."
+
+
+class ChangingInstructions(CounterEnv):
+    @property
+    def instructions(self) -> str:
+        return f"{super().instructions} Turn {self._turns}."
+
+
+class NumpyFlags(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "success": np.bool_(info["success"])}
+
+
+class MissingKey(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {k: v for k, v in info.items() if k != "format_penalty"}
+
+
+class UnnamedReward(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward - 0.01, *rest
+
+
+class StaleRender(CounterEnv):
+    def render(self) -> str:
+        return "a counter"
+
+    def step(self, action: str) -> Any:
+        _, *rest = super().step(action)
+        return f"counter {self._value}", *rest
+
+
+class ClosesOnce(CounterEnv):
+    def close(self) -> None:
+        del self._turns
+
+
+class GoesOnAfterTheEnd(CounterEnv):
+    def step(self, action: str) -> Any:
+        self._over = False
+        return super().step(action)
+
+
+class CountsInstances(CounterEnv):
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        CountsInstances.made += 1
+        self._mine = CountsInstances.made
+
+    def render(self) -> str:
+        return f"{super().render()} {self._mine}"
+
+
+class UsesHash(CounterEnv):
+    def episode_seed(self, seed: int | None) -> int:
+        return abs(hash(str(super().episode_seed(seed))))
+
+
+class PrintsSet(CounterEnv):
+    def render(self) -> str:
+        return f"{super().render()} {set('abcdefgh')}"
+
+
+class MainThreadOnly(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return super().reset(seed=seed)
+
+
+class ClassState(CounterEnv):
+    shared: dict[str, int] = {}  # noqa: RUF012 - the fault
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.shared["turns"] = 0
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> Any:
+        self.shared["turns"] += 1
+        observation, *rest = super().step(action)
+        return f"{observation}, turn {self.shared['turns']}", *rest
+
+
+class GlobalDraws(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        random.seed(seed)
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> Any:
+        observation, *rest = super().step(action)
+        return f"{observation} {random.random()}", *rest
+
+
+class SeedsNumpy(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        np.random.seed(self.episode_seed(seed) % 2**32)
+        return super().reset(seed=seed)
+
+
+class KeepsCounting(CounterEnv):
+    ever = 0
+
+    def step(self, action: str) -> Any:
+        self.ever += 1
+        observation, *rest = super().step(action)
+        return f"{observation} ({self.ever} turns)", *rest
+
+
+class ForgetsTurns(CounterEnv):
+    def snapshot(self) -> Any:
+        return {**super().snapshot(), "turns": 0}
+
+
+class LiveSnapshot(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self._log: list[str] = []
+
+    def step(self, action: str) -> Any:
+        self._log.append(action)
+        return super().step(action)
+
+    def snapshot(self) -> Any:
+        return {**super().snapshot(), "log": self._log}
+
+
+class TuplesAndArrays(CounterEnv):
+    def snapshot(self) -> Any:
+        return {**super().snapshot(), "value": np.int64(self._value)}
+
+
+class OracleMoves(CounterEnv):
+    def oracle(self) -> list[str] | None:
+        self._turns += 1
+        return super().oracle()
+
+
+class PaysForLength(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward + len(action) / 1000, *rest
+
+
+class EncodesStrictly(CounterEnv):
+    def step(self, action: str) -> Any:
+        action.encode()
+        return super().step(action)
+
+
+class ReadsNumbers(CounterEnv):
+    def step(self, action: str) -> Any:
+        digits = "".join(c for c in action if c.isdigit())
+        self._last = int(digits or 0)
+        return super().step(action)
+
+
+class MovesWhenIdle(CounterEnv):
+    def step(self, action: str) -> Any:
+        return super().step(action or "<answer>More</answer>")
+
+
+class EndsTwice(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, truncated, info
+
+
+class EndsTwiceOnALateWin(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, self._turns >= self.max_turns, info
+
+
+class ForgivesForEver(CounterEnv):
+    def step(self, action: str) -> Any:
+        if not self.action_format.parse(action).valid:
+            self._turns -= 1
+        return super().step(action)
+
+
+class WrongOracle(CounterEnv):
+    def oracle(self) -> list[str] | None:
+        return ["<answer>Less</answer>"] * self.max_turns
+
+
+class DetourOracle(CounterEnv):
+    def oracle(self) -> list[str] | None:
+        way = super().oracle()
+        return way and ["<answer>Less</answer>", "<answer>More</answer>", *way]
+
+
+class BreaksInReset(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        raise RuntimeError("no display")
+
+
+FAULTS = (
+    Fault("gymnasium_checker", UnseededReset, "random number generator"),
+    Fault("gymnasium_checker", BreaksInReset, "RuntimeError: no display"),
+    Fault("spaces", NarrowSpace, "not in observation_space"),
+    Fault("spaces", LatinActionsOnly, "use roll_envs.AnyText()"),
+    Fault("prompt", SilentAboutTheForm, "<answer>"),
+    Fault("prompt", ChangingInstructions, "change within an episode"),
+    Fault("info", NumpyFlags, "info['success'] is a bool"),
+    Fault("info", MissingKey, "lacks 'format_penalty'"),
+    Fault("reward_parts", UnnamedReward, "but the reward is"),
+    Fault("render", StaleRender, "not the observation"),
+    Fault("close_twice", ClosesOnce, "AttributeError"),
+    Fault("step_outside_an_episode", GoesOnAfterTheEnd, "does not raise"),
+    Fault("same_seed", CountsInstances, "in a second instance"),
+    Fault("processes", UsesHash, "PYTHONHASHSEED"),
+    Fault("processes", PrintsSet, "sort sets"),
+    Fault("threads", MainThreadOnly, "main thread"),
+    Fault("interleaved", ClassState, "beside other instances"),
+    Fault("foreign_draws", GlobalDraws, "beside foreign draws"),
+    Fault("global_generators", GlobalDraws, "generator of random;"),
+    Fault("global_generators", SeedsNumpy, "generator of numpy.random;"),
+    Fault("resets", KeepsCounting, "in a used instance"),
+    Fault("snapshots", ForgetsTurns, "goes on differently"),
+    Fault("snapshots", LiveSnapshot, "changes while the episode goes on"),
+    Fault("snapshots", TuplesAndArrays, "not plain JSON-able"),
+    Fault("queries", OracleMoves, "asked for oracle"),
+    Fault("strange_answers", PaysForLength, "is paid"),
+    Fault("strange_answers", EncodesStrictly, "'lone surrogates'"),
+    Fault("strange_answers", ReadsNumbers, "'many numbers'"),
+    Fault("floor", MovesWhenIdle, "solved by empty answers"),
+    Fault("ends", EndsTwice, "terminated and truncated both"),
+    Fault("ends", EndsTwiceOnALateWin, "a win on the last turn"),
+    Fault("ends", ForgivesForEver, "still going"),
+    Fault("oracle", WrongOracle, "do not solve"),
+    Fault("oracle", DetourOracle, "a random player earns"),
+    Fault("reward_range", CounterEnv, "mend it", replace(COUNTER_CARD, reward_range=(-0.6, 0.5))),
+)

@@ -1,0 +1,78 @@
+"""check_env: each rule catches its planted fault, and good environments pass them all."""
+
+from __future__ import annotations
+
+import random
+
+import gymnasium
+import numpy as np
+import pytest
+from faulty_envs import FAULTS, Fault
+
+import roll_envs
+from roll_envs.testing import COUNTER_CARD, RULES, CounterEnv, EchoEnv, check_env
+
+SEEDS = (0, 1, 2)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.rule}-{f.env.__name__}")
+def test_a_rule_catches_its_fault(fault: Fault) -> None:
+    report = check_env(fault.env, seeds=range(6), rules=[fault.rule], card=fault.card)
+    assert [r.status for r in report.results] == ["fail"]
+    assert fault.says in report.results[0].detail
+    assert not report.ok
+
+
+def test_every_rule_has_a_planted_fault() -> None:
+    assert {fault.rule for fault in FAULTS} == set(RULES)
+
+
+def test_a_good_environment_passes_every_rule() -> None:
+    report = check_env(CounterEnv, card=COUNTER_CARD, seeds=SEEDS)
+    assert {r.rule: r.status for r in report.results} == dict.fromkeys(RULES, "pass"), str(report)
+    assert report.ok
+
+
+def test_rules_for_a_text_env_are_skipped_for_others_and_say_so() -> None:
+    report = check_env(EchoEnv, seeds=SEEDS)
+    skipped = {r.rule: r.detail for r in report.results if r.status == "skip"}
+    assert report.ok, str(report)
+    assert {"oracle", "snapshots", "info"} <= set(skipped)
+    assert "oracle()" in skipped["oracle"]
+
+
+@pytest.mark.parametrize("env_id", [r.id for r in roll_envs.environments() if r.id.startswith("roll/")])
+def test_the_built_in_environments_pass(env_id: str) -> None:
+    report = check_env(env_id, seeds=SEEDS)
+    assert report.ok, str(report)
+
+
+def test_an_environment_in_gymnasiums_wrappers_is_checked_without_them() -> None:
+    assert check_env(lambda: gymnasium.make("roll/SimpleSokoban-v0"), seeds=SEEDS, rules=["snapshots"]).ok
+
+
+def test_arguments_reach_the_environment() -> None:
+    report = check_env("roll/SimpleSokoban-v0", kwargs={"max_turns": 3}, seeds=(0,), rules=["prompt"])
+    assert "3 turns" in report.results[0].detail
+
+
+def test_the_callers_generators_are_as_before() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    check_env(CounterEnv, seeds=SEEDS, rules=["foreign_draws", "global_generators"])
+    first = random.random(), np.random.random()
+    random.seed(1)
+    np.random.seed(1)
+    assert first == (random.random(), np.random.random())
+
+
+def test_an_unknown_rule_or_id_names_the_nearest() -> None:
+    with pytest.raises(roll_envs.UnknownNameError, match="did you mean 'snapshots'"):
+        check_env(CounterEnv, rules=["snapshot"])
+    with pytest.raises(roll_envs.UnknownNameError, match="roll/SimpleSokoban-v0"):
+        check_env("roll/SimpleSokobn-v0")
+
+
+def test_no_seeds_is_an_error() -> None:
+    with pytest.raises(roll_envs.RollError, match="at least one seed"):
+        check_env(CounterEnv, seeds=())
