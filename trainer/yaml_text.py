@@ -42,7 +42,12 @@ class _Dumper(yaml.SafeDumper):
     def short_list(self, data: Any) -> yaml.Node:
         return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
 
+    def safe_text(self, data: str) -> yaml.Node:
+        # PyYAML writes U+0085 and its like unescaped outside double quotes and then reads them as line ends.
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
 
+
+_Dumper.add_representer(str, _Dumper.safe_text)
 _Dumper.add_representer(list, _Dumper.short_list)
 _Dumper.add_representer(tuple, _Dumper.short_list)
 
