@@ -19,7 +19,7 @@ CITATION = (
 DIFFERENCES = (
     "An answer that cannot be read counts towards the turn limit; in ROLL it does not, so that an episode of such "
     "answers never ends.",
-    "Reaching the turn limit truncates; ROLL also reports termination there, although the rules did not end the game.",
+    "Termination and truncation are never both set; ROLL sets both for a hole that is entered past the limit.",
     "info['format_penalty'] is what this answer was charged; ROLL reports the configured penalty at every step.",
     "No global random generator is touched; the originals seed the global ones.",
 )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from envs.arguments import check_choice, check_int, check_penalty, check_symbols
-from envs.frozenlake.lake import FROZEN, GOAL, HOLE, Slips, draw_map, neighbours, slip_of
+from envs.frozenlake.lake import FROZEN, GOAL, HOLE, LETTERS, Slips, draw_map, neighbours, slip_of
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import make_action_format
@@ -26,8 +26,6 @@ SLIPPERY_RULE = "You may move to an unintended direction due to the slippery ice
 ON = {FROZEN: 0, HOLE: 4, GOAL: 5}
 EMPTY = {FROZEN: 1, HOLE: 2, GOAL: 3}
 """What a cell holds -> which symbol draws it, with and without the player."""
-
-LETTERS = "FHG"
 
 
 class FrozenLakeEnv(TextEnv):
@@ -176,7 +174,7 @@ class FrozenLakeEnv(TextEnv):
         return None
 
     def snapshot(self) -> Mapping[str, Any]:
-        """The map (S start is not kept: F frozen, H hole, G goal), the player's cell, counters and generators."""
+        """The map (F frozen, H hole, G goal), the player's cell, counters and generators."""
         if not self._cells:
             raise gymnasium.error.ResetNeeded("there is nothing to take a snapshot of before reset()")
         letters = "".join(LETTERS[c] for c in self._cells)

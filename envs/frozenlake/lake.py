@@ -13,9 +13,11 @@ import numpy as np
 
 from roll_envs.errors import ConfigError
 
-__all__ = ["FROZEN", "GOAL", "HOLE", "Slips", "draw_map", "neighbours", "slip_of"]
+__all__ = ["FROZEN", "GOAL", "HOLE", "LETTERS", "Slips", "draw_map", "neighbours", "slip_of"]
 
 FROZEN, HOLE, GOAL = 0, 1, 2
+LETTERS = "FHG"
+"""How maps are written down (gymnasium's letters; its S, the start, is a frozen cell)."""
 
 MAX_ATTEMPTS = 100_000
 """Maps drawn before a lake of these arguments is declared impossible."""

@@ -35,8 +35,12 @@ MAX_SIDE = 100
 def check_size(value: Any) -> tuple[int, int]:
     """``value`` as (rows, columns)."""
     sides = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if len(sides) != 2 or not all(hasattr(s, "__index__") and 4 <= s <= MAX_SIDE for s in sides):
-        raise ConfigError(f"size must be two whole numbers (rows, columns) from 4 to {MAX_SIDE}, not {value!r}")
+    # A box can only have been pulled where three free cells lie in line: 4x4 has none within its walls.
+    whole = len(sides) == 2 and all(hasattr(s, "__index__") and 4 <= s <= MAX_SIDE for s in sides)
+    if not whole or max(sides) < 5:
+        raise ConfigError(
+            f"size must be two whole numbers (rows, columns) from 4 to {MAX_SIDE}, one of them 5 or more, not {value!r}"
+        )
     return int(sides[0]), int(sides[1])
 
 
