@@ -1,0 +1,305 @@
+"""Checkpoints come back exactly, are refused when anything is off, and saving never costs an earlier one."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from disks import fill, full_after, small_disk
+
+from roll_envs.errors import CheckpointError, RollError
+from trainer.checkpoint import (
+    CheckpointState,
+    clean_unfinished,
+    latest_good,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside_after,
+)
+from trainer.random_states import NamedGenerator, capture_random_states, restore_random_states
+
+
+def trained() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def state(step: int, *, generators: dict[str, NamedGenerator] | None = None, **more: Any) -> CheckpointState:
+    model, optimizer = trained()
+    values: dict[str, Any] = {
+        "step": step,
+        "version": step + 1,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "random": capture_random_states(generators),
+        "cursor": 10 * step,
+        "progress": {"phase": "train", "seconds": 1.5, "names": ["ä", None]},
+    }
+    return CheckpointState(**{**values, **more})
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other
+
+
+def test_everything_comes_back_exactly(tmp_path: Path) -> None:
+    saved = state(7)
+    path = save_checkpoint(tmp_path, saved)
+    assert path == tmp_path / "step-000007"
+    for place in (path, tmp_path):
+        loaded = load_checkpoint(place)
+        assert (loaded.step, loaded.version, loaded.cursor) == (7, 8, 70)
+        assert loaded.progress == saved.progress
+        assert_same(dict(sorted(loaded.model.items())), dict(sorted(saved.model.items())))
+        assert_same(loaded.optimizer, dict(saved.optimizer))
+
+
+def test_an_optimizer_continues_bit_for_bit(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    save_checkpoint(tmp_path, state(1, model=model.state_dict(), optimizer=optimizer.state_dict()))
+    loaded = load_checkpoint(tmp_path)
+    other = torch.nn.Linear(4, 3)
+    other.load_state_dict(dict(loaded.model))
+    again = torch.optim.AdamW(other.parameters())
+    again.load_state_dict(dict(loaded.optimizer))
+    for network, optim in ((model, optimizer), (other, again)):
+        optim.zero_grad()
+        network(torch.full((1, 4), 0.5)).sum().backward()
+        optim.step()
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_half_precision_and_tied_weights(tmp_path: Path) -> None:
+    weight = torch.randn(3, 2, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    save_checkpoint(tmp_path, state(1, model={"embed": weight, "head": weight, "turned": weight.T}))
+    model = load_checkpoint(tmp_path).model
+    assert_same(model["embed"], weight)
+    assert_same(model["head"], weight)
+    assert torch.equal(model["turned"], weight.T)
+
+
+def test_every_random_state_continues(tmp_path: Path) -> None:
+    generators: dict[str, NamedGenerator] = {
+        "tasks": np.random.default_rng(1),
+        "old": np.random.Generator(np.random.MT19937(2)),
+        "sampling": torch.Generator().manual_seed(3),
+        "teacher": random.Random(4),
+    }
+    random.gauss(0, 1)  # leaves a second draw waiting inside the generator
+
+    def draws() -> list[float]:
+        tasks, old, sampling, teacher = generators.values()
+        assert isinstance(tasks, np.random.Generator)
+        assert isinstance(old, np.random.Generator)
+        assert isinstance(sampling, torch.Generator)
+        assert isinstance(teacher, random.Random)
+        return [
+            random.gauss(0, 1),
+            random.random(),
+            float(np.random.rand()),
+            float(np.random.standard_normal()),
+            torch.rand(1).item(),
+            float(tasks.random()),
+            float(old.random()),
+            torch.rand(1, generator=sampling).item(),
+            teacher.random(),
+        ]
+
+    save_checkpoint(tmp_path, state(1, generators=generators))
+    expected = draws()
+    assert draws() != expected
+    restore_random_states(load_checkpoint(tmp_path).random, generators)
+    assert draws() == expected
+
+
+def test_generators_that_do_not_fit_are_refused() -> None:
+    saved = capture_random_states({"tasks": np.random.default_rng(1)})
+    with pytest.raises(CheckpointError, match=r"missing \['other'\], not wanted \['tasks'\]"):
+        restore_random_states(saved, {"other": random.Random(1)})
+    with pytest.raises(CheckpointError, match="random generator 'tasks' does not fit"):
+        restore_random_states(saved, {"tasks": random.Random(1)})
+
+
+def test_the_newest_are_kept_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 10, 9):
+        save_checkpoint(tmp_path, state(step), keep=3)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000009", "step-000010", "step-000010-r2"]
+    saved = save_checkpoint(tmp_path, state(3), keep=1)
+    assert saved.is_dir(), "what was just saved is kept, even when a later step is there"
+    assert load_checkpoint(tmp_path).step == 10
+
+
+def test_going_on_from_an_older_one_sets_newer_ones_aside(tmp_path: Path) -> None:
+    paths = [save_checkpoint(tmp_path, state(step)) for step in (1, 2, 3)]
+    assert [p.name for p in set_aside_after(paths[0])] == ["set-aside-step-000002", "set-aside-step-000003"]
+    assert list_checkpoints(tmp_path) == [paths[0]]
+    assert load_checkpoint(tmp_path / "set-aside-step-000003").step == 3
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edit_manifest(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda p: flip(p / "model.safetensors"), r"model\.safetensors is corrupt \(its SHA-256"),
+        (lambda p: flip(p / "optimizer.pt"), r"optimizer\.pt is corrupt"),
+        (lambda p: flip(p / "random.pt"), r"random\.pt is corrupt"),
+        (lambda p: (p / "progress.json").write_text("{}"), r"progress\.json has 2 bytes where \d+ were written"),
+        (lambda p: (p / "optimizer.pt").unlink(), r"optimizer\.pt is missing"),
+        (lambda p: (p / "manifest.json").unlink(), r"manifest\.json is missing"),
+        (lambda p: (p / "manifest.json").write_text('{"format"'), r"manifest\.json is corrupt"),
+        (lambda p: (p / "manifest.json").write_text("[]"), r"manifest\.json is corrupt"),
+        (lambda p: edit_manifest(p, lambda m: m["files"].pop("random.pt")), r"does not list random\.pt"),
+        (lambda p: edit_manifest(p, lambda m: m.update(format=2)), r"its format is 2, this release reads 1; load it"),
+    ],
+)
+def test_a_damaged_checkpoint_names_file_reason_and_the_good_one_before(
+    tmp_path: Path, damage: Callable[[Path], Any], reason: str
+) -> None:
+    good, bad = save_checkpoint(tmp_path, state(1)), save_checkpoint(tmp_path, state(2))
+    damage(bad)
+    for place in (tmp_path, bad):
+        with pytest.raises(CheckpointError, match=reason) as caught:
+            load_checkpoint(place)
+        assert str(bad) in str(caught.value)
+        assert f"roll-train resume {good}" in str(caught.value)
+    assert latest_good(tmp_path) == good
+    assert load_checkpoint(good).step == 1
+
+
+def test_without_a_good_one_the_message_says_so(tmp_path: Path) -> None:
+    flip(save_checkpoint(tmp_path, state(1)) / "model.safetensors")
+    assert latest_good(tmp_path) is None
+    with pytest.raises(CheckpointError, match="there is no earlier good one"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    import hashlib
+    import pickle
+
+    path = save_checkpoint(tmp_path, state(1))
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "touched",))
+
+    data = pickle.dumps(Evil())
+    (path / "optimizer.pt").write_bytes(data)
+    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    edit_manifest(path, lambda m: m["files"].update({"optimizer.pt": entry}))
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt cannot be read"):
+        load_checkpoint(path)
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize(("place", "reason"), [("nope", "no checkpoint or run folder"), (".", "no checkpoint in")])
+def test_nothing_to_load(tmp_path: Path, place: str, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        load_checkpoint(tmp_path / place)
+
+
+def test_only_plain_values_are_saved(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"optimizer\['x'\]\[0\] is a object"):
+        save_checkpoint(tmp_path, state(1, optimizer={"x": [object()]}))
+    with pytest.raises(ValueError, match="JSON"):
+        save_checkpoint(tmp_path, state(1, progress={"x": float("nan")}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_while_saving_loses_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        good = save_checkpoint(disk, state(1), keep=1)
+        fill(disk, leave=20_000)
+        with pytest.raises(RollError, match=r"the disk is full .*every earlier checkpoint is still there.*Free some"):
+            save_checkpoint(disk, state(2), keep=1)
+        assert list_checkpoints(disk) == [good]
+        assert load_checkpoint(disk).step == 1
+        assert {p.name for p in disk.iterdir()} == {"filler", "step-000001"}
+        (disk / "filler").unlink()
+        save_checkpoint(disk, state(2), keep=1)
+        assert load_checkpoint(disk).step == 2
+
+
+@pytest.mark.parametrize("byte_count", [0, 100, 3000, 12_000])
+def test_a_disk_that_fills_up_anywhere_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_count: int
+) -> None:
+    save_checkpoint(tmp_path, state(1), keep=1)
+    with monkeypatch.context() as patch:
+        full_after(patch, byte_count)
+        with pytest.raises(RollError, match="the disk is full"):
+            save_checkpoint(tmp_path, state(2), keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
+    assert load_checkpoint(tmp_path).step == 1
+
+
+KILLED = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from test_checkpoint import state
+from trainer import checkpoint
+def die(*_): os.kill(os.getpid(), 9)
+if sys.argv[3] == "rename": os.rename = die
+else:
+    real, count = checkpoint.write_synced, 0
+    def write(path, data):
+        global count
+        count += 1
+        if count == int(sys.argv[3]): path.write_bytes(data[: len(data) // 2]); die()
+        real(path, data)
+    checkpoint.write_synced = write
+checkpoint.save_checkpoint(sys.argv[1], state(2), keep=1)
+"""
+
+
+@pytest.mark.parametrize("moment", ["2", "rename"])
+def test_killed_while_saving(tmp_path: Path, moment: str) -> None:
+    good = save_checkpoint(tmp_path, state(1), keep=1)
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here, moment], check=False, timeout=60)
+    assert done.returncode == -9
+    leftovers = [p for p in tmp_path.iterdir() if p != good]
+    assert len(leftovers) == 1, "the kill did not hit the middle of a save"
+    assert list_checkpoints(tmp_path) == [good]
+    assert load_checkpoint(tmp_path).step == 1
+    save_checkpoint(tmp_path, state(2), keep=2)
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-000001", "step-000002"]
+    assert clean_unfinished(tmp_path) == 0

@@ -1,0 +1,195 @@
+"""The folder of a run: complete, never clobbered, exact after a resume, and whole on a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import fill, full_after, small_disk
+from episode_builders import trajectory, turn
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from roll_envs.errors import ConfigError, MissingExtraError, RollError
+from trainer.atomic import write_atomic
+from trainer.config import EnvConfig, RunConfig
+from trainer.run_folder import RunFolder, read_metrics
+
+
+def config(output: Path, **more: Any) -> RunConfig:
+    return RunConfig(format=1, name="tiny", seed=3, steps=2, env=EnvConfig(id="x"), output=str(output), **more)
+
+
+def events(folder: RunFolder, tag: str) -> list[tuple[int, float]]:
+    found = EventAccumulator(str(folder.tensorboard_path))
+    found.Reload()
+    return [(e.step, round(e.value, 5)) for e in found.Scalars(tag)]
+
+
+def test_a_new_folder_never_takes_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _: "20260102-030405")
+    names = [RunFolder.create(config(tmp_path / "runs")).path.name for _ in range(3)]
+    stem = "tiny-seed3-20260102-030405"
+    assert names == [stem, f"{stem}-2", f"{stem}-3"]
+
+
+def test_the_configuration_comes_back(tmp_path: Path) -> None:
+    made = config(tmp_path)
+    folder = RunFolder.create(made, output=tmp_path / "elsewhere")
+    assert folder.path.parent == tmp_path / "elsewhere"
+    assert RunFolder.open(folder.path).config == made
+    assert RunFolder.open(folder.checkpoints_path / "step-000002").path == folder.path
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run folder"):
+        RunFolder.open(tmp_path / "nope")
+    with pytest.raises(ConfigError, match="not a run folder: it has no config.yaml"):
+        RunFolder.open(tmp_path)
+
+
+def test_metrics_are_on_disk_at_once_and_in_tensorboard(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        folder.log({"loss": 0.5, "episodes": 64}, step=1)
+        folder.log({"loss": float("nan")}, step=2)
+        folder.log({"success": 0.25}, step=0, phase="panel")
+        lines = folder.metrics_path.read_text().splitlines()
+    assert [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines] == [
+        {"phase": "train", "step": 1, "loss": 0.5, "episodes": 64},
+        {"phase": "train", "step": 2, "loss": "nan"},
+        {"phase": "panel", "step": 0, "success": 0.25},
+    ]
+    assert events(folder, "train/loss") == [(1, 0.5)]
+    assert events(folder, "panel/success") == [(0, 0.25)]
+    assert [r["step"] for r in folder.read_metrics("train")] == [1, 2]
+
+
+def test_a_resume_drops_what_came_after_and_the_line_cut_off(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        for step in range(1, 11):
+            folder.log({"loss": 1.0}, step=step, phase="warm start")
+        for step in range(1, 6):
+            folder.log({"loss": 1 / step}, step=step)
+        with folder.metrics_path.open("a") as file:
+            file.write('{"phase": "train", "st')
+    with RunFolder.open(folder.path) as again:
+        assert again.truncate_metrics({"train": 3}) == 3
+        again.log({"loss": 9.0}, step=4)
+        assert [r["loss"] for r in again.read_metrics("train")] == [1.0, 0.5, 1 / 3, 9.0]
+        assert len(again.read_metrics("warm start")) == 10
+    assert events(again, "train/loss") == [(1, 1.0), (2, 0.5), (3, 0.33333), (4, 9.0)]
+    assert len(events(again, "warm start/loss")) == 10
+
+
+def test_truncating_an_empty_run(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        assert folder.truncate_metrics({"train": 0}) == 0
+        assert folder.read_metrics() == []
+
+
+def test_a_line_after_one_cut_off_stands_alone(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        folder.metrics_path.write_text('{"phase": "train", "st')
+        folder.log({"loss": 1.0}, step=1)
+    assert [r["step"] for r in read_metrics(folder.path)] == [1]
+
+
+def test_a_full_disk_leaves_the_metrics_whole(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk, RunFolder.create(config(disk)) as folder:
+        folder.log({"loss": 1.0}, step=1)
+        line = folder.metrics_path.read_bytes()
+        fill(disk)
+        with pytest.raises(RollError, match=r"the disk is full .*metrics\.jsonl.*Free some space"):
+            for step in range(2, 1000):
+                folder.log({"loss": 1.0}, step=step)
+        kept = folder.metrics_path.read_bytes()
+        assert kept.startswith(line)
+        assert kept.endswith(b"}\n")
+        with pytest.raises(RollError, match="the disk is full"):
+            folder.save_summary({"big": "x" * 8192})
+        assert not folder.summary_path.exists()
+        (disk / "filler").unlink()
+        folder.log({"loss": 2.0}, step=2000)
+        assert folder.read_metrics()[-1]["loss"] == 2.0
+
+
+@pytest.mark.parametrize("byte_count", [0, 5])
+def test_write_atomic_keeps_the_old_file_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_count: int
+) -> None:
+    path = tmp_path / "summary.json"
+    write_atomic(path, "old")
+    with monkeypatch.context() as patch:
+        full_after(patch, byte_count)
+        with pytest.raises(RollError, match=r"disk is full.*summary\.json.*nothing saved before was touched.*resume"):
+            write_atomic(path, b"new and longer")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_write_atomic_on_a_failing_sync_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RollError, match="could not write .*Input/output error"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_write_atomic_gives_the_usual_permissions_and_names_a_missing_folder(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "file", "ä")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+    assert (tmp_path / "file").read_bytes() == "ä".encode()
+    with pytest.raises(RollError, match="Check that the folder exists"):
+        write_atomic(tmp_path / "no" / "file", "x")
+
+
+def test_an_output_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(RollError, match="could not write .*runs"):
+        RunFolder.create(config(tmp_path / "runs"))
+
+
+def test_episodes_as_text_and_records(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        played = trajectory(
+            turn(anchor="P_G", reward=1.0, info={"success": True, "parts": {"goal": float("inf")}, "raw": "\ud800"})
+        )
+        path = folder.save_episodes("after", [played, played])
+    text = path.read_text(encoding="utf-8")
+    assert "P_G" in text
+    assert "solved in 1 turn · return 1" in text
+    records = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    assert len(records) == 2
+    assert records[0]["turns"][0]["completion_ids"] == [2]
+    assert records[0]["turns"][0]["info"]["parts"] == {"goal": "inf"}
+
+
+def test_summary(tmp_path: Path) -> None:
+    folder = RunFolder.create(config(tmp_path))
+    assert folder.read_summary() is None
+    folder.save_summary({"seed": 3})
+    assert folder.read_summary() == {"seed": 3}
+    folder.summary_path.write_text("{")
+    with pytest.raises(RollError, match="cannot be read"):
+        folder.read_summary()
+
+
+def test_without_tensorboard_the_pip_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    folder = RunFolder.create(config(tmp_path))
+    with pytest.raises(MissingExtraError, match=r"pip install 'roll-envs\[train\]'"):
+        folder.log({"loss": 1.0}, step=1)
