@@ -1,0 +1,70 @@
+"""Check environments with every rule of roll_envs.testing.check_env."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+
+from roll_envs import registry
+from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json
+from roll_envs.errors import ConfigError, PluginError
+from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
+
+__all__ = ["add_arguments", "run"]
+
+_COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``ID... | --all [--rules ...] [--seeds N] [--kwargs ...]``."""
+    parser.add_argument("ids", metavar="ID", nargs="*")
+    parser.add_argument("--all", action="store_true", help="every known environment")
+    parser.add_argument("--rules", nargs="+", metavar="RULE", help=f"only these: {', '.join(RULES)}")
+    parser.add_argument("--seeds", type=int, default=6, metavar="N", help="how many seeds (default 6)")
+    add_kwargs(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a table per environment; 1 when any rule of any environment failed."""
+    if bool(options.ids) == options.all:
+        raise ConfigError("give environment ids, or --all for every known one")
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds must be 1 or more, not {options.seeds}")
+    ids = list(dict.fromkeys(r.id for r in registry.environments())) if options.all else options.ids
+    reports = [_check(env_id, options) for env_id in ids]
+    if options.json:
+        print_json([{"id": r.name, "ok": r.ok, "results": [asdict(x) for x in r.results]} for r in reports])
+    return 0 if all(r.ok for r in reports) else 1
+
+
+def _check(env_id: str, options: argparse.Namespace) -> CheckReport:
+    shown = not options.json
+    if shown:
+        print(paint(env_id, "bold"))
+
+    def on_result(result: CheckResult) -> None:
+        if shown:
+            print(f"  {paint(result.status, _COLOURS[result.status])}  {result.rule:24} {result.detail}")
+            sys.stdout.flush()
+
+    try:
+        env = make_env(env_id, options.kwargs)
+        env.close()
+    except PluginError as error:
+        if not options.all:
+            raise
+        broken = CheckResult(rule="load", status="fail", detail=str(error))
+        on_result(broken)
+        return CheckReport(name=env_id, results=(broken,))
+    report = check_env(
+        env_id,
+        kwargs=parse_kwargs(options.kwargs),
+        seeds=range(options.seeds),
+        rules=options.rules,
+        on_result=on_result,
+    )
+    if shown:
+        counts = {s: sum(r.status == s for r in report.results) for s in _COLOURS}
+        print(f"  {counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped")
+    return report

@@ -1,0 +1,102 @@
+"""What the subcommands share: reading key=value arguments, making the environment, tables and colours."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+import gymnasium
+
+from roll_envs import registry
+from roll_envs.errors import ConfigError, RollError, UnknownNameError
+
+__all__ = ["add_kwargs", "coloured", "make_env", "paint", "parse_kwargs", "print_json", "table"]
+
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
+
+
+def add_kwargs(parser: argparse.ArgumentParser) -> None:
+    """Add ``--kwargs key=value ...``."""
+    parser.add_argument(
+        "--kwargs",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="arguments of the environment, such as size=[8,8] max_turns=20 (values as JSON, else as text)",
+    )
+
+
+def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
+    """``["a=1", "b=[2,3]", "c=word"]`` as ``{"a": 1, "b": [2, 3], "c": "word"}``."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--kwargs: {pair!r} is not of the form key=value")
+        if name in found:
+            raise ConfigError(f"--kwargs: {name!r} is given twice")
+        found[name] = _value(text)
+    return found
+
+
+def _value(text: str) -> Any:
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError):
+            continue
+    return text
+
+
+def make_env(id: str, pairs: Iterable[str]) -> gymnasium.Env[Any, Any]:
+    """The bare environment; whatever is wrong with the id, the package or the arguments is a RollError."""
+    kwargs = parse_kwargs(pairs)
+    try:
+        return registry.build(id, kwargs)
+    except UnknownNameError:
+        if id in gymnasium.registry and id not in {r.id for r in registry.environments()}:
+            return gymnasium.make(id, **kwargs)
+        raise
+    except RollError:
+        raise
+    except Exception as error:  # the constructor is code of others
+        raise ConfigError(
+            f"environment {id!r} with {kwargs} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def coloured(stream: TextIO | None = None) -> bool:
+    """Whether to use colours: a terminal, and no ``NO_COLOR`` (no-color.org)."""
+    stream = stream or sys.stdout
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, *styles: str, on: bool | None = None) -> str:
+    """``text`` in the given styles (``bold``, ``red``...) where colours are used."""
+    if not (coloured() if on is None else on) or not text:
+        return text
+    return f"\x1b[{';'.join(str(_CODES[s]) for s in styles)}m{text}\x1b[0m"
+
+
+def table(rows: Sequence[Sequence[str]], styles: Sequence[tuple[str, ...]] | None = None) -> str:
+    """Rows as aligned columns; ``styles`` (one per row) paint the first column."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for n, row in enumerate(rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        if styles is not None and styles[n]:
+            cells[0] = paint(cells[0], *styles[n])
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def print_json(value: Any) -> None:
+    """Write ``value`` as JSON on stdout (ASCII, so that any text survives any terminal)."""
+    json.dump(value, sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")

@@ -1,0 +1,34 @@
+"""List every known environment; one that cannot be used is shown with the reason."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from roll_envs import registry
+from roll_envs.cli.common import paint, print_json, table
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """No options of its own."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table or JSON; broken packages are part of the answer, not an error."""
+    found = registry.environments(load=True)
+    # Of two packages with the same id one row is usable at most; only that one has a card.
+    summaries = {r: registry.card(r.id).summary if r.state == "ready" else "" for r in found}
+    if options.json:
+        print_json([{**asdict(r), "summary": summaries[r]} for r in found])
+        return 0
+    if not found:
+        print("no environments are installed")
+        return 0
+    rows = [(r.id, r.source, (r.reason and f"broken: {r.reason}") or summaries[r]) for r in found]
+    print(table(rows, [("red",) if r.state == "broken" else ("bold",) for r in found]))
+    broken = sum(r.state == "broken" for r in found)
+    if broken:
+        print(paint(f"{broken} of {len(found)} cannot be used", "red"))
+    return 0

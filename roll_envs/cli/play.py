@@ -1,0 +1,180 @@
+"""Play an environment yourself: single keys in a terminal, typed lines otherwise (or with --typed).
+
+Lines may come from a pipe: printf 'Up\\nLeft\\n' | roll-envs play roll/SimpleSokoban-v0 --seed 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import textwrap
+
+from roll_envs.cli.board import draw, legend
+from roll_envs.cli.common import add_kwargs, coloured, make_env, paint, print_json
+from roll_envs.cli.keys import HAVE_KEYS, action_keys, raw_keys, read_key
+from roll_envs.cli.session import Session
+
+__all__ = ["add_arguments", "run"]
+
+_CLEAR, _ENTER, _LEAVE = "\x1b[H\x1b[2J", "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_COMMANDS = "u undo, h hint, r new episode, ? rules, q quit"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``ID [--seed N] [--typed] [--kwargs ...]``."""
+    parser.add_argument("id", metavar="ID")
+    parser.add_argument("--seed", type=int, help="seed of the first episode (default: a random one, which is shown)")
+    parser.add_argument("--typed", action="store_true", help="type answers instead of pressing keys")
+    add_kwargs(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Play until q or the end of the input; with --json the last episode is printed as JSON."""
+    env = make_env(options.id, options.kwargs)
+    try:
+        session = Session(env, options.seed)
+        keys = action_keys(session.format.actions) if session.format is not None else {}
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if terminal and HAVE_KEYS and keys and not options.typed and not options.json:
+            _play_keys(session, keys)
+        else:
+            _play_lines(session, quiet=options.json)
+        if options.json:
+            print_json(session.record())
+        return 0
+    finally:
+        env.close()
+
+
+def _play_lines(session: Session, *, quiet: bool) -> None:
+    meanings, colours = legend(session.instructions), coloured()
+
+    def show(*texts: str) -> None:
+        if not quiet:
+            print(*texts, sep="\n", flush=True)
+
+    def board() -> str:
+        return draw(session.observation, meanings, wide=False, on=colours)
+
+    interactive = sys.stdin.isatty() and not quiet
+    if interactive:
+        show(session.instructions, "", f"Type an action. Also: {_COMMANDS}.", "")
+    show(paint(session.message, "dim", on=colours), board())
+    while True:
+        try:
+            typed = input("> " if interactive else "").strip("\r\n")
+        except EOFError:
+            break
+        if typed.strip() == "q":
+            break
+        _line(session, typed)
+        if typed.strip() == "?":
+            show(session.instructions)
+        else:
+            show(paint(session.message, "dim", on=colours), board())
+    if session.turns and not session.over:
+        show(f"stopped after {len(session.turns)} turns, return {session.total:+g}")
+
+
+def _line(session: Session, typed: str) -> None:
+    """Do what a typed line says: a command, ``=any text``, or an action."""
+    commands = {"u": session.undo, "h": session.hint, "o": session.hint, "r": session.start, "?": lambda: None}
+    word = typed.strip()
+    if typed.startswith("="):
+        session.answer(typed[1:])
+    elif word in commands and session.format is not None and session.format.parse(word).valid:
+        session.act(word)  # an action that is called like a command wins
+    elif word in commands:
+        commands[word]()
+    else:
+        session.act(typed)
+
+
+def _play_keys(session: Session, keys: dict[str, str]) -> None:
+    sys.stdout.write(_ENTER)
+    rules = False
+    try:
+        while True:
+            _draw_screen(session, keys, rules=rules)
+            rules = False
+            with raw_keys():
+                key = read_key()
+            if key in ("", "q", "Q"):
+                break
+            if key in keys:
+                session.act(keys[key])
+            elif key == "u":
+                session.undo()
+            elif key in ("h", "o"):
+                session.hint()
+            elif key in ("r", "\n") and (key == "r" or session.over):
+                session.start()
+            elif key == "?":
+                rules = True
+            elif key == "t":
+                _type_answer(session)
+            else:
+                session.message = f"{key!r} does nothing here"
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+    print(f"{session.record()['id']} seed {session.seed}: {_score(session)}")
+
+
+def _type_answer(session: Session) -> None:
+    sys.stdout.write("\x1b[?25h")
+    try:
+        typed = input("  answer> ")
+    except EOFError:
+        typed = ""
+    sys.stdout.write("\x1b[?25l")
+    if typed:
+        _line(session, typed)
+
+
+def _score(session: Session) -> str:
+    state = "solved" if session.success else "over" if session.over else "unfinished"
+    return f"{state} after {len(session.turns)} turns, return {session.total:+g}"
+
+
+def _draw_screen(session: Session, keys: dict[str, str], *, rules: bool) -> None:
+    on, width = coloured(), shutil.get_terminal_size().columns
+    limit = f" of {session.max_turns}" if session.max_turns is not None else ""
+    meanings = legend(session.instructions)
+    status = ("green", "bold") if session.success else ("red",) if session.over else ()
+    lines = [
+        f"  {paint(str(session.record()['id']), 'bold', on=on)}   seed {session.seed}",
+        f"  turn {len(session.turns)}{limit}   return {session.total:+g}",
+        "",
+        textwrap.indent(draw(session.observation, meanings, wide=True, on=on), "    "),
+        "",
+        f"  {paint(session.message, *status, on=on) if status else session.message}",
+        "",
+    ]
+    if rules:
+        lines += [
+            textwrap.fill(line, max(20, width - 4), initial_indent="  ", subsequent_indent="  ")
+            for line in session.instructions.splitlines()
+        ] + [""]
+    lines.append(
+        paint(
+            textwrap.fill(
+                _help(keys, over=session.over), max(20, width - 4), initial_indent="  ", subsequent_indent="  "
+            ),
+            "dim",
+            on=on,
+        )
+    )
+    sys.stdout.write(_CLEAR + "\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _help(keys: dict[str, str], *, over: bool) -> str:
+    if over:
+        return "Enter or r new episode   u take the last turn back   q quit"
+    moves = "arrows or wasd move   " if "w" in keys or "up" in keys else ""
+    digits = "".join(f"{key} {name}   " for key, name in keys.items() if key.isdigit())
+    return f"{moves}{digits}u undo   h hint   r new episode   t type an answer   ? rules   q quit"

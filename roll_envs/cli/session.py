@@ -1,0 +1,159 @@
+"""A game in progress: what ``play`` does to the environment, without any terminal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from roll_envs.env import TextEnv
+from roll_envs.parsing import ActionFormat
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One player at one environment; ``message`` says what the last call did."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], seed: int | None) -> None:
+        self.env = env
+        self.text_env = env.unwrapped if isinstance(env.unwrapped, TextEnv) else None
+        form = getattr(env.unwrapped, "action_format", None)
+        self.format = form if isinstance(form, ActionFormat) else None
+        self.observation = self.message = ""
+        self.turns: list[dict[str, Any]] = []
+        """One entry per turn, as ``--json`` prints it."""
+        self._undo: list[tuple[str, Mapping[str, Any]]] = []
+        self.start(seed)
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended."""
+        return bool(self.turns) and (self.turns[-1]["terminated"] or self.turns[-1]["truncated"])
+
+    @property
+    def success(self) -> bool:
+        """What the environment said at the last turn."""
+        return bool(self.turns) and bool(self.turns[-1]["info"].get("success", False))
+
+    @property
+    def total(self) -> float:
+        """Sum of the rewards so far."""
+        return float(sum(t["reward"] for t in self.turns))
+
+    @property
+    def max_turns(self) -> int | None:
+        """The turn limit, where the environment names one."""
+        limit = getattr(self.env.unwrapped, "max_turns", None)
+        return limit if isinstance(limit, int) else None
+
+    @property
+    def instructions(self) -> str:
+        """The environment's own instructions."""
+        return self.text_env.instructions if self.text_env is not None else ""
+
+    def start(self, seed: int | None = None) -> None:
+        """A new episode; without a seed one is drawn, so that it can be named and played again."""
+        self.seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+        self.observation = str(self.env.reset(seed=self.seed)[0])
+        self.turns, self._undo = [], []
+        self.message = f"new episode, seed {self.seed}"
+
+    def answer(self, text: str) -> None:
+        """Play ``text`` exactly as it is."""
+        if self.over:
+            self.message = "the episode is over: r starts a new one, u takes the last turn back"
+            return
+        if self.text_env is not None:
+            self._undo.append((self.observation, self.text_env.snapshot()))
+        observation, reward, terminated, truncated, info = self.env.step(text)
+        self.observation = str(observation)
+        self.turns.append(
+            {
+                "answer": text,
+                "observation": self.observation,
+                "reward": float(reward),
+                "terminated": bool(terminated),
+                "truncated": bool(truncated),
+                "info": info,
+            }
+        )
+        self.message = self._what_happened(info, float(reward))
+
+    def act(self, action: str) -> bool:
+        """Play what a person typed: an action's name in any case, or an answer in the environment's own form.
+
+        ``False`` when it is neither (nothing is played then, and the message says what would be).
+        """
+        said = self.read(action)
+        if said is None:
+            names = ", ".join(self.format.actions[:12]) if self.format is not None else ""
+            more = ", ..." if self.format is not None and len(self.format.actions) > 12 else ""
+            self.message = f"{action!r} is not an action: {names}{more} (='text' plays any text as it is)"
+            return False
+        self.answer(said)
+        return True
+
+    def read(self, typed: str) -> str | None:
+        """The answer that ``typed`` stands for; any text where the environment names no actions."""
+        if self.format is None:
+            return typed
+        if self.format.parse(typed).valid:
+            return typed
+        lower = {name.lower(): i for i, name in enumerate(self.format.actions)}
+        parts = typed.replace(self.format.separator, " ").replace(",", " ").split()
+        for names in (parts, [typed.strip()]):
+            indices = [lower[name.lower()] for name in names if name.lower() in lower]
+            if names and len(indices) == len(names) <= self.format.max_actions:
+                return self.format.format(indices)
+        return None
+
+    def undo(self) -> None:
+        """Take the last turn back."""
+        if not self._undo or self.text_env is None:
+            self.message = "nothing to undo"
+            return
+        observation, taken = self._undo.pop()
+        self.text_env.restore(taken)
+        self.observation = observation
+        self.turns.pop()
+        self.message = f"back at turn {len(self.turns)}"
+
+    def hint(self) -> None:
+        """Say what the solver would do."""
+        way = None if self.over or self.text_env is None else self.text_env.oracle()
+        if not way:
+            self.message = (
+                "no hint: the episode is over" if self.over else "no hint: there is no known way to win from here"
+            )
+            return
+        read = self.format.parse(way[0]) if self.format is not None else None
+        named = [self.format.actions[a] for a in read.actions] if self.format is not None and read is not None else []
+        left = f" ({len(way)} turns to go)" if len(way) > 1 else " (and it is won)"
+        self.message = f"hint: {', '.join(named) or way[0]}{left}"
+
+    def _what_happened(self, info: Mapping[str, Any], reward: float) -> str:
+        parts = ", ".join(f"{name} {value:+g}" for name, value in info.get("reward_parts", {}).items() if value)
+        said = f"reward {reward:+g}" + (f" ({parts})" if parts else "")
+        if not info.get("action_is_valid", True):
+            said = f"not a valid answer; {said}"
+        elif not info.get("action_is_effective", True):
+            said = f"nothing changed; {said}"
+        if self.over:
+            ending = "solved!" if self.success else "out of turns" if self.turns[-1]["truncated"] else "lost"
+            said = f"{ending} {said}; return {self.total:+g} in {len(self.turns)} turns"
+        return said
+
+    def record(self) -> dict[str, Any]:
+        """The episode so far as plain data."""
+        spec = self.env.spec
+        return {
+            "id": spec.id if spec is not None else type(self.env.unwrapped).__name__,
+            "seed": self.seed,
+            "turns": self.turns,
+            "total_reward": self.total,
+            "success": self.success,
+            "over": self.over,
+        }

@@ -1,0 +1,76 @@
+"""Show an environment's card, the arguments it takes, and its instructions and first observation."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import textwrap
+from typing import Any
+
+from roll_envs import registry
+from roll_envs.card import EnvironmentCard
+from roll_envs.cli.common import add_kwargs, make_env, paint, print_json
+from roll_envs.env import TextEnv
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``ID [--seed N] [--kwargs ...]``."""
+    parser.add_argument("id", metavar="ID")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the example (default 0)")
+    add_kwargs(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the card as text or JSON."""
+    card = registry.card(options.id)
+    accepted = registry.accepted_kwargs(registry.environment_class(options.id))
+    env = make_env(options.id, options.kwargs)
+    observation, _ = env.reset(seed=options.seed)
+    instructions = env.instructions if isinstance(env, TextEnv) else ""
+    env.close()
+    defaults = {name: _default(p, card.kwargs.get(name, p.default)) for name, p in (accepted or {}).items()}
+    if options.json:
+        example = {"seed": options.seed, "instructions": instructions, "observation": observation}
+        print_json({**_fields(card), "accepted_kwargs": defaults, "any_kwargs": accepted is None, "example": example})
+        return 0
+    print(paint(card.id, "bold"))
+    print(card.summary)
+    low, high = card.reward_range
+    for name, text in (
+        ("tests", card.tests),
+        ("turns", card.turns),
+        ("reward range", f"{low:g} to {high:g}"),
+        ("rewards", card.rewards),
+        ("success", card.success),
+        ("splits", card.splits),
+        ("versions", "; ".join(f"{v}: {what}" for v, what in card.versions.items())),
+        ("citation", card.citation),
+        *((("differences" if i == 0 else ""), f"- {d}") for i, d in enumerate(card.differences)),
+    ):
+        if text:
+            _entry(name, text)
+    for i, (name, value) in enumerate(defaults.items()):
+        _entry("arguments" if i == 0 else "", f"{name} = {value!r}")
+    if accepted is None:
+        _entry("arguments", "any")
+    if instructions:
+        print(f"\n{paint('Instructions', 'bold')}\n{instructions}")
+    print(f"\n{paint(f'First observation of seed {options.seed}', 'bold')}\n{observation}")
+    return 0
+
+
+def _default(parameter: inspect.Parameter, value: Any) -> Any:
+    return "(required)" if value is parameter.empty else list(value) if isinstance(value, tuple) else value
+
+
+def _fields(card: EnvironmentCard) -> dict[str, Any]:
+    fields = {name: getattr(card, name) for name in card.__slots__}
+    return {**fields, "kwargs": dict(card.kwargs), "versions": dict(card.versions)}
+
+
+def _entry(name: str, text: str) -> None:
+    filled = textwrap.wrap(text, 96, subsequent_indent="  " if text.startswith("- ") else "") or [""]
+    for i, line in enumerate(filled):
+        print(f"  {paint(f'{name if i == 0 else chr(32):13}', 'cyan')} {line}")
