@@ -134,11 +134,11 @@ class FrozenLakeEnv(TextEnv):
             return super().render()
         view = self._views.get(self._player)
         if view is None:
-            texts = self._texts.copy()
-            texts[self._player] = self.symbols[ON[self._cells[self._player]]]
-            size = self.size
-            view = "\n".join("".join(texts[i : i + size]) for i in range(0, size * size, size))
-            self._views[self._player] = view
+            texts, player = self._texts, self._player
+            ground = texts[player]
+            texts[player] = self.symbols[ON[self._cells[player]]] + ("\n" if ground[-1] == "\n" else "")
+            view = self._views[player] = "".join(texts)
+            texts[player] = ground
         return view
 
     def oracle(self) -> list[str] | None:
@@ -210,7 +210,10 @@ class FrozenLakeEnv(TextEnv):
 
     def _start(self, cells: bytes, player: int) -> None:
         self._cells, self._player = cells, player
+        # Texts of the cells in reading order, without the player; the last of each row carries the line break.
         self._texts = [self.symbols[EMPTY[c]] for c in cells]
+        for end in range(self.size - 1, len(cells) - 1, self.size):
+            self._texts[end] += "\n"
         self._views: dict[int, str] = {}  # the lake as text with the player on a cell, drawn when first needed
 
 
