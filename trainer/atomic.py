@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from roll_envs.errors import RollError
 
-__all__ = ["disk_errors", "sync_folder", "write_atomic", "write_synced"]
+__all__ = ["TEMPORARY_SUFFIX", "disk_errors", "sync_folder", "write_atomic", "write_synced"]
+
+TEMPORARY_SUFFIX = ".unfinished"
+"""Ends the name of a file that is being written; one that stays behind is of a killed process."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -35,17 +38,14 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
     """
     target = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     with disk_errors(target):
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(file.fileno(), 0o666 & ~_umask())
-                _write_all(file.fileno(), data)
-                os.fsync(file.fileno())
-            os.replace(name, target)
+            write_synced(temporary, data)
+            os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(name)
+                temporary.unlink()
             raise
         sync_folder(target.parent)
 
@@ -74,12 +74,6 @@ def _write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
-
-
-def _umask() -> int:
-    current = os.umask(0o022)
-    os.umask(current)
-    return current
 
 
 def _explain(path: Path, error: OSError, saved_before: str) -> str:

@@ -12,8 +12,9 @@ import io
 import json
 import os
 import re
+import secrets
+import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,9 +80,9 @@ def save_checkpoint(folder: str | os.PathLike[str], state: CheckpointState, *, k
     with disk_errors(parent, "every earlier checkpoint is still there"):
         parent.mkdir(parents=True, exist_ok=True)
         clean_unfinished(parent)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{os.getpid()}-", dir=parent))
+        temporary = parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+        temporary.mkdir()
         try:
-            temporary.chmod(0o755)
             for name, data in files.items():
                 write_synced(temporary / name, data)
             write_synced(temporary / "manifest.json", _json(_manifest(state.step, files)))
@@ -110,7 +111,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> CheckpointState:
         return _load(folder)
     except CheckpointError as error:
         good = latest_good(folder.parent, before=folder)
-        advice = f"the newest good one before it: roll-train resume {good}" if good else "there is no earlier good one"
+        advice = (
+            f"the newest good one before it: roll-train resume {shlex.quote(str(good))}"
+            if good
+            else "there is no earlier good one"
+        )
         raise CheckpointError(f"{error}; {advice}") from error
 
 

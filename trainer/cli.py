@@ -114,7 +114,7 @@ def _resume(options: argparse.Namespace) -> int:
         from trainer.loop import resume
 
         report = Report()
-        path = Path(options.run)
+        path = Path(os.path.abspath(options.run))
         if path.parent.name == "checkpoints":
             return _finish(folder, report, lambda: resume(folder, report, options.steps, checkpoint=path))
         return _finish(folder, report, lambda: resume(folder, report, options.steps))

@@ -5,8 +5,10 @@ On a terminal there are progress bars; elsewhere (a pipe, a log file) plain line
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import io
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -40,7 +42,8 @@ class Report:
 
     def __init__(self, console: Console | None = None, *, interval_s: float = 10.0) -> None:
         self.console = console or _console()
-        self._interval_s = interval_s
+        self.interval_s = interval_s
+        """Seconds between plain progress lines."""
 
     @classmethod
     def silent(cls) -> Self:
@@ -86,11 +89,6 @@ class Report:
         with progress:
             yield progress
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds between plain progress lines."""
-        return self._interval_s
-
     def print_panel_table(self, phases: Sequence[PhaseResult]) -> None:
         """The held-out panel at each point of the run, and the change from the first to the last."""
         table = Table(title="Held-out panel", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -130,11 +128,12 @@ class Report:
         """Where the run is, how to look at it and how to go on."""
         took = f" after {duration_words(seconds)}" if seconds is not None else ""
         self._heading(f"{'Done' if finished else 'Stopped'}{took}")
+        quoted = shlex.quote(folder)
         rows = [
             ("run folder", folder),
-            ("look", f"tensorboard --logdir {folder}/tensorboard"),
-            ("evaluate", f"roll-eval {folder}"),
-            ("train on" if finished else "go on", f"roll-train resume {folder}" + (" --steps N" if finished else "")),
+            ("look", f"tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}"),
+            ("evaluate", f"roll-eval {quoted}"),
+            ("train on" if finished else "go on", f"roll-train resume {quoted}" + (" --steps N" if finished else "")),
         ]
         for label, words in rows:
             self.say(f"  {label:<12}{words}")
@@ -144,7 +143,7 @@ class Report:
         self.console.print(Text(text, style="bold"))
 
 
-class PhaseProgress(contextlib.AbstractContextManager["PhaseProgress"]):
+class PhaseProgress(contextlib.AbstractContextManager["PhaseProgress"], abc.ABC):
     """Progress of one phase; made by :meth:`Report.phase`."""
 
     def __init__(self, name: str, total: int) -> None:
@@ -157,9 +156,9 @@ class PhaseProgress(contextlib.AbstractContextManager["PhaseProgress"]):
         self.done += amount
         self.show(" · ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in numbers.items()))
 
+    @abc.abstractmethod
     def show(self, words: str) -> None:
         """Show the present state with ``words``."""
-        raise NotImplementedError
 
 
 class _Bar(PhaseProgress):

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from roll_envs.types import Trajectory
-from trainer.atomic import disk_errors, write_atomic
+from trainer.atomic import TEMPORARY_SUFFIX, disk_errors, write_atomic
 from trainer.config import RunConfig
 from trainer.config_file import dump_config, load_config
 from trainer.episodes import episode_record, episode_text
@@ -71,9 +71,9 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Take up the run at ``path`` (its folder, or a checkpoint in it). Raises ConfigError when it is no run."""
-        folder = Path(path)
-        if folder.parent.name == "checkpoints":
-            folder = folder.parent.parent
+        folder, absolute = Path(path), Path(os.path.abspath(path))
+        if absolute.parent.name == "checkpoints":
+            folder = absolute.parent.parent
         if not folder.is_dir():
             raise ConfigError(f"no run folder {str(path)!r}; check the path")
         if not (folder / "config.yaml").is_file():
@@ -82,6 +82,9 @@ class RunFolder:
         with disk_errors(folder):
             for part in (run.tensorboard_path, run.episodes_path, run.checkpoints_path):
                 part.mkdir(exist_ok=True)
+            for part in (folder, run.episodes_path):
+                for stale in part.glob(f".*{TEMPORARY_SUFFIX}"):
+                    stale.unlink(missing_ok=True)
         return run
 
     def log(self, metrics: Mapping[str, float], *, step: int, phase: str = "train") -> None:

@@ -220,6 +220,7 @@ def test_wrong_overrides(override: str, expected: str) -> None:
         (["rollout.group_size=1"], "allowed: 2 or more, or advantage.name 'reinforce'"),
         (["optimizer.lr=.inf"], "optimizer.lr is inf; allowed: a number >= 0"),
         (["optimizer.lr=.nan"], "optimizer.lr is nan; allowed: a number >= 0"),
+        (["optimizer.lr=true"], "optimizer.lr is true; allowed: a number >= 0"),
         (["name=../x"], "name is '../x'; allowed: letters"),
     ],
 )

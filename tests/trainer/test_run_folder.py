@@ -15,7 +15,7 @@ from episode_builders import trajectory, turn
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
-from trainer.atomic import write_atomic
+from trainer.atomic import TEMPORARY_SUFFIX, write_atomic
 from trainer.config import EnvConfig, RunConfig
 from trainer.run_folder import RunFolder, read_metrics
 
@@ -30,6 +30,11 @@ def events(folder: RunFolder, tag: str) -> list[tuple[int, float]]:
     return [(e.step, round(e.value, 5)) for e in found.Scalars(tag)]
 
 
+def log_many(folder: RunFolder) -> None:
+    for step in range(2, 1000):
+        folder.log({"loss": 1.0}, step=step)
+
+
 def test_a_new_folder_never_takes_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda _: "20260102-030405")
     names = [RunFolder.create(config(tmp_path / "runs")).path.name for _ in range(3)]
@@ -37,18 +42,20 @@ def test_a_new_folder_never_takes_an_old_one(tmp_path: Path, monkeypatch: pytest
     assert names == [stem, f"{stem}-2", f"{stem}-3"]
 
 
-def test_the_configuration_comes_back(tmp_path: Path) -> None:
+def test_the_configuration_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = config(tmp_path)
     folder = RunFolder.create(made, output=tmp_path / "elsewhere")
     assert folder.path.parent == tmp_path / "elsewhere"
     assert RunFolder.open(folder.path).config == made
+    monkeypatch.chdir(folder.checkpoints_path)
+    assert RunFolder.open("step-000002").path == folder.path
     assert RunFolder.open(folder.checkpoints_path / "step-000002").path == folder.path
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run folder"):
         RunFolder.open(tmp_path / "nope")
-    with pytest.raises(ConfigError, match="not a run folder: it has no config.yaml"):
+    with pytest.raises(ConfigError, match=r"not a run folder: it has no config\.yaml"):
         RunFolder.open(tmp_path)
 
 
@@ -104,8 +111,7 @@ def test_a_full_disk_leaves_the_metrics_whole(tmp_path: Path) -> None:
         line = folder.metrics_path.read_bytes()
         fill(disk)
         with pytest.raises(RollError, match=r"the disk is full .*metrics\.jsonl.*Free some space"):
-            for step in range(2, 1000):
-                folder.log({"loss": 1.0}, step=step)
+            log_many(folder)
         kept = folder.metrics_path.read_bytes()
         assert kept.startswith(line)
         assert kept.endswith(b"}\n")
@@ -139,7 +145,7 @@ def test_write_atomic_on_a_failing_sync_keeps_the_old_file(tmp_path: Path, monke
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(RollError, match="could not write .*Input/output error"):
+    with pytest.raises(RollError, match=r"could not write .*Input/output error"):
         write_atomic(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
@@ -159,7 +165,7 @@ def test_write_atomic_gives_the_usual_permissions_and_names_a_missing_folder(tmp
 
 def test_an_output_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    with pytest.raises(RollError, match="could not write .*runs"):
+    with pytest.raises(RollError, match=r"could not write .*runs"):
         RunFolder.create(config(tmp_path / "runs"))
 
 
@@ -176,6 +182,16 @@ def test_episodes_as_text_and_records(tmp_path: Path) -> None:
     assert len(records) == 2
     assert records[0]["turns"][0]["completion_ids"] == [2]
     assert records[0]["turns"][0]["info"]["parts"] == {"goal": "inf"}
+
+
+def test_what_a_killed_process_left_is_cleaned_away(tmp_path: Path) -> None:
+    folder = RunFolder.create(config(tmp_path))
+    stale = folder.episodes_path / f".after.txt.1-ab{TEMPORARY_SUFFIX}"
+    stale.write_text("half")
+    folder.save_summary({})
+    RunFolder.open(folder.path)
+    assert not stale.exists()
+    assert folder.summary_path.exists()
 
 
 def test_summary(tmp_path: Path) -> None:

@@ -1,0 +1,236 @@
+"""The commands as a user meets them: exit status, one clear message, nothing heavy loaded too early."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll_envs.errors import CheckpointError, RollError
+from trainer.cli import main, main_eval
+from trainer.config import RunConfig
+from trainer.config_file import parse_config
+from trainer.report import Report
+from trainer.results import PhaseResult
+from trainer.run_folder import RunFolder
+
+TEXT = "format: 1\nname: tiny\nsteps: 3\nenv: {id: roll/FrozenLake-v0}\n"
+RESULT = PhaseResult(
+    name="panel", tasks=8, success=0.5, interval_low=0.2, interval_high=0.8, turns=3.0, valid_action_rate=1.0,
+    mean_return=0.5, seconds=0.1,
+)  # fmt: skip
+
+
+@pytest.fixture
+def config_path(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TEXT + f"output: {tmp_path}/runs\n")
+    return path
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """Stands for trainer.loop and trainer.evaluate; ``work`` is what training does."""
+    calls = types.SimpleNamespace(seen=[], work=lambda folder: None)
+
+    def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any]:
+        calls.seen.append(("train", config, folder.path))
+        calls.work(folder)
+        return {}
+
+    def resume(folder: RunFolder, report: Report, steps: int | None, checkpoint: Path | None = None) -> dict[str, Any]:
+        calls.seen.append(("resume", folder.path, steps, checkpoint))
+        calls.work(folder)
+        return {}
+
+    def evaluate_run(path: str, **options: Any) -> PhaseResult:
+        calls.seen.append(("evaluate", path, options))
+        calls.work(None)
+        return RESULT
+
+    module = types.ModuleType("trainer.loop")
+    module.__dict__.update(train=train, resume=resume)
+    monkeypatch.setitem(sys.modules, "trainer.loop", module)
+    module = types.ModuleType("trainer.evaluate")
+    module.__dict__.update(evaluate_run=evaluate_run)
+    monkeypatch.setitem(sys.modules, "trainer.evaluate", module)
+    return calls
+
+
+def raising(error: BaseException) -> Callable[[RunFolder], None]:
+    def work(_: RunFolder) -> None:
+        raise error
+
+    return work
+
+
+def save_one(folder: RunFolder) -> None:
+    (folder.checkpoints_path / "step-000001").mkdir()
+
+
+def test_dry_run_prints_configuration_and_plan_and_writes_nothing(
+    config_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert main([str(config_path), "--dry-run", "seed=5", "--output", str(tmp_path / "a b")]) == 0
+    text = capsys.readouterr().out
+    resolved, _, plan = text.partition("\ntiny · seed 5")
+    config = parse_config(resolved)
+    assert (config.seed, config.output, config.steps) == (5, str(tmp_path / "a b"), 3)
+    assert "3 steps" in plan
+    assert "nothing was started" in plan
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+LIGHT = """
+import sys
+from trainer.cli import main
+status = main(sys.argv[1:])
+heavy = {"torch", "transformers", "matplotlib", "tensorboard"} & set(sys.modules)
+assert not heavy, heavy
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["--dry-run"], 0), (["optimiser.lr=1"], 2), (["--dry-run", "env.id=roll/Nope-v0"], 2)]
+)
+def test_nothing_heavy_is_loaded_before_it_is_needed(config_path: Path, arguments: list[str], status: int) -> None:
+    command = [sys.executable, "-W", "error", "-c", LIGHT, str(config_path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback(config_path: Path) -> None:
+    command = f"{sys.executable} -c 'from trainer.cli import main; raise SystemExit(main())' {config_path} --dry-run"
+    done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["optimiser.lr=1"], "roll-train: override 'optimiser.lr=1': unknown key 'optimiser.lr'; did you mean 'opti"),
+        (["env.id=roll/FrozenLak-v0"], "roll-train: no environment 'roll/FrozenLak-v0'; did you mean 'roll/FrozenLake"),
+        (["advantage.name=grp0"], "roll-train: no advantage estimator 'grp0'; did you mean 'grpo'?"),
+        (["seed=x", "steps=y"], "roll-train:\n  override 'seed=x'"),
+    ],
+)
+def test_a_mistake_is_one_message_and_leaves_no_folder(
+    config_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], expected: str
+) -> None:
+    assert main([str(config_path), *overrides]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(expected)
+    assert shown.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_training_gets_the_resolved_configuration_and_a_folder(
+    config_path: Path, tmp_path: Path, loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(config_path), "optimizer.lr=1e-3", "--output", str(tmp_path / "here")]) == 0
+    ((_, config, folder),) = loop.seen
+    assert config.optimizer.lr == 1e-3
+    assert folder.parent == tmp_path / "here"
+    assert RunFolder.open(folder).config == config
+    assert f"roll-eval {folder}" in capsys.readouterr().out
+
+
+def test_an_interrupt_says_how_to_go_on(
+    config_path: Path, loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.work = raising(KeyboardInterrupt())
+    assert main([str(config_path)]) == 130
+    assert "Stopped before the first checkpoint" in capsys.readouterr().out
+
+    def saved(folder: RunFolder) -> None:
+        save_one(folder)
+        raise KeyboardInterrupt
+
+    loop.work = saved
+    assert main([str(config_path)]) == 130
+    folder = loop.seen[-1][2]
+    assert f"roll-train resume {folder}" in capsys.readouterr().out
+
+
+def test_an_error_while_training_names_the_folder(
+    config_path: Path, loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.work = raising(RollError("the disk is full"))
+    assert main([str(config_path)]) == 2
+    assert capsys.readouterr().err == f"roll-train:\n  the disk is full\n  run folder: {loop.seen[0][2]}\n"
+
+
+def test_faults_of_ours_keep_their_traceback(config_path: Path, loop: types.SimpleNamespace) -> None:
+    loop.work = raising(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        main([str(config_path)])
+    loop.work = raising(ModuleNotFoundError("no", name="somebodys_package"))
+    with pytest.raises(ModuleNotFoundError):
+        main([str(config_path)])
+
+
+def test_a_missing_part_names_the_pip_command(
+    config_path: Path, loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.work = raising(ModuleNotFoundError("No module named 'torch'", name="torch"))
+    assert main([str(config_path)]) == 2
+    assert "pip install 'roll-envs[train]'" in capsys.readouterr().err
+
+
+def test_resume_takes_a_run_or_a_checkpoint_of_it(
+    config_path: Path, loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.work = save_one
+    main([str(config_path)])
+    run = loop.seen[0][2]
+    loop.work = lambda folder: None
+    checkpoint = run / "checkpoints" / "step-000001"
+    assert main(["resume", str(run), "--steps", "9"]) == 0
+    assert main(["resume", str(checkpoint)]) == 0
+    assert loop.seen[1:] == [("resume", run, 9, None), ("resume", run, None, checkpoint)]
+    assert main(["resume", str(run) + "x"]) == 2
+    assert "no run folder" in capsys.readouterr().err
+
+
+def test_evaluation_prints_a_table_or_json(loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_eval(["run", "--tasks", "8", "--temperature", "0", "--env", "x", "--seed", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["success"] == 0.5
+    assert loop.seen == [("evaluate", "run", {"tasks": 8, "seed": 4, "env_id": "x", "temperature": 0.0})]
+    assert main_eval(["run"]) == 0
+    assert "0.200-0.800" in capsys.readouterr().out
+    assert loop.seen[1][2] == {"tasks": None, "seed": None, "env_id": None, "temperature": None}
+    loop.work = raising(CheckpointError("no checkpoint"))
+    assert main_eval(["run"]) == 2
+    assert capsys.readouterr().err == "roll-eval: no checkpoint\n"
+    loop.work = raising(KeyboardInterrupt())
+    assert main_eval(["run"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (main, []),
+        (main, ["a.yaml", "--nope"]),
+        (main, ["resume"]),
+        (main, ["resume", "run", "--steps", "-1"]),
+        (main_eval, ["run", "--tasks", "0"]),
+        (main_eval, ["run", "--temperature", "-1"]),
+        (main_eval, ["run", "--temperature", "nan"]),
+    ],
+)
+def test_wrong_options_exit_with_2(
+    command: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command(arguments)
+    assert caught.value.code == 2
+    assert "usage: roll-" in capsys.readouterr().err

@@ -1,0 +1,301 @@
+"""What a person sees: plan, progress with the time left, tables, episodes, summary and pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from episode_builders import TASK, trajectory, turn
+from rich.console import Console
+
+from roll_envs.errors import MissingExtraError, RollError
+from roll_envs.types import Outcome, Trajectory
+from trainer import plot, report
+from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RunConfig, WarmStartConfig
+from trainer.episodes import episode_board, episode_headline, episode_text
+from trainer.plan import estimate_parameters, make_plan
+from trainer.plot import plot_run, plot_runs, read_curve
+from trainer.report import Report, duration_words
+from trainer.results import PhaseResult, phase_result, summary
+from trainer.run_folder import RunFolder
+
+CONFIG = RunConfig(
+    format=1,
+    name="lake",
+    seed=2,
+    steps=40,
+    env=EnvConfig(id="roll/FrozenLake-v0", kwargs={"size": 4}),
+    warm_start=WarmStartConfig(steps=10),
+    evaluation=EvaluationConfig(tasks=256, every=10),
+)
+BEFORE = PhaseResult(
+    name="before", tasks=256, success=0.25, interval_low=0.2, interval_high=0.31, turns=6.0,
+    valid_action_rate=0.9, mean_return=0.2, seconds=3.0,
+)  # fmt: skip
+AFTER = replace(BEFORE, name="after", success=0.875, interval_low=0.83, interval_high=0.91, step=40, failed=2)
+
+
+def printer(*, terminal: bool = False, width: int = 100, interval_s: float = 10.0) -> tuple[Report, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, highlight=False, legacy_windows=False)
+    return Report(console, interval_s=interval_s), out
+
+
+def board(text: str, answer: str, *, reward: float = 0.0, valid: bool = True, success: bool = False) -> Trajectory:
+    one = turn(anchor=text, reward=reward, info={"action_is_valid": valid, "success": success})
+    return trajectory(replace(one, text=answer, observation=text[::-1]))
+
+
+def test_the_plan_counts_steps_and_episodes() -> None:
+    plan = make_plan(CONFIG)
+    assert [(p.name, p.steps, p.episodes) for p in plan.phases] == [
+        ("warm start", 10, 640),
+        ("panel before", 1, 256),
+        ("training", 40, 40 * 16 * 8),
+        ("panel during", 3, 3 * 256),
+        ("panel after", 1, 256),
+    ]
+    assert plan.seconds is None
+    timed = make_plan(CONFIG, seconds={p.name: 2.0 for p in plan.phases})
+    assert timed.seconds == 10.0
+
+
+def test_phases_of_no_steps_are_left_out() -> None:
+    plain = RunConfig(format=1, name="a", steps=0, env=EnvConfig(id="x"))
+    assert [p.name for p in make_plan(plain).phases] == ["panel before"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_the_estimate_is_the_number_of_parameters(architecture: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = ModelConfig.model_validate({"architecture": architecture, "hidden_size": 32, "layers": 2, "mlp_ratio": 2.0})
+    family = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}[architecture]
+    network = transformers.AutoModelForCausalLM.from_config(
+        family(
+            vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=4, tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=1,
+        )
+    )  # fmt: skip
+    assert estimate_parameters(model, vocabulary=50) == sum(p.numel() for p in network.parameters())
+
+
+def test_the_plan_is_printed_with_what_matters() -> None:
+    shown, out = printer()
+    shown.print_plan(make_plan(CONFIG, folder="runs/lake", parameters=12345, seconds={"training": 95.0}))
+    text = out.getvalue()
+    for words in ("roll/FrozenLake-v0 (size=4)", "12,345 parameters", "runs/lake", "40 steps", "5,120", "1 min 35 s"):
+        assert words in text
+
+
+def test_lines_about_every_interval_when_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, out = printer(interval_s=10.0)
+    now = 0.0
+    monkeypatch.setattr(report.time, "monotonic", lambda: now)
+    with shown.phase("training", 30) as progress:
+        for step in range(30):
+            now += 1.0
+            progress.advance(success=step / 30, episodes=step)
+    assert out.getvalue().splitlines() == [
+        "training: 10/30 · 10 s, about 20 s left · success 0.3 · episodes 9",
+        "training: 20/30 · 20 s, about 10 s left · success 0.633 · episodes 19",
+        "training: 30/30 · 30 s · success 0.967 · episodes 29",
+    ]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_an_interrupted_phase_says_so() -> None:
+    shown, out = printer()
+
+    def interrupted() -> None:
+        with shown.phase("training", 30) as progress:
+            progress.advance(3)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert out.getvalue().startswith("training: 3/30")
+    assert "stopped" in out.getvalue()
+
+
+def test_bars_on_a_terminal() -> None:
+    shown, out = printer(terminal=True, width=120)
+    with shown.phase("training", 4) as progress:
+        for _ in range(4):
+            progress.advance(success=0.5)
+    text = out.getvalue()
+    assert "4/4" in text
+    assert "left" in text
+    assert "success 0.5" in text
+
+
+def test_the_panel_table() -> None:
+    shown, out = printer()
+    shown.print_panel_table([BEFORE, AFTER])
+    text = out.getvalue()
+    for words in ("0.250", "0.875", "0.830-0.910", "0.900", "256", "6.00"):
+        assert words in text
+    assert "Success 0.250 -> 0.875 (the intervals do not overlap)." in text
+    assert "after: 2 episodes failed for reasons of ours" in text
+    shown.print_panel_table([BEFORE, replace(BEFORE, interval_low=0.25)])
+    assert "(the intervals overlap)" in out.getvalue()
+
+
+def test_closing_lines_say_where_and_how_to_go_on() -> None:
+    shown, out = printer()
+    shown.print_closing("runs/lake-seed2", seconds=83.0, finished=False)
+    shown.print_closing("my runs/lake")
+    text = out.getvalue()
+    assert "roll-eval 'my runs/lake'\n" in text
+    assert "Stopped after 1 min 23 s" in text
+    assert "tensorboard --logdir runs/lake-seed2/tensorboard" in text
+    assert "roll-train resume runs/lake-seed2\n" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.25, "0.2 s"),
+        (7.4, "7 s"),
+        (59.7, "1 min 0 s"),
+        (83, "1 min 23 s"),
+        (3599.9, "1 h 0 min"),
+        (7500, "2 h 5 min"),
+    ],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration_words(seconds) == words
+
+
+def test_an_episode_is_shown_with_boards_side_by_side() -> None:
+    steps = [turn(anchor=f"P{i}\n_G", info={"action_is_valid": i != 1}) for i in range(3)]
+    named = [replace(step, text=name) for step, name in zip(steps, ("Right", "[b]x", "Down"), strict=True)]
+    shown, out = printer()
+    shown.print_episode("After [red]training", trajectory(*named))
+    text = out.getvalue()
+    assert "After [red]training" in text
+    assert "not solved in 3 turns" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["P0", "P1", "P2"] in [line[:3] for line in lines]
+    assert [">", "Right", ">", "[b]x", ">", "Down"] in [line[:6] for line in lines]
+    assert ["+0", "+0", "invalid", "+0"] in lines
+
+
+def test_boards_fit_the_width_and_long_things_are_cut() -> None:
+    long = trajectory(*[turn(anchor="word " * 400) for _ in range(50)])
+    lines = episode_board(long, width=80, max_turns=6)
+    assert max(map(len, lines)) <= 80
+    assert "(44 turns" in "\n".join(lines)
+    assert len(lines) < 100
+    assert episode_board(trajectory(), width=80) == ["(no turns)"]
+
+
+def test_an_episode_text_shortens_nothing() -> None:
+    long = "word " * 400
+    text = episode_text(board(long, "a" * 500, valid=False))
+    assert long in text
+    assert "a" * 500 in text
+    assert "not a valid action" in text
+
+
+def test_a_failed_episode_says_why() -> None:
+    failed = Trajectory(task=TASK, member=0, turns=(), outcome=Outcome(kind="failed", reason="env died"))
+    assert "failed (env died) in 0 turns" in episode_headline(failed)
+
+
+def test_a_phase_is_measured_over_scored_episodes_only() -> None:
+    won = board("ab", "x", reward=1.0, success=True)
+    lost = trajectory(turn(info={"action_is_valid": False}), turn(info={"action_is_valid": True}), kind="truncated")
+    failed = trajectory(turn(reward=-9.0), kind="failed")
+    result = phase_result("before", [won, lost, failed], seconds=1.0, step=4)
+    assert (result.tasks, result.failed, result.success, result.mean_return) == (2, 1, 0.5, 0.5)
+    assert (result.turns, result.valid_action_rate, result.step) == (1.5, pytest.approx(2 / 3), 4)
+    assert (result.interval_low, result.interval_high) == pytest.approx((0.0945, 0.9055), abs=1e-3)
+    empty = phase_result("before", [], seconds=1.0)
+    assert (empty.tasks, empty.interval_low, empty.interval_high) == (0, 0.0, 1.0)
+
+
+def test_the_summary_is_json_with_seed_versions_and_phases() -> None:
+    data = json.loads(
+        json.dumps(summary(name="lake", env_id="x", seed=2, phases=[BEFORE, AFTER], total_seconds=9.5, extra={"k": 1}))
+    )
+    assert data["seed"] == 2
+    assert [p["success"] for p in data["phases"]] == [0.25, 0.875]
+    assert set(data["versions"]) == {"python", "torch", "transformers", "gymnasium", "roll-envs", "numpy"}
+    assert data["cores"] >= 1
+    assert (data["total_seconds"], data["k"]) == (9.5, 1)
+
+
+def finished_run(output: Path, seed: int, env_id: str = "roll/FrozenLake-v0") -> Path:
+    config = CONFIG.model_copy(update={"output": str(output), "seed": seed, "env": EnvConfig(id=env_id)})
+    with RunFolder.create(config) as folder:
+        folder.tensorboard_path.rmdir()
+        records = [
+            {"phase": "train", "step": i, "time": 0.0, plot.SUCCESS: 0.2 + i / 60 + seed / 50, plot.RETURN: i / 40}
+            for i in range(1, 41)
+        ]
+        records[3][plot.RETURN] = "nan"
+        folder.metrics_path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        folder.save_summary(summary(name="lake", env_id=env_id, seed=seed, phases=[BEFORE, AFTER], total_seconds=1.0))
+    return folder.path
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+
+
+def test_a_learning_curve_is_drawn(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, 0)
+    curve = read_curve(run)
+    assert curve.steps.tolist() == list(range(1, 41))
+    assert np.isnan(curve.returns[3])
+    assert [p.step for p in curve.panel] == [0, 40]
+    assert plot_run(run) == run / "learning_curve.png"
+    assert min(picture_size(run / "learning_curve.png")) > 500
+    plain = (run / "learning_curve.png").read_bytes()
+    (run / "metrics.jsonl").unlink()
+    plot_run(run)
+    assert (run / "learning_curve.png").read_bytes() != plain, "the curve itself must be in the picture"
+
+
+def test_several_seeds_in_one_picture(tmp_path: Path) -> None:
+    runs = [finished_run(tmp_path, seed) for seed in (0, 1)]
+    assert min(picture_size(plot_runs(runs, tmp_path / "seeds.png"))) > 500
+    with pytest.raises(RollError, match="several environments"):
+        plot_runs([runs[0], finished_run(tmp_path, 0, "other")], tmp_path / "x.png")
+    with pytest.raises(RollError, match="no run folders"):
+        plot_runs([], tmp_path / "x.png")
+
+
+def test_smoothing_by_hand() -> None:
+    values = np.array([0.0, 1.0, 2.0, np.nan, 4.0, 5.0])
+    assert plot._smooth(values).tolist() == [1.0, 1.0, 7 / 4, 3.0, 11 / 3, 4.5]
+    assert plot._smooth(np.array([])).tolist() == []
+
+
+def test_an_unfinished_or_changed_run_is_not_drawn(tmp_path: Path) -> None:
+    with pytest.raises(RollError, match="the run has not finished"):
+        plot_run(tmp_path)
+    (tmp_path / "summary.json").write_text('{"phases": [{}]}')
+    with pytest.raises(RollError, match="cannot be read"):
+        plot_run(tmp_path)
+
+
+def test_without_matplotlib_the_pip_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'roll-envs\[train\]'"):
+        plot_run(finished_run(tmp_path, 0))
+
+
+def test_a_silent_report_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = Report.silent()
+    silent.print_plan(make_plan(CONFIG))
+    with silent.phase("training", 2) as progress:
+        progress.advance()
+    silent.print_closing("x")
+    assert capsys.readouterr() == ("", "")
