@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 try:
     import termios
@@ -37,13 +37,26 @@ def action_keys(actions: Sequence[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def raw_keys() -> Iterator[None]:
-    """The terminal gives every key at once and shows none, until the end of the block; Ctrl-C still interrupts."""
+def raw_keys() -> Iterator[Callable[[str], str]]:
+    """The terminal gives every key at once and shows none, until the end of the block; Ctrl-C still interrupts.
+
+    Yields a function that asks for a whole line in between, shown and edited as usual.
+    """
     handle = sys.stdin.fileno()
     before = termios.tcgetattr(handle)
+
+    def ask(prompt: str) -> str:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+        try:
+            return input(prompt)
+        except EOFError:
+            return ""
+        finally:
+            tty.setcbreak(handle)
+
     tty.setcbreak(handle)
     try:
-        yield
+        yield ask
     finally:
         termios.tcsetattr(handle, termios.TCSADRAIN, before)
 

@@ -9,6 +9,7 @@ import argparse
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 
 from roll_envs.cli.board import draw, legend
 from roll_envs.cli.common import add_kwargs, coloured, make_env, paint, print_json
@@ -17,7 +18,8 @@ from roll_envs.cli.session import Session
 
 __all__ = ["add_arguments", "run"]
 
-_CLEAR, _ENTER, _LEAVE = "\x1b[H\x1b[2J", "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H\x1b[2J", "\x1b[?25l", "\x1b[?25h"
+_ENTER, _LEAVE = "\x1b[?1049h" + _HIDE_CURSOR, _SHOW_CURSOR + "\x1b[?1049l"
 _COMMANDS = "u undo, h hint, r new episode, ? rules, q quit"
 
 
@@ -79,7 +81,13 @@ def _play_lines(session: Session, *, quiet: bool) -> None:
 
 def _line(session: Session, typed: str) -> None:
     """Do what a typed line says: a command, ``=any text``, or an action."""
-    commands = {"u": session.undo, "h": session.hint, "o": session.hint, "r": session.start, "?": lambda: None}
+    commands: dict[str, Callable[[], object]] = {
+        "u": session.undo,
+        "h": session.hint,
+        "o": session.hint,
+        "r": session.start,
+        "?": lambda: None,
+    }
     word = typed.strip()
     if typed.startswith("="):
         session.answer(typed[1:])
@@ -93,29 +101,28 @@ def _line(session: Session, typed: str) -> None:
 
 def _play_keys(session: Session, keys: dict[str, str]) -> None:
     sys.stdout.write(_ENTER)
-    rules = False
     try:
-        while True:
-            _draw_screen(session, keys, rules=rules)
-            rules = False
-            with raw_keys():
+        with raw_keys() as ask:
+            while True:
+                _draw_screen(session, keys, rules=False)
                 key = read_key()
-            if key in ("", "q", "Q"):
-                break
-            if key in keys:
-                session.act(keys[key])
-            elif key == "u":
-                session.undo()
-            elif key in ("h", "o"):
-                session.hint()
-            elif key in ("r", "\n") and (key == "r" or session.over):
-                session.start()
-            elif key == "?":
-                rules = True
-            elif key == "t":
-                _type_answer(session)
-            else:
-                session.message = f"{key!r} does nothing here"
+                if key == "?":
+                    _draw_screen(session, keys, rules=True)
+                    key = read_key() and "esc"
+                if key in ("", "q", "Q"):
+                    break
+                if key in keys:
+                    session.act(keys[key])
+                elif key == "u":
+                    session.undo()
+                elif key in ("h", "o"):
+                    session.hint()
+                elif key == "r" or (key == "\n" and session.over):
+                    session.start()
+                elif key == "t":
+                    _type_answer(session, ask)
+                elif key not in ("esc", "\n"):
+                    session.message = f"{key!r} does nothing here"
     except KeyboardInterrupt:
         pass
     finally:
@@ -124,13 +131,10 @@ def _play_keys(session: Session, keys: dict[str, str]) -> None:
     print(f"{session.record()['id']} seed {session.seed}: {_score(session)}")
 
 
-def _type_answer(session: Session) -> None:
-    sys.stdout.write("\x1b[?25h")
-    try:
-        typed = input("  answer> ")
-    except EOFError:
-        typed = ""
-    sys.stdout.write("\x1b[?25l")
+def _type_answer(session: Session, ask: Callable[[str], str]) -> None:
+    sys.stdout.write(_SHOW_CURSOR)
+    typed = ask("  answer> ")
+    sys.stdout.write(_HIDE_CURSOR)
     if typed:
         _line(session, typed)
 
@@ -141,33 +145,31 @@ def _score(session: Session) -> str:
 
 
 def _draw_screen(session: Session, keys: dict[str, str], *, rules: bool) -> None:
-    on, width = coloured(), shutil.get_terminal_size().columns
+    on, width = coloured(), max(30, shutil.get_terminal_size().columns - 2)
+
+    def wrapped(text: str) -> str:
+        return textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ")
+
     limit = f" of {session.max_turns}" if session.max_turns is not None else ""
-    meanings = legend(session.instructions)
-    status = ("green", "bold") if session.success else ("red",) if session.over else ()
     lines = [
         f"  {paint(str(session.record()['id']), 'bold', on=on)}   seed {session.seed}",
         f"  turn {len(session.turns)}{limit}   return {session.total:+g}",
         "",
-        textwrap.indent(draw(session.observation, meanings, wide=True, on=on), "    "),
-        "",
-        f"  {paint(session.message, *status, on=on) if status else session.message}",
-        "",
     ]
     if rules:
+        lines += [*map(wrapped, session.instructions.splitlines()), "", paint("  any key goes back", "dim", on=on)]
+    else:
+        meanings = legend(session.instructions)
+        status = ("green", "bold") if session.success else ("red",) if session.over else ("bold",)
+        symbols = "   ".join(f"{symbol} {meaning}" for symbol, meaning in meanings.items())
         lines += [
-            textwrap.fill(line, max(20, width - 4), initial_indent="  ", subsequent_indent="  ")
-            for line in session.instructions.splitlines()
-        ] + [""]
-    lines.append(
-        paint(
-            textwrap.fill(
-                _help(keys, over=session.over), max(20, width - 4), initial_indent="  ", subsequent_indent="  "
-            ),
-            "dim",
-            on=on,
-        )
-    )
+            textwrap.indent(draw(session.observation, meanings, wide=True, on=on), "    "),
+            "",
+            paint(wrapped(session.message), *status, on=on),
+            "",
+            *([paint(wrapped(symbols), "dim", on=on)] if symbols else []),
+            paint(wrapped(_help(keys, over=session.over)), "dim", on=on),
+        ]
     sys.stdout.write(_CLEAR + "\n".join(lines) + "\n")
     sys.stdout.flush()
 

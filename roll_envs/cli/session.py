@@ -80,7 +80,7 @@ class Session:
                 "info": info,
             }
         )
-        self.message = self._what_happened(info, float(reward))
+        self.message = f"{self._named(text)}: {self._what_happened(info, float(reward))}"
 
     def act(self, action: str) -> bool:
         """Play what a person typed: an action's name in any case, or an answer in the environment's own form.
@@ -129,14 +129,19 @@ class Session:
                 "no hint: the episode is over" if self.over else "no hint: there is no known way to win from here"
             )
             return
-        read = self.format.parse(way[0]) if self.format is not None else None
-        named = [self.format.actions[a] for a in read.actions] if self.format is not None and read is not None else []
         left = f" ({len(way)} turns to go)" if len(way) > 1 else " (and it is won)"
-        self.message = f"hint: {', '.join(named) or way[0]}{left}"
+        self.message = f"hint: {self._named(way[0])}{left}"
+
+    def _named(self, text: str) -> str:
+        """An answer as a person would say it."""
+        read = self.format.parse(text) if self.format is not None else None
+        if self.format is not None and read is not None and read.valid:
+            return ", ".join(self.format.actions[a] for a in read.actions)
+        return ascii(text if len(text) <= 40 else text[:37] + "...")
 
     def _what_happened(self, info: Mapping[str, Any], reward: float) -> str:
-        parts = ", ".join(f"{name} {value:+g}" for name, value in info.get("reward_parts", {}).items() if value)
-        said = f"reward {reward:+g}" + (f" ({parts})" if parts else "")
+        parts = [f"{name} {value:+g}" for name, value in info.get("reward_parts", {}).items() if value]
+        said = f"reward {reward:+g}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
         if not info.get("action_is_valid", True):
             said = f"not a valid answer; {said}"
         elif not info.get("action_is_effective", True):
