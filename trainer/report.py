@@ -26,7 +26,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from roll_envs.types import Trajectory
@@ -166,12 +166,19 @@ class _Bar(PhaseProgress):
         super().__init__(name, total)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[numbers]}", markup=False, style="dim"),
+            # Of a narrow terminal the numbers give way first.
+            TextColumn(
+                "{task.fields[numbers]}",
+                markup=False,
+                style="dim",
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
+            expand=True,
             console=console,
             speed_estimate_period=60.0,
         )
