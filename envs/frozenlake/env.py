@@ -204,7 +204,9 @@ class FrozenLakeEnv(TextEnv):
             self.np_random.bit_generator.state = snapshot["np_random"]
         letters = "".join(rows).replace("S", "F")  # type: ignore[arg-type]
         self._start(bytes(LETTERS.index(c) for c in letters), numbers["player"])
-        self._turns, self._over = numbers["turns"], bool(snapshot.get("over", False))
+        self._turns = numbers["turns"]
+        ended = self._cells[self._player] != FROZEN or self._turns >= self.max_turns
+        self._over = ended or bool(snapshot.get("over", False))
         self._slips, self._slipped = Slips(numbers["slip_seed"]), numbers["slips_used"]
         return self.render()
 

@@ -200,7 +200,7 @@ static PyObject *reverse_play(PyObject *module, PyObject *args) {
     (void)module;
     if (!PyArg_ParseTuple(args, "y#iiin", &bytes, &cells, &width, &player, &depth, &max_states)) return NULL;
     const uint8_t *structure = (const uint8_t *)bytes;
-    if (width < 3 || cells < 3 * width || cells % width || cells > MAX_CELLS || player < 0 || player >= cells ||
+    if (width < 3 || cells < 3 * (Py_ssize_t)width || cells % width || cells > MAX_CELLS || player < 0 || player >= cells ||
         max_states < 0 || max_states > 0x40000000 || !closed(structure, cells, width, player)) {
         PyErr_SetString(PyExc_ValueError, "structure must be a rectangle of WALL, FLOOR and TARGET closed by walls, "
                                           "with the player on a free cell, and max_states at most 2**30");

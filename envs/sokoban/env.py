@@ -130,7 +130,11 @@ class SokobanEnv(TextEnv):
         return "".join(self._drawn)
 
     def oracle(self) -> list[str] | None:
-        """Answers along a shortest solution (the highest reward), or None when the turns left are too few for it."""
+        """Answers along a shortest solution (the highest reward), or None when the turns left are too few for it.
+
+        Raises :class:`~envs.sokoban.solver.SolverLimitError` where the search grows too large (far beyond what rooms of
+        10x10 with 4 boxes take).
+        """
         if self._over:
             return None
         per_turn = self.action_format.max_actions
@@ -164,7 +168,8 @@ class SokobanEnv(TextEnv):
             self.np_random.bit_generator.state = snapshot["np_random"]
         self._start(room)
         self._turns, self._invalid = turns, invalid
-        self._over = bool(snapshot.get("over", False))
+        ended = self._on_target == self.num_boxes or self._turns >= self._turn_limit()
+        self._over = ended or bool(snapshot.get("over", False))
         return self.render()
 
     def _draw(self, seed: int) -> Room:
@@ -268,4 +273,5 @@ class SokobanEnv(TextEnv):
             "format_penalty": penalty,
             "reward_parts": {"step": step, "box": box, "solved": bonus, "format": penalty},
         }
-        return self.render(), step + box + bonus + penalty, solved, over and not solved, info
+        # sum() rounds differently from Python 3.12 on; so the parts sum to the reward on every version.
+        return self.render(), sum((step, box, bonus, penalty)), solved, over and not solved, info

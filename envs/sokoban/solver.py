@@ -15,8 +15,8 @@ from roll_envs.errors import RollError
 
 __all__ = ["MAX_STATES", "SolverLimitError", "solve"]
 
-MAX_STATES = 5_000_000
-"""States after which :func:`solve` gives up by default (about a GB in pure Python)."""
+MAX_STATES = 2_000_000
+"""States after which :func:`solve` gives up by default (some hundreds of MB)."""
 
 
 class SolverLimitError(RollError):

@@ -9,6 +9,8 @@ from typing import Any
 
 import gymnasium
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envs.sokoban.env import ACTIONS, SokobanEnv
 from roll_envs.errors import ConfigError, UnknownNameError
@@ -162,6 +164,35 @@ def test_snapshot_and_restore(kwargs: dict[str, Any]) -> None:
         assert target.snapshot() == snapshot
         assert [target.step(a) for a in answers] == after
         assert target.reset() == next_episode
+
+
+def test_an_ended_episode_stays_ended() -> None:
+    for room, turns in ((["######", "#P√_##", "#___##", "######", "######", "######"], 0), (ROOM, 10)):
+        env = SokobanEnv()
+        env.restore({"room": room, "turns": turns})
+        assert env.oracle() is None
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.step(say(env, "Up"))
+
+
+@given(st.integers(0, 2**40), st.lists(st.sampled_from(["Up", "Down", "Left", "Right", "?"]), max_size=40))
+@settings(max_examples=60)
+def test_drawn_move_by_move_as_drawn_anew(seed: int, walk: list[str]) -> None:
+    env = SokobanEnv(size=(7, 9), num_boxes=2, search_depth=20, max_turns=100)
+    env.reset(seed=seed)
+    walls = [c == "#" for c in env.render()]
+    for name in walk:
+        observation, reward, terminated, _, info = env.step(say(env, name) if name in ACTIONS else name)
+        twin = SokobanEnv(size=(7, 9), num_boxes=2, max_turns=100)
+        assert twin.restore(env.snapshot()) == observation == env.render()
+        assert [c == "#" for c in observation] == walls
+        count = {c: observation.count(c) for c in "XO√PS"}
+        assert count["X"] + count["√"] == 2 == count["O"] + count["√"] + count["S"]
+        assert count["P"] + count["S"] == 1
+        assert terminated == (count["√"] == 2) == info["success"]
+        assert sum(info["reward_parts"].values()) == reward
+        if terminated:
+            break
 
 
 def test_wrong_snapshots_are_refused() -> None:
