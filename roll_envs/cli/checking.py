@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from roll_envs import registry
 from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json
-from roll_envs.errors import ConfigError, PluginError
+from roll_envs.errors import ConfigError, PluginError, UnknownNameError
 from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
 
 __all__ = ["add_arguments", "run"]
@@ -31,6 +31,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("give environment ids, or --all for every known one")
     if options.seeds < 1:
         raise ConfigError(f"--seeds must be 1 or more, not {options.seeds}")
+    for name in options.rules or ():
+        if name not in RULES:
+            raise UnknownNameError("rule", name, RULES)
     ids = list(dict.fromkeys(r.id for r in registry.environments())) if options.all else options.ids
     reports = [_check(env_id, options) for env_id in ids]
     if options.json:

@@ -26,6 +26,7 @@ class Session:
         self.turns: list[dict[str, Any]] = []
         """One entry per turn, as ``--json`` prints it."""
         self._undo: list[tuple[str, Mapping[str, Any]]] = []
+        self.seed, self._counted = 0, seed is not None
         self.start(seed)
 
     @property
@@ -55,8 +56,10 @@ class Session:
         return self.text_env.instructions if self.text_env is not None else ""
 
     def start(self, seed: int | None = None) -> None:
-        """A new episode; without a seed one is drawn, so that it can be named and played again."""
-        self.seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+        """A new episode: of ``seed``, else of the seed after a given one, else of one that is drawn and named."""
+        if seed is None:
+            seed = self.seed + 1 if self._counted else random.SystemRandom().randrange(1_000_000)
+        self.seed = seed
         self.observation = str(self.env.reset(seed=self.seed)[0])
         self.turns, self._undo = [], []
         self.message = f"new episode, seed {self.seed}"

@@ -1,0 +1,44 @@
+"""Fake installed packages: a folder with a module and its ``dist-info``, to be put on ``sys.path``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+CARD = """\
+from roll_envs import EnvironmentCard
+CARD = EnvironmentCard(
+    id={id!r}, entry_point="roll_envs.testing.toy:CounterEnv", summary="A counter.", tests="-", turns="-",
+    reward_range=(-0.6, 0.9), rewards="-", success="-",
+)
+"""
+
+
+def install(folder: Path, package: str, entry_points: Mapping[str, str], modules: Mapping[str, str]) -> None:
+    """Write a package with entry points of the group ``roll_envs`` and modules (name -> source) into ``folder``."""
+    info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"{name} = {target}" for name, target in entry_points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[roll_envs]", *lines, ""]))
+    for name, source in modules.items():
+        (folder / f"{name}.py").write_text(source)
+
+
+def run_python(program: str, *path: Path, cwd: Path | None = None, fails: bool = False) -> str:
+    """Run a program in a new process with ``path`` first on ``sys.path``, every warning an error; its output."""
+    with tempfile.TemporaryDirectory() as empty:  # not the repository, which would come first on sys.path
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "NO_COLOR": "1"},
+            cwd=cwd or empty,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode != 0) is fails, done.stdout + done.stderr
+    return done.stdout + (done.stderr if fails else "")

@@ -1,0 +1,213 @@
+"""The command roll-envs: its outputs, its JSON, its exit codes, and a game in a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import roll_envs
+from roll_envs.cli import main
+from roll_envs.cli.board import draw, legend
+from roll_envs.cli.common import parse_kwargs
+from roll_envs.cli.keys import action_keys
+from roll_envs.testing import COUNTER_CARD
+
+COUNTER = COUNTER_CARD.id
+SOKOBAN = "roll/SimpleSokoban-v0"
+
+
+@pytest.fixture(autouse=True)
+def counter() -> Iterator[None]:
+    roll_envs.register(COUNTER_CARD)
+    yield
+    roll_envs.unregister(COUNTER)
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    assert main([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def _typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {entry["id"]: entry for entry in _json(capsys, "list")}
+    assert found[COUNTER] == {
+        "id": COUNTER,
+        "source": "registered in this process",
+        "state": "ready",
+        "reason": "",
+        "summary": "A counter to bring to its target.",
+    }
+    assert found[SOKOBAN]["source"].startswith("roll-envs ")
+    assert main(["list"]) == 0
+    assert SOKOBAN in capsys.readouterr().out
+
+
+def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = _json(capsys, "show", COUNTER, "--seed", "3", "--kwargs", "highest=9")
+    assert shown["reward_range"] == [-0.6, 0.9]
+    assert shown["accepted_kwargs"] == {"highest": 4, "max_turns": 6, "action_format": "answer"}
+    assert shown["example"]["observation"].startswith("counter 0, target")
+    assert "Less and More" in shown["example"]["instructions"]
+    assert main(["show", SOKOBAN]) == 0
+    text = capsys.readouterr().out
+    assert all(part in text for part in ("######", "num_boxes = 1", "differences", "v0: ", "-1 to 10.9"))
+
+
+def test_check(capsys: pytest.CaptureFixture[str]) -> None:
+    (report,) = _json(capsys, "check", COUNTER, "--seeds", "2", "--rules", "floor", "oracle")
+    assert report["ok"]
+    assert [r["rule"] for r in report["results"]] == ["floor", "oracle"]
+    assert main(["check", COUNTER, "--rules", "floor", "--kwargs", "max_turns=2"]) == 0
+    assert "1 passed, 0 failed" in capsys.readouterr().out
+
+
+def test_a_failed_check_has_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    (report,) = _json(capsys, "check", COUNTER, "--rules", "reward_range", "--kwargs", "max_turns=20", code=1)
+    assert not report["ok"]
+    assert "mend it" in report["results"][0]["detail"]
+
+
+def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    (figures,) = _json(capsys, "bench", COUNTER, "--seconds", "0.02")
+    assert figures["id"] == COUNTER
+    assert figures["resets_per_s"] > 100
+    assert figures["steps_per_s"] > 100
+    assert main(["bench", COUNTER, "--seconds", "0.02"]) == 0
+    assert "steps/s" in capsys.readouterr().out
+
+
+def test_play_from_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    env = roll_envs.make(COUNTER, highest=1)
+    env.reset(seed=3)
+    _typed(monkeypatch, "less", "u", "h", "bogus", "=bogus", "<answer>More</answer>", "More")
+    record = _json(capsys, "play", COUNTER, "--seed", "3", "--kwargs", "highest=1")
+    assert [t["answer"] for t in record["turns"]] == ["bogus", "<answer>More</answer>"]
+    assert record["success"]
+    assert record["total_reward"] == pytest.approx(0.8)
+    assert (record["id"], record["seed"], record["over"]) == (COUNTER, 3, True)
+
+
+def test_play_shows_what_happens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _typed(monkeypatch, "less", "u", "u", "h", "bogus", "?", "r", "Less", "q", "More")
+    assert main(["play", COUNTER, "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "seed 3",
+        "seed 4",
+        "counter -1",
+        "back at turn 0",
+        "nothing to undo",
+        "hint: More",
+        "'bogus' is not an action",
+    ):
+        assert part in out
+    assert "\x1b" not in out
+    assert out.endswith("stopped after 1 turns, return -0.1\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["play", "roll/SimpleSokobn-v0"], "did you mean 'roll/SimpleSokoban-v0'"),
+        (["show", "roll/SimpleSokoban"], "ids end in a version"),
+        (["play", SOKOBAN, "--kwargs", "max_turn=3"], "did you mean 'max_turns'"),
+        (["play", SOKOBAN, "--kwargs", "max_turns"], "not of the form key=value"),
+        (["play", SOKOBAN, "--kwargs", "max_turns=0"], "max_turns"),
+        (["play", SOKOBAN, "--kwargs", "max_turns=1", "max_turns=2"], "given twice"),
+        (["bench", COUNTER, "--seconds", "0"], "above 0"),
+        (["check"], "give environment ids, or --all"),
+        (["check", COUNTER, "--rules", "flor"], "did you mean 'floor'"),
+        (["check", COUNTER, "--seeds", "0"], "1 or more"),
+        (["lst"], "did you mean 'list'"),
+        (["list", "--nonsense"], "unrecognized arguments"),
+        ([], "COMMAND"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "bench" in capsys.readouterr().out
+
+
+def test_kwargs_are_read_as_json_then_python_then_text() -> None:
+    pairs = ["a=1", "b=[2,3]", "c=word", "d=true", "e=None", "f=(4,5)", "g=x=y", 'h="1"', "i="]
+    assert parse_kwargs(pairs) == {
+        "a": 1, "b": [2, 3], "c": "word", "d": True, "e": None, "f": (4, 5), "g": "x=y", "h": "1", "i": "",
+    }  # fmt: skip
+
+
+def test_keys() -> None:
+    assert action_keys(["Up", "Jump"]) == {"up": "Up", "w": "Up", "1": "Jump"}
+    assert action_keys([str(i) for i in range(20)]) == {}
+
+
+def test_boards_are_coloured_by_the_meaning_of_their_symbols() -> None:
+    meanings = legend("Symbols:\n#: wall, P: player\nUse: any.")
+    assert meanings == {"#": "wall", "P": "player"}
+    assert draw("##\n#P", meanings, wide=True, on=False) == "# #\n# P"
+    assert draw("##\n#P", meanings, wide=False, on=True).count("\x1b[2m#\x1b[0m") == 3
+    assert draw("Hello P\n#", meanings, wide=True, on=True) == "Hello P\n#"
+
+
+def test_keys_in_a_terminal() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:  # the child: a real process at a real terminal
+        os.environ.update(TERM="xterm", NO_COLOR="1")
+        os.execv(sys.executable, [sys.executable, "-m", "roll_envs", "play", SOKOBAN, "--seed", "7"])
+    seen = ""
+
+    def press(keys: str, until: str) -> None:
+        nonlocal seen
+        os.write(terminal, keys.encode())
+        seen, deadline = "", time.monotonic() + 20
+        while until not in seen:
+            assert time.monotonic() < deadline, f"waited for {until!r} in {seen!r}"
+            if select.select([terminal], [], [], 0.1)[0]:
+                try:
+                    seen += os.read(terminal, 65536).decode(errors="replace")
+                except OSError:  # the child has closed the terminal
+                    break
+
+    try:
+        press("", "turn 0 of 10")
+        press("h", "hint: ")
+        press("\x1b[C", "Right: ")
+        press("w", "turn 2 of 10")
+        press("u", "back at turn 1")
+        press("?", "any key goes back")
+        press("x", "back at turn 1")
+        press("t", "answer> ")
+        press("left\n", "Left: ")
+        press("q", "unfinished after 2 turns")
+        _, status = os.waitpid(pid, 0)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -1,0 +1,143 @@
+"""The registry: Gymnasium's ways in, roll_envs.make, and errors that name the nearest ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import gymnasium
+import pytest
+
+import roll_envs
+from roll_envs.testing import COUNTER_CARD, CounterEnv
+
+SOKOBAN = "roll/SimpleSokoban-v0"
+
+
+@pytest.fixture
+def counter() -> Iterator[str]:
+    roll_envs.register(COUNTER_CARD)
+    yield COUNTER_CARD.id
+    roll_envs.unregister(COUNTER_CARD.id)
+
+
+@pytest.mark.parametrize("name", [SOKOBAN, f"roll_envs:{SOKOBAN}"])
+def test_gymnasium_makes_it(name: str) -> None:
+    env = gymnasium.make(name, max_turns=3, render_mode="ansi")
+    observation, _ = env.reset(seed=1)
+    assert observation in env.observation_space
+    assert env.render() == observation
+    assert env.unwrapped.max_turns == 3
+
+
+def test_make_gives_the_bare_environment(counter: str) -> None:
+    env = roll_envs.make(counter, highest=2)
+    assert type(env) is CounterEnv
+    assert env.highest == 2
+    assert type(roll_envs.make(f"roll_envs:{SOKOBAN}")) is type(roll_envs.make(SOKOBAN))
+
+
+def test_the_spec_is_serialisable_and_makes_the_same_environment() -> None:
+    for env in (gymnasium.make(SOKOBAN, max_turns=4), roll_envs.make(SOKOBAN, max_turns=4)):
+        assert env.spec is not None
+        spec = gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json())
+        again = gymnasium.make(spec)
+        assert again.unwrapped.max_turns == 4
+        assert again.reset(seed=5)[0] == env.reset(seed=5)[0]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_vector_environments(mode: str) -> None:
+    envs = gymnasium.make_vec(SOKOBAN, num_envs=2, vectorization_mode=mode)
+    single = roll_envs.make(SOKOBAN)
+    try:
+        first, _ = envs.reset(seed=[3, 4])
+        assert tuple(first) == (single.reset(seed=3)[0], single.reset(seed=4)[0])
+        answers = [single.action_format.format([a]) for a in (0, 2)]
+        shown, rewards, *_ = envs.step(answers)
+        single.reset(seed=3)
+        assert shown[0] == single.step(answers[0])[0]
+        single.reset(seed=4)
+        assert shown[1] == single.step(answers[1])[0]
+        assert len(rewards) == 2
+        assert tuple(first) != tuple(shown)  # the first observations were copied, not views of shared memory
+    finally:
+        envs.close()
+
+
+def test_an_unknown_id_names_the_nearest() -> None:
+    with pytest.raises(roll_envs.UnknownNameError, match=f"did you mean '{SOKOBAN}'"):
+        roll_envs.make("roll/Sokobann-v0")
+    with pytest.raises(roll_envs.UnknownNameError, match=f"did you mean '{SOKOBAN}'"):
+        roll_envs.make("SimpleSokoban")
+    with pytest.raises(roll_envs.UnknownNameError, match="known: "):
+        roll_envs.make("zzzzzz")
+    with pytest.raises(gymnasium.error.NameNotFound, match="SimpleSokoban"):
+        gymnasium.make("roll/Sokobann-v0")
+
+
+def test_another_or_no_version_is_an_error_that_says_which_there_are() -> None:
+    with pytest.raises(roll_envs.UnknownNameError, match=rf"{SOKOBAN}.*ids end in a version"):
+        roll_envs.make("roll/SimpleSokoban")
+    with pytest.raises(roll_envs.UnknownNameError, match=SOKOBAN):
+        roll_envs.make("roll/SimpleSokoban-v7")
+    with pytest.raises(gymnasium.error.VersionNotFound, match="`v0`"):
+        gymnasium.make("roll/SimpleSokoban-v7")
+
+
+def test_an_unknown_argument_names_the_nearest() -> None:
+    for make in (roll_envs.make, gymnasium.make):
+        with pytest.raises(roll_envs.UnknownNameError, match=f"argument of {SOKOBAN} 'max_turn'.*'max_turns'"):
+            make(SOKOBAN, max_turn=3)
+
+
+def test_a_module_before_the_colon_is_imported() -> None:
+    with pytest.raises(roll_envs.PluginError, match="cannot import 'no_such_module'"):
+        roll_envs.make("no_such_module:x/Y-v0")
+
+
+def test_register_refuses_a_taken_or_malformed_id(counter: str) -> None:
+    roll_envs.register(COUNTER_CARD)  # the same card again is no mistake
+    with pytest.raises(roll_envs.ConfigError, match="is taken"):
+        roll_envs.register(replace(COUNTER_CARD, summary="another"))
+    roll_envs.register(replace(COUNTER_CARD, summary="another"), replace=True)
+    assert roll_envs.card(counter).summary == "another"
+    with pytest.raises(roll_envs.ConfigError, match="not of the form"):
+        roll_envs.register(replace(COUNTER_CARD, id="Counter"))
+    with pytest.raises(roll_envs.ConfigError, match="roll-envs"):
+        roll_envs.register(replace(COUNTER_CARD, id=SOKOBAN))
+
+
+def test_unregister_forgets_it(counter: str) -> None:
+    roll_envs.unregister(counter)
+    assert counter not in gymnasium.registry
+    with pytest.raises(roll_envs.UnknownNameError):
+        roll_envs.unregister(counter)
+    roll_envs.register(COUNTER_CARD)
+
+
+def test_a_class_that_is_missing_is_reported(counter: str) -> None:
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy:Missing"), replace=True)
+    with pytest.raises(roll_envs.PluginError, match=r"test/Counter-v0.*Missing"):
+        roll_envs.make(counter)
+
+
+def test_an_environment_that_is_no_text_env_is_for_gymnasium_only(counter: str) -> None:
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy:EchoEnv"), replace=True)
+    with pytest.raises(roll_envs.PluginError, match=r"not a roll_envs.TextEnv; use gymnasium.make"):
+        roll_envs.make(counter)
+    assert gymnasium.make(counter).reset(seed=1)
+
+
+def test_states() -> None:
+    states = {r.id: r.state for r in roll_envs.environments(load=True)}
+    assert states[SOKOBAN] == "ready"
+    assert json.dumps(states)
+    assert roll_envs.card(SOKOBAN).id == SOKOBAN
+
+
+def test_discovering_again_changes_nothing(counter: str) -> None:
+    before = roll_envs.environments()
+    roll_envs.discover()
+    assert roll_envs.environments() == before
