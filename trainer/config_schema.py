@@ -49,7 +49,7 @@ def keys() -> Mapping[tuple[str, ...], Key]:
                 section=section,
                 open=properties[name].get("type") == "object",
                 required=info.is_required(),
-                default=None if info.is_required() or section else info.get_default(call_default_factory=True),  # type: ignore[call-arg]
+                default=None if info.is_required() or section else info.get_default(call_default_factory=True),
                 allowed="a section (keys and values)" if section else allowed_words(properties[name]),
                 description=_summary(nested) if section else info.description or "",
             )

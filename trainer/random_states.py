@@ -21,20 +21,20 @@ NamedGenerator: TypeAlias = random.Random | np.random.Generator | torch.Generato
 class RandomStates:
     """States of the global generators of Python, numpy and torch, and of generators known by name."""
 
-    python: Any
-    numpy: Any
-    torch: torch.Tensor
-    cuda: tuple[torch.Tensor, ...] = ()
+    python_state: Any
+    numpy_state: Any
+    torch_state: torch.Tensor
+    cuda_states: tuple[torch.Tensor, ...] = ()
     generators: Mapping[str, Any] = field(default_factory=dict)
 
 
 def capture_random_states(generators: Mapping[str, NamedGenerator] | None = None) -> RandomStates:
     """The states now. Only plain values and tensors, so that they load without running code."""
     return RandomStates(
-        python=random.getstate(),
-        numpy=_plain(np.random.get_state(legacy=False)),
-        torch=torch.get_rng_state(),
-        cuda=tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else (),
+        python_state=random.getstate(),
+        numpy_state=_plain(np.random.get_state(legacy=False)),
+        torch_state=torch.get_rng_state(),
+        cuda_states=tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else (),
         generators={name: _state(generator) for name, generator in (generators or {}).items()},
     )
 
@@ -51,11 +51,11 @@ def restore_random_states(states: RandomStates, generators: Mapping[str, NamedGe
         )
     for name, generator in wanted.items():
         _restore(name, generator, states.generators[name])
-    random.setstate(states.python)
-    np.random.set_state(_arrays(states.numpy))
-    torch.set_rng_state(states.torch)
-    if states.cuda and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(list(states.cuda))
+    random.setstate(states.python_state)
+    np.random.set_state(_arrays(states.numpy_state))
+    torch.set_rng_state(states.torch_state)
+    if states.cuda_states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(list(states.cuda_states))
 
 
 def _state(generator: NamedGenerator) -> Any:

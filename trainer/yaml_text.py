@@ -144,7 +144,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         try:
-            return self._loader.construct_object(node)  # type: ignore[no-untyped-call]
+            return self._loader.construct_object(node)
         except ValueError as error:
             return self._problem(node.start_mark.line + 1, f"{dotted(path)} cannot be read: {error}")
 
@@ -170,7 +170,7 @@ class _Reader:
             return "(a list or mapping)", ""
         if node.tag not in _PLAIN:
             return None
-        key: Hashable = self._loader.construct_object(node)  # type: ignore[no-untyped-call]
+        key: Hashable = self._loader.construct_object(node)
         return key
 
     def _problem(self, line: int, sentence: str) -> None:
