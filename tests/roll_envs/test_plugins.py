@@ -113,7 +113,8 @@ def test_a_users_own_envs_file_is_named_too(tmp_path: Path) -> None:
 def test_a_users_trainer_folder_is_explained(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").write_text("")
-    program = "from roll_envs.locate import HUB_ROOT, hidden_by; print(hidden_by('trainer.cli', [HUB_ROOT]))"
-    said = run_python(program, tmp_path)
-    assert f"found 'trainer' at {tmp_path / 'trainer'}" in said
+    program = "import sys; from roll_envs.launch import roll_train; sys.exit(roll_train())"
+    said = run_python(program, tmp_path, fails=True)
+    assert said.startswith(f"roll-train: error: Python found 'trainer' at {tmp_path / 'trainer'}")
     assert str(Path(__file__).resolve().parents[2] / "trainer") in said
+    assert said.count("\n") == 1

@@ -1,0 +1,31 @@
+"""The commands of the trainer, started by name, so that a folder called ``trainer`` of the user's own is explained.
+
+Nothing of the trainer is imported before it is known to be ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from roll_envs.locate import HUB_ROOT, hidden_by
+
+__all__ = ["roll_eval", "roll_train"]
+
+
+def roll_train() -> int:
+    """``roll-train``."""
+    return _start("roll-train", "trainer.cli", "main")
+
+
+def roll_eval() -> int:
+    """``roll-eval``."""
+    return _start("roll-eval", "trainer.cli", "main_eval")
+
+
+def _start(command: str, module: str, function: str) -> int:
+    hidden = hidden_by(module, [HUB_ROOT])
+    if hidden is not None:
+        print(f"{command}: error: {hidden}", file=sys.stderr)
+        return 2
+    return int(getattr(importlib.import_module(module), function)())
