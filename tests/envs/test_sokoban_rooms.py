@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import deque
 
@@ -66,6 +67,23 @@ def test_compiled_search_refuses_what_would_leave_the_array(structure: bytes, wi
 
     with pytest.raises(ValueError, match="closed by walls"):
         reverse_play(structure, width, player, 10, 100)
+
+
+@pytest.mark.parametrize(
+    ("size", "num_boxes", "depth", "count", "digest"),
+    [
+        ((6, 6), 1, 300, 200, "23cc3aff393bcdd9"),
+        ((8, 8), 2, 10, 200, "3326bb89365fa5a0"),
+        ((10, 10), 4, 300, 3, "74caddba794cf4f7"),  # the third meets the limit of states
+    ],
+)
+def test_rooms_never_change(size: tuple[int, int], num_boxes: int, depth: int, count: int, digest: str) -> None:
+    """A seed is part of a task's identity: any change here needs a new version of the environments."""
+    found = hashlib.sha256()
+    for seed in range(count):
+        room = generate_room(size, num_boxes, depth, seed)
+        found.update(room.structure + bytes([room.player, *room.boxes]))
+    assert found.hexdigest()[:16] == digest
 
 
 def test_retry_depends_on_the_seed_alone() -> None:
