@@ -14,7 +14,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from roll_envs import registry
 from roll_envs.card import EnvironmentCard
-from roll_envs.errors import RollError, UnknownNameError
+from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.testing.rules_api import API_RULES
 from roll_envs.testing.rules_determinism import DETERMINISM_RULES
 from roll_envs.testing.rules_play import PLAY_RULES
@@ -74,16 +74,18 @@ def check_env(
 
     ``target`` is an id (of the hub or of Gymnasium) or a function that makes a new environment; ``kwargs`` go to it.
     Rules that need what only a :class:`~roll_envs.env.TextEnv` has are skipped for others, and say so. Raises
-    :class:`UnknownNameError` for an unknown id or rule; a broken environment never raises, it fails.
+    :class:`UnknownNameError` for an unknown id, rule or argument; a broken environment never raises, it fails.
     """
     chosen = list(RULES) if rules is None else list(rules)
     for name in chosen:
         if name not in RULES:
             raise UnknownNameError("rule", name, RULES)
     make = _Make(target, dict(kwargs or {}), _card_of(target, card))
-    subject = Subject(name=make.name, make=make, seeds=tuple(seeds), card=make.card)
+    varied = card is None and bool(make.kwargs)
+    subject = Subject(name=make.name, make=make, seeds=tuple(seeds), card=make.card, varied=varied)
     if not subject.seeds:
         raise RollError("check_env needs at least one seed")
+    _refuse_wrong_arguments(make)
     results = []
     for name in chosen:
         results.append(_apply(name, subject))
@@ -116,6 +118,16 @@ class _Make:
         while isinstance(env, PassiveEnvChecker | OrderEnforcing):
             env = env.env
         return env
+
+
+def _refuse_wrong_arguments(make: MakeEnv) -> None:
+    """An argument that does not exist or is refused is the caller's mistake, not a finding."""
+    try:
+        make().close()
+    except (ConfigError, UnknownNameError):
+        raise
+    except Exception:  # code of others: the rules will find it, and say where
+        return
 
 
 def _card_of(target: str | MakeEnv, given: EnvironmentCard | None) -> EnvironmentCard | None:

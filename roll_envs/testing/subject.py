@@ -32,6 +32,8 @@ class Subject:
     """A new environment at every call, with none of Gymnasium's checking wrappers around it."""
     seeds: tuple[int, ...]
     card: EnvironmentCard | None = None
+    varied: bool = False
+    """Made with arguments other than the card's, for which its reward range need not hold."""
     _reference: list[Trace] = field(default_factory=list)
 
     @property

@@ -44,7 +44,8 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
             return draw.choice(GARBAGE)
         form = getattr(env, "action_format", None)
         if form is not None and hasattr(form, "actions") and hasattr(form, "format"):
-            return form.format([draw.randrange(len(form.actions))])
+            count = draw.randint(1, getattr(form, "max_actions", 1))
+            return form.format([draw.randrange(len(form.actions)) for _ in range(count)])
         env.action_space.seed(draw.randrange(2**31))
         return env.action_space.sample()
 

@@ -54,6 +54,23 @@ def test_an_environment_in_gymnasiums_wrappers_is_checked_without_them() -> None
 def test_arguments_reach_the_environment() -> None:
     report = check_env("roll/SimpleSokoban-v0", kwargs={"max_turns": 3}, seeds=(0,), rules=["prompt"])
     assert "3 turns" in report.results[0].detail
+    with pytest.raises(roll_envs.UnknownNameError, match="did you mean 'max_turns'"):
+        check_env("roll/SimpleSokoban-v0", kwargs={"max_turn": 3})
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"max_actions_per_turn": 3, "action_format": "think-answer"},
+        {"action_format": "word", "format_penalty": -0.15},
+        {"max_turns": 1},
+        {"invalid_counts": False},
+    ],
+    ids=str,
+)
+def test_variants_of_sokoban_pass(kwargs: dict[str, object]) -> None:
+    report = check_env("roll/SimpleSokoban-v0", kwargs=kwargs, seeds=SEEDS)
+    assert report.ok, str(report)
 
 
 def test_the_callers_generators_are_as_before() -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,7 +77,8 @@ def test_check(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_failed_check_has_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    (report,) = _json(capsys, "check", COUNTER, "--rules", "reward_range", "--kwargs", "max_turns=20", code=1)
+    roll_envs.register(replace(COUNTER_CARD, reward_range=(-0.6, 0.5)), replace=True)
+    (report,) = _json(capsys, "check", COUNTER, "--rules", "reward_range", code=1)
     assert not report["ok"]
     assert "mend it" in report["results"][0]["detail"]
 
