@@ -1,6 +1,6 @@
 """Play an environment yourself: single keys in a terminal, typed lines otherwise (or with --typed).
 
-Lines may come from a pipe: printf 'Up\\nLeft\\n' | roll-envs play roll/SimpleSokoban-v0 --seed 3
+Lines may come from a pipe: printf 'Left\\nUp\\n' | roll-envs play roll/SimpleSokoban-v0 --seed 3
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -92,7 +93,15 @@ def test_an_unknown_argument_names_the_nearest() -> None:
             make(SOKOBAN, max_turn=3)
 
 
-def test_a_module_before_the_colon_is_imported() -> None:
+def test_a_module_before_the_colon_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_module.py").write_text(
+        "from dataclasses import replace\nimport roll_envs\nfrom roll_envs.testing import COUNTER_CARD\n"
+        "roll_envs.register(replace(COUNTER_CARD, id='my/Counter-v0'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(roll_envs.make("my_module:my/Counter-v0"), CounterEnv)
+    assert gymnasium.make("my_module:my/Counter-v0").reset(seed=1)
+    roll_envs.unregister("my/Counter-v0")
     with pytest.raises(roll_envs.PluginError, match="cannot import 'no_such_module'"):
         roll_envs.make("no_such_module:x/Y-v0")
 
