@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -143,7 +144,8 @@ def _card_of(target: str | MakeEnv, given: EnvironmentCard | None) -> Environmen
 
 def _apply(name: str, subject: Subject) -> CheckResult:
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # prints and warnings of the environment are not the report's
             return CheckResult(rule=name, status="pass", detail=RULES[name](subject))
     except Failure as failure:
         return CheckResult(rule=name, status="fail", detail=str(failure))

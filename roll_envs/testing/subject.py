@@ -61,5 +61,5 @@ def skip(why: str) -> NoReturn:
 def need_text_env(env: gymnasium.Env[Any, Any], what: str) -> TextEnv:
     """``env`` as a TextEnv; skips the rule for others."""
     if not isinstance(env, TextEnv):
-        skip(f"{type(env).__name__} is not a roll_envs.TextEnv, so it has no {what}")
+        skip(f"{type(env.unwrapped).__name__} is not a roll_envs.TextEnv, so it has no {what}")
     return env

@@ -7,7 +7,7 @@ import json
 import os
 import pty
 import select
-import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -176,10 +176,15 @@ def test_boards_are_coloured_by_the_meaning_of_their_symbols() -> None:
 
 
 def test_keys_in_a_terminal() -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:  # the child: a real process at a real terminal
-        os.environ.update(TERM="xterm", NO_COLOR="1")
-        os.execv(sys.executable, [sys.executable, "-m", "roll_envs", "play", SOKOBAN, "--seed", "7"])
+    terminal, inner = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "roll_envs", "play", SOKOBAN, "--seed", "7"],
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
+    )
+    os.close(inner)
     seen = ""
 
     def press(keys: str, until: str) -> None:
@@ -205,11 +210,8 @@ def test_keys_in_a_terminal() -> None:
         press("t", "answer> ")
         press("left\n", "Left: ")
         press("q", "unfinished after 2 turns")
-        _, status = os.waitpid(pid, 0)
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
+        assert child.wait(20) == 0
     finally:
+        child.kill()
+        child.wait()
         os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 0

@@ -48,9 +48,14 @@ def test_the_spec_is_serialisable_and_makes_the_same_environment() -> None:
         assert again.reset(seed=5)[0] == env.reset(seed=5)[0]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_vector_environments(mode: str) -> None:
-    envs = gymnasium.make_vec(SOKOBAN, num_envs=2, vectorization_mode=mode)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # Gymnasium forks
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("sync", {}), ("async", {}), ("async", {"context": "spawn"}), ("async", {"shared_memory": False})],
+    ids=str,
+)
+def test_vector_environments(mode: str, options: dict[str, object]) -> None:
+    envs = gymnasium.make_vec(SOKOBAN, num_envs=2, vectorization_mode=mode, vector_kwargs=options)
     single = roll_envs.make(SOKOBAN)
     try:
         first, _ = envs.reset(seed=[3, 4])
@@ -150,3 +155,23 @@ def test_discovering_again_changes_nothing(counter: str) -> None:
     before = roll_envs.environments()
     roll_envs.discover()
     assert roll_envs.environments() == before
+
+
+def test_a_text_longer_than_the_shared_memory_names_the_way_out() -> None:
+    from gymnasium.vector.utils.shared_memory import (
+        create_shared_memory,
+        read_from_shared_memory,
+        write_to_shared_memory,
+    )
+
+    from roll_envs.shared_text import MAX_BYTES
+
+    space = roll_envs.AnyText()
+    memory = create_shared_memory(space, n=2)
+    view = read_from_shared_memory(space, memory, n=2)
+    for text in ("", "é √ \ud800", "x" * MAX_BYTES):
+        write_to_shared_memory(space, 1, text, memory)
+        assert list(view) == ["", text]
+        assert view[-1] == text
+    with pytest.raises(ValueError, match="'shared_memory': False"):
+        write_to_shared_memory(space, 0, "x" * (MAX_BYTES + 1), memory)
