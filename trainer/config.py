@@ -58,6 +58,12 @@ class ModelConfig(_Section):
     layers: Positive = Field(3, description="Number of layers of the small model.")
     heads: Positive = Field(4, description="Attention heads of the small model.")
     mlp_ratio: Annotated[float, Field(gt=0)] = Field(3.0, description="Width of the MLP over the width of the model.")
+    rope_theta: Annotated[float, Field(gt=0)] = Field(
+        30.0, description="Base of the rotary positions of the small model; small, since its sequences are short."
+    )
+    init_std: Annotated[float, Field(gt=0)] = Field(
+        0.1, description="Standard deviation of the small model's first weights; 0.02 learns to read maps far slower."
+    )
     max_positions: Positive = Field(1024, description="Longest sequence in tokens.")
 
     @model_validator(mode="after")

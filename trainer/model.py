@@ -49,6 +49,8 @@ def build_model(config: ModelConfig, env: TextEnv, seed: int) -> LanguageModel:
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "initializer_range": config.init_std,
         "tie_word_embeddings": True,
     }
     family: Any = {"llama": LlamaConfig, "qwen2": Qwen2Config}[config.architecture]

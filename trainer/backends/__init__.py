@@ -1,0 +1,46 @@
+"""Learner backends by name: what turns batches into new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from roll_envs.errors import UnknownNameError
+from roll_envs.types import Metrics
+from trainer.backends.torch import TorchLearner
+from trainer.batching import Batch, Denominators
+from trainer.config import LossConfig, OptimizerConfig
+from trainer.model import LanguageModel
+
+__all__ = ["BACKENDS", "Learner", "make_learner"]
+
+
+class Learner(Protocol):
+    """Scores rows, takes optimiser steps, gives weights; knows nothing of algorithms or environments."""
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]: ...
+
+    def step(
+        self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
+    ) -> tuple[Metrics, list[torch.Tensor]]: ...
+
+    def weights(self) -> dict[str, torch.Tensor]: ...
+
+    def optimizer_state(self) -> dict[str, Any]: ...
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
+
+
+BACKENDS: dict[str, Callable[..., Learner]] = {"torch": TorchLearner}
+"""Backends by the name that ``learner.backend`` uses."""
+
+
+def make_learner(
+    name: str, model: LanguageModel, *, loss: LossConfig, optimizer: OptimizerConfig, temperature: float
+) -> Learner:
+    """The learner ``name``. Raises :class:`UnknownNameError` for a name that is not registered."""
+    if name not in BACKENDS:
+        raise UnknownNameError("learner backend", name, BACKENDS)
+    return BACKENDS[name](model, loss=loss, optimizer=optimizer, temperature=temperature)

@@ -1,0 +1,47 @@
+"""The warm start: supervised learning on demonstrations, with the rows, batches and learner of every other phase."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roll_envs.types import Group, Metrics
+from trainer.backends import Learner, make_learner
+from trainer.batching import denominators_of, make_batches
+from trainer.config import LossConfig, RunConfig
+from trainer.demonstrations import demonstrate
+from trainer.schedules import learning_rate
+from trainer.sequences import rows_of
+from trainer.session import Session
+from trainer.tasks import draw_tasks
+
+__all__ = ["warm_start_learner", "warm_start_step"]
+
+
+def warm_start_learner(session: Session) -> Learner:
+    """The learner of this phase: cross-entropy is the policy gradient with advantages of 1."""
+    config = session.config
+    return make_learner(
+        config.learner.backend,
+        session.model,
+        loss=LossConfig(name="reinforce"),
+        optimizer=config.optimizer,
+        temperature=1.0,
+    )
+
+
+def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
+    """Optimiser step ``step`` on fresh demonstrations; a function of the configuration and ``step`` alone."""
+    config: RunConfig = session.config
+    warm = config.warm_start
+    tasks = draw_tasks(config.env, seed=config.seed, step=step, count=warm.episodes_per_step, split="demonstrations")
+    episodes = demonstrate(session.env, tasks, session.settings, oracle_share=warm.oracle_share, seed=config.seed)
+    rows = rows_of([Group(task=e.task, trajectories=(e,)) for e in episodes])
+    batches = make_batches(
+        rows,
+        [np.ones(len(row.ids)) for row in rows],
+        pack_tokens=config.learner.pack_tokens,
+        tokens_per_microbatch=config.learner.tokens_per_microbatch,
+    )
+    lr = learning_rate(warm.lr_schedule, warm.lr, step=step, steps=warm.steps, warmup_steps=warm.lr_warmup_steps)
+    metrics, _ = learner.step(batches, denominators_of(rows), lr=lr)
+    return {**metrics, "teacher/success_rate": float(np.mean([e.success for e in episodes]))}
