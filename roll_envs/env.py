@@ -64,7 +64,7 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     ``terminated`` means that the rules ended the episode, ``truncated`` that the turn limit did; never both.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
     action_format: ActionFormat
     max_turns: int
 
@@ -95,7 +95,7 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
         ``None`` where there is no solver or no solution."""
         return None
 
-    def render(self) -> str:  # type: ignore[override]
+    def render(self) -> str:
         """The current observation as text."""
         raise gymnasium.error.Error(f"{type(self).__name__} has nothing to render before reset()")
 

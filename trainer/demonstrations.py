@@ -1,8 +1,8 @@
 """Demonstrations of a deliberately poor teacher: episodes of the environment's oracle, mostly spoilt.
 
-They teach a small model to read the observation and to answer in form, not to play well. A demonstration is an ordinary
-trajectory whose completions come from the teacher, so that warm start and reinforcement learning share rows, batches and
-learner.
+They teach a small model to read the observation and to answer in form, not to play well. A demonstration is an
+ordinary trajectory whose completions come from the teacher, so that warm start and reinforcement learning share rows,
+batches and learner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one evaluation path: fixed held-out tasks, played by the engine, measured once. Training and roll-eval share it."""
+"""The one evaluation path, shared by training and roll-eval: fixed held-out tasks, played by the engine, once each."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -31,12 +32,14 @@ def update(config: RunConfig, learner: Learner, groups: Sequence[Group], *, step
     advantages = estimate(config.advantage, groups, rows)
     settings = config.learner
     single = settings.minibatches * settings.epochs == 1
-    sizes = {"pack_tokens": settings.pack_tokens, "tokens_per_microbatch": settings.tokens_per_microbatch}
+    batched = partial(
+        make_batches, pack_tokens=settings.pack_tokens, tokens_per_microbatch=settings.tokens_per_microbatch
+    )
     metrics: Metrics = {**advantages.metrics, **staleness_metrics(rows, version), "learner/rows": float(len(rows))}
 
     old = None
     if not single:
-        batches = make_batches(rows, **sizes)
+        batches = batched(rows)
         old = scatter_back(batches, learner.score(batches))
         metrics.update(row_mismatch_metrics(rows, old))
 
@@ -60,11 +63,10 @@ def update(config: RunConfig, learner: Learner, groups: Sequence[Group], *, step
         if not used:
             continue
         used_rows = [rows[i] for i in used]
-        batches = make_batches(
+        batches = batched(
             used_rows,
             [advantages.per_row[i] for i in used],
             old_logprobs=None if old is None else [old[i] for i in used],
-            **sizes,
         )
         denominators = replace(denominators_of(used_rows), tokens=whole.tokens, rows=whole.rows)
         taken, before = learner.step(batches, denominators, lr=lr, on_policy=single)

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from roll_envs.env import TextEnv
@@ -73,7 +74,7 @@ def play_episode(
     Raises :class:`EnvironmentFaultError` when the environment's code raises, and whatever ``respond`` raises.
     """
     waiting = waiting or Waiting()
-    observation, _ = _call(waiting, "reset", task.env_id, lambda: env.reset(seed=task.seed))
+    observation, _ = _call(waiting, "reset", task.env_id, partial(env.reset, seed=task.seed))
     instructions = env.instructions if settings.system_prompt is None else settings.system_prompt
     turns: list[Turn] = []
 
@@ -104,7 +105,8 @@ def play_episode(
         if completion.finish == "abort":
             return ended("cancelled", "the engine aborted the request")
         text = settings.renderer.decode(completion.ids)
-        shown, reward, terminated, truncated, info = _call(waiting, "step", task.env_id, lambda t=text: env.step(t))
+        stepped = _call(waiting, "step", task.env_id, partial(env.step, text))
+        shown, reward, terminated, truncated, info = stepped
         turns.append(
             Turn(
                 prompt_ids=prompt_ids,

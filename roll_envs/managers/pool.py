@@ -89,15 +89,17 @@ class EpisodePool:
         open_places = {job.place for job in jobs}
         try:
             while open_places:
-                job = self._next_done()
-                if job is None or job.place not in open_places or job.result is None:
+                ended = self._next_done()
+                if ended is None or ended.place not in open_places or ended.result is None:
                     continue
-                if job.result.outcome.kind == "failed" and job.attempt < self._limits.attempts:
-                    self._jobs.put(_Job(task=job.task, member=job.member, place=job.place, attempt=job.attempt + 1))
+                if ended.result.outcome.kind == "failed" and ended.attempt < self._limits.attempts:
+                    self._jobs.put(
+                        _Job(task=ended.task, member=ended.member, place=ended.place, attempt=ended.attempt + 1)
+                    )
                     continue
-                result = replace(job.result, attempts=job.attempt)
-                results[job.place] = result
-                open_places.remove(job.place)
+                result = replace(ended.result, attempts=ended.attempt)
+                results[ended.place] = result
+                open_places.remove(ended.place)
                 if on_done is not None:
                     on_done(result)
         except BaseException:

@@ -1,0 +1,327 @@
+"""The one training loop: warm start, panel before, reinforcement learning, panel after; and its exact resume.
+
+All randomness follows from the configuration's seed and the identity of the step, task, episode and turn, so the state
+of a run is its weights, its optimiser and two counters. What is in flight when a run is killed is simply played again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roll_envs.errors import CheckpointError, ConfigError, RollError
+from roll_envs.types import Group, Trajectory
+from trainer.backends import Learner, make_learner
+from trainer.checkpoint import CheckpointState, clean_unfinished, load_checkpoint, save_checkpoint, set_aside_after
+from trainer.config import RunConfig
+from trainer.evaluate import play_panel
+from trainer.interrupts import Interrupts
+from trainer.metrics import rollout_metrics
+from trainer.model import save_model
+from trainer.plan import make_plan
+from trainer.plot import plot_run
+from trainer.random_states import capture_random_states, restore_random_states
+from trainer.report import Report
+from trainer.results import PhaseResult, summary
+from trainer.run_folder import RunFolder
+from trainer.session import Session
+from trainer.tasks import draw_tasks
+from trainer.update import update
+from trainer.warm_start import warm_start_learner, warm_start_step
+
+__all__ = ["resume", "train"]
+
+WARM_START, TRAIN, PANEL = "warm_start", "train", "panel"
+SAMPLE_EPISODES = 16
+
+
+@dataclass(slots=True)
+class _Counters:
+    """How far a run is. ``seconds`` counts the time of every phase over all its resumes."""
+
+    warm_steps: int = 0
+    steps: int = 0
+    version: int = 0
+    panels: list[PhaseResult] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def spend(self, phase: str, started: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - started
+
+
+def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any]:
+    """Run ``config`` into the new ``folder``; returns the summary.
+
+    Ctrl-C saves a checkpoint at the last whole step and raises ``KeyboardInterrupt``.
+    """
+    with Session(config) as session, Interrupts() as interrupts:
+        return _Run(session, folder, report, interrupts, _Counters()).go()
+
+
+def resume(
+    folder: RunFolder, report: Report, steps: int | None = None, checkpoint: Path | None = None
+) -> dict[str, Any]:
+    """Go on with the run in ``folder`` from its newest checkpoint, or from ``checkpoint``; ``steps`` trains further.
+
+    Raises :class:`CheckpointError` when the checkpoint cannot be loaded.
+    """
+    clean_unfinished(folder.checkpoints_path)
+    state = load_checkpoint(checkpoint or folder.path)
+    if checkpoint is not None:
+        set_aside_after(checkpoint)
+    try:
+        saved = dict(state.progress)
+        counters = _Counters(
+            warm_steps=saved["warm_steps"],
+            steps=saved["steps"],
+            version=state.version,
+            panels=[PhaseResult(**panel) for panel in saved["panels"]],
+            seconds=dict(saved["seconds"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint of {folder.path} does not say how far the run was ({error})") from error
+    if steps is not None and counters.steps > steps:
+        raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
+    target = max(folder.config.steps, counters.steps) if steps is None else steps
+    config = folder.config.model_copy(update={"steps": target})
+    folder.truncate_metrics(
+        {
+            WARM_START: counters.warm_steps,
+            TRAIN: counters.steps,
+            PANEL: max((p.step for p in counters.panels), default=-1),
+        }
+    )
+    with Session(config) as session, Interrupts() as interrupts:
+        run = _Run(session, folder, report, interrupts, counters)
+        run.load(state)
+        return run.go()
+
+
+class _Run:
+    """One process's part of a run."""
+
+    def __init__(
+        self, session: Session, folder: RunFolder, report: Report, interrupts: Interrupts, counters: _Counters
+    ) -> None:
+        self.session, self.folder, self.report = session, folder, report
+        self.config = session.config
+        self.interrupts, self.counters = interrupts, counters
+        self.learner: Learner = (
+            warm_start_learner(session) if counters.warm_steps < self.config.warm_start.steps else self._rl_learner()
+        )
+        self._engine_is_current = False
+        self._saved_at: tuple[int, int] | None = None
+        self._before: Sequence[Trajectory] = ()
+
+    def _rl_learner(self) -> Learner:
+        config = self.config
+        return make_learner(
+            config.learner.backend,
+            self.session.model,
+            loss=config.loss,
+            optimizer=config.optimizer,
+            temperature=config.sampling.temperature,
+        )
+
+    def go(self) -> dict[str, Any]:
+        """Everything that is still to do."""
+        config, counters = self.config, self.counters
+        plan = make_plan(config, folder=str(self.folder.path), parameters=self.session.model.parameters)
+        self.report.print_plan(plan)
+        try:
+            if self._saved_at is None:
+                self._save()
+            self._warm_start()
+            if not any(panel.step == 0 for panel in counters.panels):
+                self._before = self._panel("after warm start" if config.warm_start.steps else "before training")
+                self._save()
+            self._train()
+            last = self._final_panel()
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        return self._finish(last)
+
+    # -- phases ------------------------------------------------------------------------------------------------------
+
+    def _warm_start(self) -> None:
+        config, counters = self.config, self.counters
+        total = config.warm_start.steps
+        if counters.warm_steps >= total:
+            return
+        with self.report.phase("warm start", total) as progress:
+            progress.advance(counters.warm_steps)
+            while counters.warm_steps < total:
+                started = time.monotonic()
+                with self.interrupts.whole():
+                    metrics = warm_start_step(self.session, self.learner, counters.warm_steps)
+                    counters.warm_steps += 1
+                    if counters.warm_steps == total:
+                        self.learner = self._rl_learner()  # a fresh optimiser
+                    self._stepped(WARM_START, started)
+                self.folder.log(metrics, step=counters.warm_steps, phase=WARM_START)
+                progress.advance(loss=metrics["loss/total"])
+
+    def _train(self) -> None:
+        config, counters = self.config, self.counters
+        if counters.steps >= config.steps:
+            return
+        recent: list[float] = []
+        with self.report.phase("training", config.steps) as progress:
+            progress.advance(counters.steps)
+            while counters.steps < config.steps:
+                metrics = self._train_step()
+                if "rollout/success_rate" in metrics:
+                    recent = [*recent[-9:], metrics["rollout/success_rate"]]
+                progress.advance(success=sum(recent) / max(1, len(recent)), seconds=metrics["time/step_s"])
+                due = config.evaluation.every and counters.steps % config.evaluation.every == 0
+                if due and counters.steps < config.steps:
+                    self._panel(f"step {counters.steps}")
+                if config.checkpoint.every and counters.steps % config.checkpoint.every == 0:
+                    self._save()
+
+    def _train_step(self) -> dict[str, float]:
+        config, counters = self.config, self.counters
+        started = time.monotonic()
+        self._sync_engine()
+        version = counters.version
+        tasks = draw_tasks(config.env, seed=config.seed, step=counters.steps, count=config.rollout.groups_per_step)
+        groups = self.session.collect(tasks, config.rollout.group_size)
+        collected = time.monotonic()
+        metrics = {**rollout_metrics(groups), **self._failures(groups)}
+        with self.interrupts.whole():
+            metrics.update(update(config, self.learner, groups, step=counters.steps, version=version))
+            counters.steps += 1
+            self._stepped(TRAIN, started)
+        now = time.monotonic()
+        metrics |= {
+            "time/rollout_s": collected - started,
+            "time/learn_s": now - collected,
+            "time/step_s": now - started,
+        }
+        self.folder.log(metrics, step=counters.steps, phase=TRAIN)
+        return metrics
+
+    def _stepped(self, phase: str, started: float) -> None:
+        self.counters.version += 1
+        self.counters.spend(phase, started)
+        self._engine_is_current = False
+
+    def _failures(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Failed episodes are in no statistic; too many of them stop the run, with their reasons."""
+        episodes = [t for g in groups for t in g.trajectories]
+        reasons = Counter(t.outcome.reason for t in episodes if t.outcome.kind == "failed")
+        share = reasons.total() / len(episodes)
+        if share > self.config.rollout.max_failed_share:
+            listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+            self._save()
+            raise RollError(
+                f"step {self.counters.steps + 1}: {reasons.total()} of {len(episodes)} episodes failed ({listed}). "
+                "Mend the cause and resume, or raise rollout.max_failed_share"
+            )
+        return {"rollout/failed_share": share}
+
+    def _panel(self, name: str) -> Sequence[Trajectory]:
+        """Play the held-out panel, record it, keep sample episodes."""
+        config, counters = self.config, self.counters
+        started = time.monotonic()
+        self._sync_engine()
+        with self.report.phase(f"panel {name}", config.evaluation.tasks) as progress:
+            result, episodes = play_panel(
+                self.session,
+                name,
+                tasks=config.evaluation.tasks,
+                step=counters.steps,
+                on_done=lambda _: progress.advance(),
+            )
+        counters.panels.append(result)
+        counters.spend(PANEL, started)
+        numbers = {k: v for k, v in asdict(result).items() if k not in ("name", "step")}
+        self.folder.log(numbers, step=counters.steps, phase=PANEL)
+        self.folder.save_episodes(f"panel-step-{counters.steps:06d}", episodes[:SAMPLE_EPISODES])
+        return episodes
+
+    def _final_panel(self) -> Sequence[Trajectory]:
+        if self.config.steps and self.counters.panels[-1].step != self.config.steps:
+            episodes = self._panel("after training")
+            self._save()
+            return episodes
+        return ()
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def _sync_engine(self) -> None:
+        if not self._engine_is_current:
+            self.session.engine.update_weights(self.learner.weights(), self.counters.version)
+            self._engine_is_current = True
+
+    def _save(self) -> None:
+        counters = self.counters
+        place = (counters.warm_steps, counters.steps + len(counters.panels))
+        if self._saved_at == place:
+            return
+        state = CheckpointState(
+            step=counters.warm_steps + counters.steps,
+            version=counters.version,
+            model=self.learner.weights(),
+            optimizer=self.learner.optimizer_state(),
+            random=capture_random_states(),
+            cursor=counters.steps * self.config.rollout.groups_per_step,
+            progress={
+                "warm_steps": counters.warm_steps,
+                "steps": counters.steps,
+                "panels": [asdict(p) for p in counters.panels],
+                "seconds": counters.seconds,
+            },
+        )
+        with self.interrupts.whole():
+            save_checkpoint(self.folder.checkpoints_path, state, keep=self.config.checkpoint.keep)
+        self._saved_at = place
+
+    def load(self, state: CheckpointState) -> None:
+        """Put weights, optimiser and random states back."""
+        try:
+            self.session.model.network.load_state_dict(dict(state.model))
+            self.learner.load_optimizer_state(dict(state.optimizer))
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit the model of {self.folder.config_path}: {error}"
+            ) from error
+        restore_random_states(state.random)
+        self._saved_at = (self.counters.warm_steps, self.counters.steps + len(self.counters.panels))
+
+    def _finish(self, last: Sequence[Trajectory]) -> dict[str, Any]:
+        config, counters = self.config, self.counters
+        result = summary(
+            name=config.name,
+            env_id=config.env.id,
+            seed=config.seed,
+            phases=counters.panels,
+            total_seconds=sum(counters.seconds.values()),
+            phase_seconds=counters.seconds,
+            extra={"steps": counters.steps, "parameters": self.session.model.parameters},
+        )
+        self.folder.save_summary(result)
+        save_model(self.session.model, self.folder.path / "model")
+        if counters.steps:
+            plot_run(self.folder.path)
+        self.report.print_panel_table(counters.panels)
+        self._show_episodes(last)
+        return result
+
+    def _show_episodes(self, after: Sequence[Trajectory]) -> None:
+        """The same held-out task before and after: the first one lost before and won after, if there is one."""
+        if not after:
+            return
+        if not self._before:
+            self.report.print_episode("An episode after training", after[0])
+            return
+        gained = [i for i, (b, a) in enumerate(zip(self._before, after, strict=True)) if a.success and not b.success]
+        chosen = gained[0] if gained else 0
+        why = "the first task lost before and won after" if gained else "the first task"
+        self.report.print_episode(f"Held-out task {chosen} before training ({why})", self._before[chosen])
+        self.report.print_episode(f"Held-out task {chosen} after training", after[chosen])
