@@ -1,0 +1,99 @@
+# `make quickstart` and `make test` are the only set-up: each installs what it lacks into .venv, once.
+#
+# When nothing has changed, pip is not called and no network is needed. PYTHON=... chooses the Python that makes .venv,
+# ARGS=... is passed on: make quickstart ARGS="seed=1", make test ARGS="-k sokoban". Paths are relative throughout, so
+# that a folder with spaces in its name works.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.SUFFIXES:
+.PHONY: help quickstart test test-slow check bench clean
+
+PYTHON ?=
+ARGS ?=
+export PYTHON
+
+PIP := PIP_USER=0 .venv/bin/python -m pip install --disable-pip-version-check --no-input -c constraints.txt
+# What decides the installation; the C file because an editable install has its compiled form.
+SPEC := setup.cfg setup.py pyproject.toml constraints.txt envs/sokoban/_search.c
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+quickstart: .venv/train.stamp ## train a small model to play FrozenLake (minutes)
+	.venv/bin/roll-train configs/frozenlake_tiny.yaml $(ARGS)
+
+# Small models are quicker on one thread, above all on a busy machine.
+test: .venv/dev.stamp ## the quick tests
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: .venv/dev.stamp ## the long tests, and those with real parts
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m slow $(ARGS); \
+	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
+
+check: .venv/dev.stamp ## format, lint, types, imports
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: .venv/train.stamp ## speed of the environments
+	.venv/bin/python benchmarks/envs.py $(ARGS)
+
+clean: ## remove caches and build leftovers; .venv and runs/ stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name .venv -prune -o -name runs -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps are written last, so that an installation that was cut off is taken up again.
+.venv/train.stamp: .venv/place $(SPEC)
+	@echo "Installing the trainer into .venv; this is done once."
+	$(PIP) -e ".[train]" || { echo "$$FAILED"; exit 1; }
+	@touch $@
+
+.venv/dev.stamp: .venv/place $(SPEC)
+	@echo "Installing the trainer and the development tools into .venv; this is done once."
+	$(PIP) -e ".[train,dev]" || { echo "$$FAILED"; exit 1; }
+	@touch .venv/train.stamp $@
+
+# .venv/place holds the path that .venv was made for: a virtual environment does not survive a move.
+ifneq ($(shell test -x .venv/bin/python && test "$$(cat .venv/place 2>/dev/null)" = "$$(pwd -P)" && echo same),same)
+.PHONY: .venv/place
+endif
+
+.venv/place:
+	@if [ -n "$$PYTHON" ]; then set -- "$$PYTHON"; else set -- python3 python3.11 python3.12 python3.13 python3.14; fi; \
+	chosen=; seen=; \
+	for candidate in "$$@"; do \
+		if ! command -v "$$candidate" >/dev/null 2>&1; then why="not found"; \
+		elif why=$$("$$candidate" -c "$$SUITABLE" 2>&1); then chosen=$$candidate; break; fi; \
+		seen="$$seen$$(printf '\n  %s: %s' "$$candidate" "$$(echo "$$why" | tail -n 1)")"; \
+	done; \
+	if [ -z "$$chosen" ]; then \
+		echo "No Python was found to make .venv with. Tried:$$seen" >&2; \
+		echo "Install Python 3.11 or newer, or name one: make <target> PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	echo "Making .venv with $$chosen ($$("$$chosen" --version))"; \
+	if [ -e .venv/place ]; then rm -rf .venv; fi; \
+	"$$chosen" -m venv .venv && .venv/bin/python -m pip --version >/dev/null && \
+	why=$$(.venv/bin/python -c "$$SUITABLE" 2>&1) || { \
+		echo "The .venv that is here cannot be used$${why:+: it $$why}. Remove it (rm -rf .venv) and try again." >&2; exit 1; }; \
+	pwd -P >.venv/place
+
+define SUITABLE
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("is Python %d.%d; 3.11 or newer is needed" % sys.version_info[:2])
+import importlib.util
+missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
+if missing:
+    package = "python%d.%d-venv" % sys.version_info[:2]
+    sys.exit("lacks the module %s (on Debian and Ubuntu: apt install %s)" % (" and ".join(missing), package))
+endef
+export SUITABLE
+
+define FAILED
+The installation did not finish; nothing is lost, the same command takes it up again. It needs the network this once.
+endef
+export FAILED
