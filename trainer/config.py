@@ -167,8 +167,11 @@ class LossConfig(_Section):
 
 
 class OptimizerConfig(_Section):
-    """AdamW and its schedule in the reinforcement-learning phase."""
+    """The optimiser of both phases, and its schedule in the reinforcement-learning phase."""
 
+    name: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon orthogonalises the updates of inner matrices; AdamW does the rest."
+    )
     lr: Annotated[float, Field(ge=0)] = Field(1e-4, description="Peak learning rate; 0 leaves the model as it is.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after the warm-up.")
     lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")

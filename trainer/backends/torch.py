@@ -18,12 +18,13 @@ from trainer.batching import Batch, Denominators, attention_mask
 from trainer.config import LossConfig, OptimizerConfig
 from trainer.losses import entropy, label_logprobs, policy_loss
 from trainer.model import LanguageModel
+from trainer.optimizers import OPTIMIZERS
 
 __all__ = ["TorchLearner"]
 
 
 class TorchLearner:
-    """Holds the model being trained and its AdamW state."""
+    """Holds the model being trained and the state of its optimiser."""
 
     def __init__(
         self, model: LanguageModel, *, loss: LossConfig, optimizer: OptimizerConfig, temperature: float
@@ -31,13 +32,8 @@ class TorchLearner:
         self._network = model.network.train()
         self._loss, self._temperature = loss, temperature
         self._max_grad_norm = optimizer.max_grad_norm
-        parameters = [p for p in self._network.parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optimizer.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self._optimizer = torch.optim.AdamW(groups, lr=optimizer.lr, betas=optimizer.betas, foreach=True)
-        self._parameters = parameters
+        self._parameters = [p for p in self._network.parameters() if p.requires_grad]
+        self._optimizers = OPTIMIZERS[optimizer.name](self._network, optimizer)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the labels [B, T] (0 where masked) and logits [n, V] at the n positions that have one."""
@@ -66,7 +62,7 @@ class TorchLearner:
         these very weights and this is the only step on them. Raises :class:`RollError` when the gradient is not finite;
         the weights are then as before.
         """
-        self._optimizer.zero_grad(set_to_none=True)
+        self._network.zero_grad(set_to_none=True)
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
         total = 0.0
@@ -85,9 +81,10 @@ class TorchLearner:
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         if not math.isfinite(norm):
             raise RollError(f"the gradient norm is {norm}; the step was not taken. Lower optimizer.lr and resume")
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        for part in self._optimizers:
+            for group in part.param_groups:
+                group["lr"] = lr
+            part.step()
         result = {name: float(value) / max(denominators.tokens, 1) for name, value in sums.items()}
         return {**result, "loss/total": total, "learner/grad_norm": norm, "learner/lr": lr}, before
 
@@ -97,8 +94,9 @@ class TorchLearner:
 
     def optimizer_state(self) -> dict[str, Any]:
         """State of the optimiser, for a checkpoint."""
-        return self._optimizer.state_dict()
+        return {"parts": [part.state_dict() for part in self._optimizers]}
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to a saved state."""
-        self._optimizer.load_state_dict(state)
+        for part, saved in zip(self._optimizers, state["parts"], strict=True):
+            part.load_state_dict(saved)
