@@ -1,4 +1,4 @@
-"""Whether a run learned what it should have: reads its summary.json, prints each condition, exits with 1 when one fails.
+"""Whether a run learned what it should have: reads summary.json, prints each condition, exits with 1 when one fails.
 
     python benchmarks/verdict.py RUN [--before-at-most 0.40] [--after-at-least 0.80] [--seconds-at-most N]
 

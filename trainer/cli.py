@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll_envs.errors import MissingExtraError, RollError
+from roll_envs.errors import MissingExtraError, RollError, UnknownNameError
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -100,7 +100,10 @@ def _train(options: argparse.Namespace) -> int:
     config = _load(options)
     _check_names(config)
     from trainer.loop import train
+    from trainer.losses import LOSSES
 
+    if config.loss.name not in LOSSES:
+        raise UnknownNameError("policy loss", config.loss.name, LOSSES)
     report = Report()
     with RunFolder.create(config) as folder:
         return _finish(folder, report, lambda: train(config, folder, report))
@@ -142,14 +145,21 @@ def _load(options: argparse.Namespace) -> RunConfig:
 
 
 def _check_names(config: RunConfig) -> None:
-    """Fail before a folder is made: an environment that cannot be built, an estimator that is not there."""
+    """Fail before a folder is made: an environment that cannot be built, a part that is not there."""
     import roll_envs
-    from roll_envs.errors import UnknownNameError
     from trainer.advantages import ESTIMATORS
+    from trainer.backends import BACKENDS
+    from trainer.engines import ENGINES
 
     roll_envs.make(config.env.id, **config.env.kwargs).close()
-    if config.advantage.name not in ESTIMATORS:
-        raise UnknownNameError("advantage estimator", config.advantage.name, ESTIMATORS)
+    parts: list[tuple[str, str, Mapping[str, object]]] = [
+        ("advantage estimator", config.advantage.name, ESTIMATORS),
+        ("engine", config.engine.name, ENGINES),
+        ("learner backend", config.learner.backend, BACKENDS),
+    ]
+    for kind, name, known in parts:
+        if name not in known:
+            raise UnknownNameError(kind, name, known)
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

@@ -1,18 +1,22 @@
-"""Learner backends by name: what turns batches into new weights."""
+"""Learner backends by name: what turns batches into new weights.
+
+Looking a name up loads nothing; making a learner loads what it needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from roll_envs.errors import UnknownNameError
 from roll_envs.types import Metrics
-from trainer.backends.torch import TorchLearner
-from trainer.batching import Batch, Denominators
 from trainer.config import LossConfig, OptimizerConfig
-from trainer.model import LanguageModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.batching import Batch, Denominators
+    from trainer.model import LanguageModel
 
 __all__ = ["BACKENDS", "Learner", "make_learner"]
 
@@ -33,7 +37,13 @@ class Learner(Protocol):
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
 
 
-BACKENDS: dict[str, Callable[..., Learner]] = {"torch": TorchLearner}
+def _torch(model: LanguageModel, *, loss: LossConfig, optimizer: OptimizerConfig, temperature: float) -> Learner:
+    from trainer.backends.torch import TorchLearner
+
+    return TorchLearner(model, loss=loss, optimizer=optimizer, temperature=temperature)
+
+
+BACKENDS: dict[str, Callable[..., Learner]] = {"torch": _torch}
 """Backends by the name that ``learner.backend`` uses."""
 
 

@@ -1,17 +1,21 @@
-"""Inference engines by name. An engine is a :class:`roll_envs.policy.Policy` that also takes new weights."""
+"""Inference engines by name. An engine is a :class:`roll_envs.policy.Policy` that also takes new weights.
+
+Looking a name up loads nothing; making an engine loads what it needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from roll_envs.errors import UnknownNameError
 from roll_envs.policy import Policy
 from trainer.config import EngineConfig
-from trainer.engines.hf import HFEngine
-from trainer.model import LanguageModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.model import LanguageModel
 
 __all__ = ["ENGINES", "Engine", "make_engine", "register_engine"]
 
@@ -33,6 +37,8 @@ class Engine(Policy, Protocol):
 
 
 def _hf(model: LanguageModel, config: EngineConfig) -> Engine:
+    from trainer.engines.hf import HFEngine
+
     return HFEngine(model, max_running=config.max_running, max_tokens=config.max_tokens)
 
 
