@@ -94,6 +94,8 @@ def load_context(kind: str, *, turns: int = 0, function: str | None = None) -> C
         raise ConfigError(f"context.function: {function!r} is not of the form 'module:name'")
     try:
         loaded = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"context.function: cannot load {function!r}: {error}") from error
+    except Exception as error:  # a module of the user: it may fail in any way
+        raise ConfigError(f"context.function: cannot load {function!r}: {type(error).__name__}: {error}") from error
+    if not callable(loaded):
+        raise ConfigError(f"context.function: {function!r} is a {type(loaded).__name__}, not a function of the history")
     return from_function(loaded)

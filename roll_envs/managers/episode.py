@@ -8,8 +8,9 @@ strange, goes to the environment as it is.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -39,6 +40,8 @@ class EpisodeSettings:
     """Seed of the run: enters every sampling seed."""
     system_prompt: str | None = None
     """Replaces the environment's instructions when not ``None``."""
+    answerer: str = "the engine"
+    """Who answers, as errors and deadlines name it."""
 
 
 @dataclass(slots=True)
@@ -47,9 +50,13 @@ class Waiting:
 
     what: str = ""
     since: float = field(default_factory=time.monotonic)
+    answer: bool = False
+    """Whether it waits for an answer (else for the environment or the context)."""
 
-    def on(self, what: str) -> None:
-        self.what, self.since = what, time.monotonic()
+    def on(self, what: str, *, answer: bool = False) -> None:
+        # The watchdog may look between two assignments: a fresh time first, so that no wait looks longer than it is.
+        self.since = time.monotonic()
+        self.what, self.answer = what, answer
 
 
 def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
@@ -66,16 +73,39 @@ def _call(waiting: Waiting, name: str, env_id: str, function: Callable[[], Any])
         raise EnvironmentFaultError(f"{name} of {env_id} raised {type(error).__name__}: {error}") from error
 
 
+def _reset(env: TextEnv, seed: int, system_prompt: str | None) -> tuple[str, str]:
+    observation, _ = env.reset(seed=seed)
+    return _text(observation), env.instructions if system_prompt is None else system_prompt
+
+
+def _step(env: TextEnv, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    observation, reward, terminated, truncated, info = env.step(text)
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward is {number}; it must be finite")
+    if not isinstance(info, Mapping):
+        raise TypeError(f"info is a {type(info).__name__}; it must be a mapping")
+    return _text(observation), number, bool(terminated), bool(truncated), dict(info)
+
+
+def _text(observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(f"the observation is a {type(observation).__name__}; it must be a str")
+    return observation
+
+
 def play_episode(
     env: TextEnv, task: Task, member: int, respond: Respond, settings: EpisodeSettings, waiting: Waiting | None = None
 ) -> Trajectory:
     """Play ``task`` once from its seed.
 
-    Raises :class:`EnvironmentFaultError` when the environment's code raises, and whatever ``respond`` raises.
+    Raises :class:`EnvironmentFaultError` when the environment's code raises or returns what no environment may (an
+    observation that is no text, a reward that is not finite), and whatever ``respond`` raises.
     """
     waiting = waiting or Waiting()
-    observation, _ = _call(waiting, "reset", task.env_id, partial(env.reset, seed=task.seed))
-    instructions = env.instructions if settings.system_prompt is None else settings.system_prompt
+    observation, instructions = _call(
+        waiting, "reset", task.env_id, partial(_reset, env, task.seed, settings.system_prompt)
+    )
     turns: list[Turn] = []
 
     def ended(kind: str, reason: str = "") -> Trajectory:
@@ -83,7 +113,8 @@ def play_episode(
         return Trajectory(task=task, member=member, turns=tuple(turns), outcome=outcome)
 
     while True:
-        history = History(instructions=instructions, turns=turns, observation=observation)
+        waiting.on("the context function")
+        history = History(instructions=instructions, turns=tuple(turns), observation=observation)
         prompt_ids = settings.context(history, settings.renderer)
         room = settings.max_tokens - len(prompt_ids)
         if room < 1:
@@ -98,15 +129,14 @@ def play_episode(
             max_new_tokens=min(settings.sampling.max_new_tokens, room),
             seed=sampling_seed(settings.seed, task, member, len(turns)),
         )
-        waiting.on("the engine's answer")
+        waiting.on(f"{settings.answerer}'s answer", answer=True)
         started = time.monotonic()
         completion = respond(env, prompt_ids, sampling)
         answered = time.monotonic()
         if completion.finish == "abort":
-            return ended("cancelled", "the engine aborted the request")
+            return ended("cancelled", f"{settings.answerer} aborted the request")
         text = settings.renderer.decode(completion.ids)
-        stepped = _call(waiting, "step", task.env_id, partial(env.step, text))
-        shown, reward, terminated, truncated, info = stepped
+        shown, reward, terminated, truncated, info = _call(waiting, "step", task.env_id, partial(_step, env, text))
         turns.append(
             Turn(
                 prompt_ids=prompt_ids,
@@ -114,9 +144,9 @@ def play_episode(
                 prompt_observation=observation,
                 text=text,
                 observation=shown,
-                reward=float(reward),
-                terminated=bool(terminated),
-                truncated=bool(truncated),
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
                 info=info,
                 timings={"generate_s": answered - started, "env_s": time.monotonic() - answered},
             )

@@ -23,6 +23,9 @@ __all__ = ["EpisodePool", "PoolLimits"]
 
 MakeEnv = Callable[[Task], TextEnv]
 
+_WATCH_S = 0.2
+"""How often the watchdog looks for episodes past a deadline."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolLimits:
@@ -61,6 +64,8 @@ class EpisodePool:
         self._running: dict[threading.Thread, _Job] = {}
         self._workers: set[threading.Thread] = set()
         self._closed = False
+        self._collecting = threading.Lock()
+        self._next_watch = 0.0
 
     def __enter__(self) -> EpisodePool:
         return self
@@ -73,10 +78,22 @@ class EpisodePool:
     ) -> list[Group]:
         """Play every task ``group_size`` times; one group per task, in the order of ``tasks``, members in order.
 
-        ``on_done`` is called in this thread once for each ended episode.
+        ``on_done`` is called in this thread once for each ended episode. Whatever this raises closes the pool.
         """
-        if self._closed:
-            raise RollError("this episode pool is closed; make a new one")
+        if not self._collecting.acquire(blocking=False):
+            raise RollError("this episode pool is collecting already; one collect() at a time")
+        try:
+            return self._collect(tasks, group_size, on_done)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._collecting.release()
+
+    def _collect(
+        self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None
+    ) -> list[Group]:
+        self._raise_if_closed()
         jobs = [
             _Job(task=task, member=member, place=i * group_size + member)
             for i, task in enumerate(tasks)
@@ -87,24 +104,19 @@ class EpisodePool:
             self._jobs.put(job)
         self._ensure_workers(min(len(jobs), self._limits.max_running))
         open_places = {job.place for job in jobs}
-        try:
-            while open_places:
-                ended = self._next_done()
-                if ended is None or ended.place not in open_places or ended.result is None:
-                    continue
-                if ended.result.outcome.kind == "failed" and ended.attempt < self._limits.attempts:
-                    self._jobs.put(
-                        _Job(task=ended.task, member=ended.member, place=ended.place, attempt=ended.attempt + 1)
-                    )
-                    continue
-                result = replace(ended.result, attempts=ended.attempt)
-                results[ended.place] = result
-                open_places.remove(ended.place)
-                if on_done is not None:
-                    on_done(result)
-        except BaseException:
-            self.close()
-            raise
+        while open_places:
+            ended = self._next_done()
+            self._raise_if_closed()
+            if ended is None or ended.place not in open_places or ended.result is None:
+                continue
+            if ended.result.outcome.kind == "failed" and ended.attempt < self._limits.attempts:
+                self._jobs.put(_Job(task=ended.task, member=ended.member, place=ended.place, attempt=ended.attempt + 1))
+                continue
+            result = replace(ended.result, attempts=ended.attempt)
+            results[ended.place] = result
+            open_places.remove(ended.place)
+            if on_done is not None:
+                on_done(result)
         whole = [r for r in results if r is not None]
         return [
             Group(task=task, trajectories=tuple(whole[i * group_size : (i + 1) * group_size]))
@@ -117,19 +129,32 @@ class EpisodePool:
         for _ in list(self._workers):
             self._jobs.put(None)
 
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise RollError("this episode pool is closed; make a new one")
+
     def _next_done(self) -> _Job | None:
+        """The next ended episode; ``None`` when there is none for a while. Looks for overdue ones now and then, also
+        while others end all the time."""
+        now = time.monotonic()
+        if now >= self._next_watch:
+            overdue = self._overdue()
+            if overdue is not None:
+                return overdue
+            self._next_watch = now + _WATCH_S
         try:
-            return self._done.get(timeout=0.2)
+            return self._done.get(timeout=_WATCH_S)
         except queue.Empty:
-            return self._overdue()
+            return None
 
     def _overdue(self) -> _Job | None:
         """Give up one episode that ran past a deadline, and replace its worker."""
         limits, now = self._limits, time.monotonic()
         with self._lock:
             for thread, job in self._running.items():
-                what, since = job.waiting.what, job.waiting.since
-                limit = limits.turn_timeout_s if what.startswith("the engine") else limits.env_timeout_s
+                # What is read first is overwritten last: a wait that begins while this looks is never overdue.
+                what, answer, since = job.waiting.what, job.waiting.answer, job.waiting.since
+                limit = limits.turn_timeout_s if answer else limits.env_timeout_s
                 if now - since > limit:
                     reason = f"gave up waiting for {what} after {limit:g} s"
                 elif now - job.started > limits.episode_timeout_s:
@@ -181,11 +206,12 @@ class EpisodePool:
             if env is None:
                 env = envs[key] = self._make_env(job.task)
             return play_episode(env, job.task, job.member, self._respond, self._settings, job.waiting)
-        except Exception as error:  # work of others: environments, engines, context functions
+        except BaseException as error:  # work of others: environments (sys.exit() too), engines, context functions
+            reason = _describe(error, job.waiting.what)
             broken = envs.pop(key, None)
             if broken is not None:
+                job.waiting.on(f"the closing of {job.task.env_id} (which had failed: {reason})")
                 _close_quietly(broken)
-            reason = str(error) if isinstance(error, RollError) else f"{type(error).__name__}: {error}"
             return _failed(job, reason)
 
 
@@ -195,8 +221,15 @@ def _failed(job: _Job, reason: str) -> Trajectory:
     )
 
 
+def _describe(error: BaseException, during: str) -> str:
+    try:
+        return str(error) if isinstance(error, RollError) else f"{during} raised {type(error).__name__}: {error}"
+    except Exception:  # an exception of others whose own text fails
+        return f"{during} raised {type(error).__name__}"
+
+
 def _close_quietly(env: Any) -> None:
     try:
         env.close()
-    except Exception:  # an environment that failed may fail again while closing; the episode is already recorded
+    except BaseException:  # an environment that failed may fail again while closing; the episode is already recorded
         return
