@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -37,10 +38,13 @@ class _Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     future: Future[Completion]
+    timeout_s: float
     deadline: float
     draws: np.ndarray
     stop_ids: frozenset[int]
     slot: int = -1
+    version: int = 0
+    """Weight version when it was admitted: the oldest that sampled any of its ids."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -61,11 +65,13 @@ class HFEngine:
         self._cache = SlotCache(network.config, max_running, 64, next(network.parameters()).dtype, self._device)
         self._held: dict[tuple[int, ...], int] = {}  # token ids whose keys and values a free slot holds
         self._free: set[int] = set(range(max_running))
+        self._vocabulary = int(network.get_input_embeddings().num_embeddings)
         self._queue: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._version = 0
         self._paused = False
         self._closed = False
+        self._intruders = 0  # other threads that want to come in between two passes
         self._fault: BaseException | None = None
         self._wake = threading.Condition()
         self._pass_lock = threading.Lock()
@@ -93,6 +99,16 @@ class HFEngine:
         prompt = tuple(prompt_ids)
         if not prompt:
             raise EngineError("the prompt is empty; a request needs at least one token id")
+        if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
+            raise EngineError(
+                f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to "
+                f"{self._vocabulary - 1}. Prompt and model must use the same tokenizer"
+            )
+        if sampling.max_new_tokens < 1 or not 0 <= sampling.temperature < math.inf:
+            raise EngineError(
+                f"max_new_tokens {sampling.max_new_tokens}, temperature {sampling.temperature}: "
+                "allowed are 1 or more, and 0 or more"
+            )
         if len(prompt) + sampling.max_new_tokens > self._max_tokens:
             raise EngineError(
                 f"prompt of {len(prompt)} tokens + max_new_tokens {sampling.max_new_tokens} exceed "
@@ -103,6 +119,7 @@ class HFEngine:
             prompt=prompt,
             sampling=sampling,
             future=Future(),
+            timeout_s=timeout_s,
             deadline=time.monotonic() + timeout_s,
             draws=generator.random(sampling.max_new_tokens),
             stop_ids=frozenset(sampling.stop_ids),
@@ -114,8 +131,11 @@ class HFEngine:
         return request.future
 
     def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Take new weights between two passes; running requests go on with them, caches of old ones are dropped."""
-        with self._pass_lock:
+        """Take new weights between two passes; running requests go on with them, caches of old ones are dropped.
+
+        A completion that several versions sampled carries the oldest of them.
+        """
+        with self._between_passes():
             self._raise_if_unusable()
             self._network.load_state_dict(weights)
             self._version = version
@@ -125,7 +145,7 @@ class HFEngine:
         """Stop between two passes; requests are kept."""
         with self._wake:
             self._paused = True
-        with self._pass_lock:
+        with self._between_passes():
             return
 
     def resume(self) -> None:
@@ -136,7 +156,7 @@ class HFEngine:
 
     def abort(self) -> None:
         """End every queued and running request with ``finish="abort"``, keeping what was sampled so far."""
-        with self._pass_lock, self._wake:
+        with self._between_passes(), self._wake:
             for request in [*self._running, *self._queue]:
                 self._finish(request, "abort")
             self._running.clear()
@@ -154,15 +174,26 @@ class HFEngine:
 
     def close(self) -> None:
         """Abort everything and end the thread."""
-        if not self._closed:
-            with contextlib.suppress(EngineError):
-                self.abort()
-            with self._wake:
-                self._closed = True
-                self._wake.notify()
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self.abort()
         self._thread.join(timeout=10)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _between_passes(self) -> Iterator[None]:
+        """Come in between two passes. The loop lets others go first: a lock alone would not, it is not fair."""
+        with self._wake:
+            self._intruders += 1
+        try:
+            with self._pass_lock:
+                yield
+        finally:
+            with self._wake:
+                self._intruders -= 1
+                self._wake.notify()
 
     def _raise_if_unusable(self) -> None:
         if self._fault is not None:
@@ -175,6 +206,8 @@ class HFEngine:
             with torch.inference_mode():
                 while self._wait_for_work():
                     with self._pass_lock:
+                        if self._paused or self._closed:
+                            continue
                         self._admit()
                         if self._running:
                             self._decode()
@@ -192,7 +225,7 @@ class HFEngine:
         """Block until there is something to do; ``False`` once closed."""
         with self._wake:
             idle = not self._running
-            while not self._closed and (self._paused or not (self._queue or self._running)):
+            while not self._closed and (self._paused or self._intruders or not (self._queue or self._running)):
                 self._wake.wait()
             seen = 0
             while idle and not self._closed and seen < len(self._queue) < len(self._free):
@@ -208,12 +241,14 @@ class HFEngine:
             while self._queue and self._free:
                 request = self._queue.popleft()
                 if request.deadline < now:
-                    continue  # its caller has given up
+                    self._expire(request)
+                    continue
+                self._running.append(request)
+                request.version = self._version
                 admitted.append((request, self._take_slot(request)))
         if not admitted:
             return
         requests = [r for r, _ in admitted]
-        self._running.extend(requests)
         logits = self._forward(
             [r.slot for r in requests],
             [r.prompt[kept:] for r, kept in admitted],
@@ -284,30 +319,45 @@ class HFEngine:
             request.ids.append(token)
             request.logprobs.append(logprob)
         still = []
+        now = time.monotonic()
         for request in self._running:
-            if request.ids and request.ids[-1] in request.stop_ids:
+            if request.logprobs and not math.isfinite(request.logprobs[-1]):
+                reason = f"the model's logits are not finite (weight version {self._version})"
+                self._release(request, EngineError(reason), hold=False)
+            elif request.ids and request.ids[-1] in request.stop_ids:
                 self._finish(request, "stop")
             elif len(request.ids) >= request.sampling.max_new_tokens:
                 self._finish(request, "length")
-            elif request.deadline < time.monotonic():
-                self._finish(request, "abort")
+            elif request.deadline < now:
+                self._expire(request)
             else:
                 still.append(request)
         self._running = still
 
     def _finish(self, request: _Request, reason: FinishReason) -> None:
+        completion = Completion(
+            ids=tuple(request.ids),
+            logprobs=tuple(request.logprobs),
+            finish=reason,
+            weight_version=request.version if request.ids else self._version,
+        )
+        self._release(request, completion, hold=reason != "abort")
+
+    def _expire(self, request: _Request) -> None:
+        self._release(request, DeadlineExceededError("the engine's answer", request.timeout_s), hold=False)
+
+    def _release(self, request: _Request, result: Completion | Exception, *, hold: bool) -> None:
+        """Free the slot of a request and answer it; ``hold`` keeps what the slot holds for the next turn."""
         if request.slot >= 0:
-            # The last sampled token was not run through the model yet: the slot holds what stands before it.
-            if reason != "abort":
+            # Keys and values of older weights are of no use. The last sampled token was not run through the model
+            # yet: the slot holds what stands before it.
+            if hold and request.version == self._version:
                 self._held[(request.prompt + tuple(request.ids))[:-1]] = request.slot
             self._free.add(request.slot)
             request.slot = -1
-        if not request.future.done():
-            request.future.set_result(
-                Completion(
-                    ids=tuple(request.ids),
-                    logprobs=tuple(request.logprobs),
-                    finish=reason,
-                    weight_version=self._version,
-                )
-            )
+        if request.future.done():
+            return
+        if isinstance(result, Completion):
+            request.future.set_result(result)
+        else:
+            request.future.set_exception(result)
