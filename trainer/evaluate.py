@@ -53,8 +53,9 @@ def evaluate_run(
         Session(folder.config, temperature=temperature, seed=seed) as built,
         Session(config, temperature=temperature, seed=seed, model=built.model) as session,
     ):
-        session.model.network.load_state_dict(dict(state.model))
+        session.load_weights(state.model)
         session.engine.update_weights(session.model.network.state_dict(), state.version)
         count = tasks if tasks is not None else config.evaluation.tasks
-        result, _ = play_panel(session, f"{config.env.id} at step {state.step}", tasks=count, step=state.step)
+        step = int(state.progress.get("steps", state.step))
+        result, _ = play_panel(session, f"{config.env.id} at step {step}", tasks=count, step=step)
     return result

@@ -19,7 +19,9 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
     """
 
     def __init__(self) -> None:
-        self._shielded = False
+        self.torn = False
+        """Whether an interrupt ended the body of a :meth:`whole` half-way: what it changed must not be saved."""
+        self._depth = 0
         self._pending = False
         self._before: dict[int, Any] = {}
 
@@ -33,18 +35,22 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._shielded and not self._pending:
+        if self._depth and not self._pending:
             self._pending = True
         else:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Run the body to its end before an interrupt takes effect; a second interrupt does not wait."""
-        self._shielded, self._pending = True, False
+        """Run the body to its end before an interrupt takes effect; a second interrupt does not wait. May be nested."""
+        self._depth += 1
         try:
             yield
+        except KeyboardInterrupt:
+            self.torn = True
+            raise
         finally:
-            self._shielded = False
-        if self._pending:
+            self._depth -= 1
+        if self._pending and not self._depth:
+            self._pending = False
             raise KeyboardInterrupt

@@ -7,7 +7,6 @@ of a run is its weights, its optimiser and two counters. What is in flight when 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -129,20 +128,21 @@ class _Run:
 
     def go(self) -> dict[str, Any]:
         """Everything that is still to do."""
-        config, counters = self.config, self.counters
+        config = self.config
         plan = make_plan(config, folder=str(self.folder.path), parameters=self.session.model.parameters)
         self.report.print_plan(plan)
         try:
             if self._saved_at is None:
                 self._save()
             self._warm_start()
-            if not any(panel.step == 0 for panel in counters.panels):
+            if self._panel_at(0) is None:
                 self._before = self._panel("after warm start" if config.warm_start.steps else "before training")
                 self._save()
             self._train()
             last = self._final_panel()
         except KeyboardInterrupt:
-            self._save()
+            if not self.interrupts.torn:  # a second Ctrl-C in the middle of a step: the last checkpoint stands
+                self._save()
             raise
         return self._finish(last)
 
@@ -163,7 +163,7 @@ class _Run:
                     if counters.warm_steps == total:
                         self.learner = self._rl_learner()  # a fresh optimiser
                     self._stepped(WARM_START, started)
-                self.folder.log(metrics, step=counters.warm_steps, phase=WARM_START)
+                    self.folder.log(metrics, step=counters.warm_steps, phase=WARM_START)
                 progress.advance(loss=metrics["loss/total"])
 
     def _train(self) -> None:
@@ -174,15 +174,23 @@ class _Run:
         with self.report.phase("training", config.steps) as progress:
             progress.advance(counters.steps)
             while counters.steps < config.steps:
+                # What is due is read from the state, so that a run stopped before a panel plays it when it goes on.
+                if self._due(config.evaluation.every) and self._panel_at(counters.steps) is None:
+                    self._panel(f"step {counters.steps}")
+                if self._due(config.checkpoint.every):
+                    self._save()
                 metrics = self._train_step()
                 if "rollout/success_rate" in metrics:
                     recent = [*recent[-9:], metrics["rollout/success_rate"]]
                 progress.advance(success=sum(recent) / max(1, len(recent)), seconds=metrics["time/step_s"])
-                due = config.evaluation.every and counters.steps % config.evaluation.every == 0
-                if due and counters.steps < config.steps:
-                    self._panel(f"step {counters.steps}")
-                if config.checkpoint.every and counters.steps % config.checkpoint.every == 0:
-                    self._save()
+        self._save()
+
+    def _due(self, every: int) -> bool:
+        steps = self.counters.steps
+        return bool(every and steps and steps % every == 0)
+
+    def _panel_at(self, step: int) -> PhaseResult | None:
+        return next((panel for panel in self.counters.panels if panel.step == step), None)
 
     def _train_step(self) -> dict[str, float]:
         config, counters = self.config, self.counters
@@ -192,18 +200,18 @@ class _Run:
         tasks = draw_tasks(config.env, seed=config.seed, step=counters.steps, count=config.rollout.groups_per_step)
         groups = self.session.collect(tasks, config.rollout.group_size)
         collected = time.monotonic()
-        metrics = {**rollout_metrics(groups), **self._failures(groups)}
+        metrics = {**rollout_metrics(groups), "rollout/failed_share": self._failed_share(groups)}
         with self.interrupts.whole():
             metrics.update(update(config, self.learner, groups, step=counters.steps, version=version))
             counters.steps += 1
             self._stepped(TRAIN, started)
-        now = time.monotonic()
-        metrics |= {
-            "time/rollout_s": collected - started,
-            "time/learn_s": now - collected,
-            "time/step_s": now - started,
-        }
-        self.folder.log(metrics, step=counters.steps, phase=TRAIN)
+            now = time.monotonic()
+            metrics |= {
+                "time/rollout_s": collected - started,
+                "time/learn_s": now - collected,
+                "time/step_s": now - started,
+            }
+            self.folder.log(metrics, step=counters.steps, phase=TRAIN)
         return metrics
 
     def _stepped(self, phase: str, started: float) -> None:
@@ -211,19 +219,14 @@ class _Run:
         self.counters.spend(phase, started)
         self._engine_is_current = False
 
-    def _failures(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Failed episodes are in no statistic; too many of them stop the run, with their reasons."""
+    def _failed_share(self, groups: Sequence[Group]) -> float:
+        """Failed episodes are in no statistic; too many of them stop the run, after saving."""
         episodes = [t for g in groups for t in g.trajectories]
-        reasons = Counter(t.outcome.reason for t in episodes if t.outcome.kind == "failed")
-        share = reasons.total() / len(episodes)
-        if share > self.config.rollout.max_failed_share:
-            listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+        try:
+            return self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
+        except RollError:
             self._save()
-            raise RollError(
-                f"step {self.counters.steps + 1}: {reasons.total()} of {len(episodes)} episodes failed ({listed}). "
-                "Mend the cause and resume, or raise rollout.max_failed_share"
-            )
-        return {"rollout/failed_share": share}
+            raise
 
     def _panel(self, name: str) -> Sequence[Trajectory]:
         """Play the held-out panel, record it, keep sample episodes."""
@@ -238,15 +241,17 @@ class _Run:
                 step=counters.steps,
                 on_done=lambda _: progress.advance(),
             )
-        counters.panels.append(result)
-        counters.spend(PANEL, started)
-        numbers = {k: v for k, v in asdict(result).items() if k not in ("name", "step")}
-        self.folder.log(numbers, step=counters.steps, phase=PANEL)
-        self.folder.save_episodes(f"panel-step-{counters.steps:06d}", episodes[:SAMPLE_EPISODES])
+        self.session.failed_share(episodes, f"panel {name}")
+        with self.interrupts.whole():
+            counters.panels.append(result)
+            counters.spend(PANEL, started)
+            numbers = {k: v for k, v in asdict(result).items() if k not in ("name", "step")}
+            self.folder.log(numbers, step=counters.steps, phase=PANEL)
+            self.folder.save_episodes(f"panel-step-{counters.steps:06d}", episodes[:SAMPLE_EPISODES])
         return episodes
 
     def _final_panel(self) -> Sequence[Trajectory]:
-        if self.config.steps and self.counters.panels[-1].step != self.config.steps:
+        if self._panel_at(self.counters.steps) is None:
             episodes = self._panel("after training")
             self._save()
             return episodes
@@ -284,12 +289,12 @@ class _Run:
 
     def load(self, state: CheckpointState) -> None:
         """Put weights, optimiser and random states back."""
+        self.session.load_weights(state.model)
         try:
-            self.session.model.network.load_state_dict(dict(state.model))
             self.learner.load_optimizer_state(dict(state.optimizer))
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"the checkpoint does not fit the model of {self.folder.config_path}: {error}"
+                f"the checkpoint does not fit the optimiser of {self.folder.config_path}: {error}"
             ) from error
         restore_random_states(state.random)
         self._saved_at = (self.counters.warm_steps, self.counters.steps + len(self.counters.panels))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+from transformers.utils.logging import disable_progress_bar
 
 from roll_envs.env import TextEnv
 from roll_envs.errors import ConfigError
@@ -15,6 +16,8 @@ from trainer.config import ModelConfig
 from trainer.tokenizer import build_tokenizer, words_of
 
 __all__ = ["LanguageModel", "build_model", "load_model", "save_model"]
+
+disable_progress_bar()  # small files; the run has bars of its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,15 +64,18 @@ def build_model(config: ModelConfig, env: TextEnv, seed: int) -> LanguageModel:
 
 
 def load_model(folder: Path) -> LanguageModel:
-    """A model and tokenizer from a local folder in Hugging Face form."""
+    """A model and tokenizer from a local folder in Hugging Face form. Raises :class:`ConfigError`."""
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path: no Hugging Face model in '{folder}' (config.json is missing)")
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        network = AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    except Exception as error:  # files of others, read by a library that raises many kinds of errors
+        raise ConfigError(f"model.path: cannot load '{folder}' ({type(error).__name__}: {error})") from error
     if not tokenizer.chat_template:
         raise ConfigError(f"model.path: the tokenizer in '{folder}' has no chat template; add chat_template.jinja")
-    network = AutoModelForCausalLM.from_pretrained(
-        str(folder), local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
-    )
     return LanguageModel(network=network.train(), tokenizer=tokenizer)
 
 

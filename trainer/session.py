@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 import roll_envs
 from roll_envs.env import TextEnv
+from roll_envs.errors import CheckpointError, RollError
 from roll_envs.managers import EpisodePool, EpisodeSettings, PoolLimits, load_context
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 from trainer.config import RunConfig
+from trainer.demonstrations import teacher
 from trainer.engines import Engine, make_engine
 from trainer.model import LanguageModel, build_model
 from trainer.renderer import ChatRenderer
@@ -55,6 +59,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         )
         self._engine: Engine | None = None
         self._pool: EpisodePool | None = None
+        self._teachers: EpisodePool | None = None
 
     @property
     def engine(self) -> Engine:
@@ -67,16 +72,25 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def pool(self) -> EpisodePool:
         """The episode pool, started at first use."""
         if self._pool is None:
-            rollout = self.config.rollout
-            limits = PoolLimits(
-                max_running=rollout.max_running,
-                attempts=rollout.attempts,
-                turn_timeout_s=rollout.turn_timeout_s,
-                env_timeout_s=rollout.env_timeout_s,
-                episode_timeout_s=rollout.episode_timeout_s,
-            )
-            self._pool = EpisodePool(_make_env, self._respond, self.settings, limits)
+            self._pool = EpisodePool(_make_env, self._respond, self.settings, self._limits())
         return self._pool
+
+    def _limits(self) -> PoolLimits:
+        rollout = self.config.rollout
+        return PoolLimits(
+            max_running=rollout.max_running,
+            attempts=rollout.attempts,
+            turn_timeout_s=rollout.turn_timeout_s,
+            env_timeout_s=rollout.env_timeout_s,
+            episode_timeout_s=rollout.episode_timeout_s,
+        )
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Put saved weights into the model. Raises :class:`CheckpointError` when they do not fit it."""
+        try:
+            self.model.network.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            raise CheckpointError(f"the checkpoint does not fit the configured model: {error}") from error
 
     def collect(
         self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
@@ -84,12 +98,36 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Play ``tasks`` with the engine's current weights."""
         return self.pool.collect(tasks, group_size, on_done)
 
+    def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""
+        if self._teachers is None:
+            respond = teacher(
+                self.model.tokenizer, self.settings.renderer.stop_ids[0], self.config.warm_start.oracle_share
+            )
+            settings = replace(self.settings, answerer="the teacher")
+            # The teacher does not batch: more threads than one would only take turns.
+            self._teachers = EpisodePool(_make_env, respond, settings, replace(self._limits(), max_running=1))
+        return [group.trajectories[0] for group in self._teachers.collect(tasks, 1)]
+
+    def failed_share(self, episodes: Sequence[Trajectory], where: str) -> float:
+        """Share of ``episodes`` that failed. Raises :class:`RollError` with the reasons when they are too many."""
+        reasons = Counter(t.outcome.reason for t in episodes if t.outcome.kind == "failed")
+        share = reasons.total() / max(1, len(episodes))
+        if share > self.config.rollout.max_failed_share:
+            listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+            raise RollError(
+                f"{where}: {reasons.total()} of {len(episodes)} episodes failed ({listed}). "
+                "Mend the cause and resume, or raise rollout.max_failed_share in the config.yaml of the run's folder"
+            )
+        return share
+
     def _respond(self, env: TextEnv, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
         return self.engine.generate(prompt_ids, sampling, timeout_s=self.config.rollout.turn_timeout_s)
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.close()
+        for pool in (self._pool, self._teachers):
+            if pool is not None:
+                pool.close()
         if self._engine is not None:
             self._engine.close()
         self.env.close()

@@ -8,7 +8,6 @@ from roll_envs.types import Group, Metrics
 from trainer.backends import Learner, make_learner
 from trainer.batching import denominators_of, make_batches
 from trainer.config import LossConfig, RunConfig
-from trainer.demonstrations import demonstrate
 from trainer.schedules import learning_rate
 from trainer.sequences import rows_of
 from trainer.session import Session
@@ -34,7 +33,8 @@ def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
     config: RunConfig = session.config
     warm = config.warm_start
     tasks = draw_tasks(config.env, seed=config.seed, step=step, count=warm.episodes_per_step, split="demonstrations")
-    episodes = demonstrate(session.env, tasks, session.settings, oracle_share=warm.oracle_share, seed=config.seed)
+    episodes = session.demonstrate(tasks)
+    failed = session.failed_share(episodes, f"warm start, step {step + 1}")
     rows = rows_of([Group(task=e.task, trajectories=(e,)) for e in episodes])
     batches = make_batches(
         rows,
@@ -44,4 +44,5 @@ def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
     )
     lr = learning_rate(warm.lr_schedule, warm.lr, step=step, steps=warm.steps, warmup_steps=warm.lr_warmup_steps)
     metrics, _ = learner.step(batches, denominators_of(rows), lr=lr)
-    return {**metrics, "teacher/success_rate": float(np.mean([e.success for e in episodes]))}
+    successes = [e.success for e in episodes if e.scored]
+    return {**metrics, "teacher/success_rate": sum(successes) / max(1, len(successes)), "teacher/failed_share": failed}

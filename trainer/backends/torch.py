@@ -65,7 +65,7 @@ class TorchLearner:
         self._network.zero_grad(set_to_none=True)
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
-        total = 0.0
+        total, seen = 0.0, 0
         for batch in batches:
             logp, logits = self._forward(batch)
             before.append(logp.detach())
@@ -76,16 +76,21 @@ class TorchLearner:
             loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
+            seen += int(batch.label_mask.sum())
             for name, value in metrics.items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         if not math.isfinite(norm):
-            raise RollError(f"the gradient norm is {norm}; the step was not taken. Lower optimizer.lr and resume")
+            raise RollError(
+                f"the gradient norm is {norm}; the step was not taken. "
+                "Lower optimizer.lr (or warm_start.lr) in the config.yaml of the run's folder and resume"
+            )
         for part in self._optimizers:
             for group in part.param_groups:
                 group["lr"] = lr
             part.step()
-        result = {name: float(value) / max(denominators.tokens, 1) for name, value in sums.items()}
+        # Means over the tokens that were run; rows left out by the caller have no numbers.
+        result = {name: float(value) / max(seen, 1) for name, value in sums.items()}
         return {**result, "loss/total": total, "learner/grad_norm": norm, "learner/lr": lr}, before
 
     def weights(self) -> dict[str, torch.Tensor]:
