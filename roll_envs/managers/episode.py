@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from roll_envs.env import TextEnv
-from roll_envs.errors import EnvironmentFaultError
+from roll_envs.errors import EnvironmentFaultError, RollError
 from roll_envs.managers.context import Context, History
 from roll_envs.policy import Renderer
 from roll_envs.types import Completion, Outcome, SamplingParams, Task, Trajectory, Turn
@@ -52,6 +52,8 @@ class Waiting:
     since: float = field(default_factory=time.monotonic)
     answer: bool = False
     """Whether it waits for an answer (else for the environment or the context)."""
+    given_up: bool = False
+    """Set by the watchdog: nobody wants this episode any more."""
 
     def on(self, what: str, *, answer: bool = False) -> None:
         # The watchdog may look between two assignments: a fresh time first, so that no wait looks longer than it is.
@@ -113,6 +115,8 @@ def play_episode(
         return Trajectory(task=task, member=member, turns=tuple(turns), outcome=outcome)
 
     while True:
+        if waiting.given_up:
+            raise RollError("the episode was given up")
         waiting.on("the context function")
         history = History(instructions=instructions, turns=tuple(turns), observation=observation)
         prompt_ids = settings.context(history, settings.renderer)

@@ -124,8 +124,12 @@ class EpisodePool:
         ]
 
     def close(self) -> None:
-        """Let idle workers end; a worker stuck in foreign code is a daemon thread and ends with the process."""
+        """Let workers end, at once or at the next turn of what they play; one that is stuck in foreign code is a daemon
+        thread and ends with the process."""
         self._closed = True
+        with self._lock:
+            for job in self._running.values():
+                job.waiting.given_up = True
         for _ in list(self._workers):
             self._jobs.put(None)
 
@@ -163,6 +167,7 @@ class EpisodePool:
                     continue
                 del self._running[thread]
                 self._workers.discard(thread)
+                job.waiting.given_up = True
                 job.result = _failed(job, reason)
                 break
             else:

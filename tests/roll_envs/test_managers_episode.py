@@ -1,0 +1,150 @@
+"""One episode: exact ids (promise 1), failures that are never rewards (promise 2), every kind of end (promise 4)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from managed import MORE, RENDERER, FaultyEnv, boom, counting, responder, settings, task
+
+from roll_envs.errors import EngineError, EnvironmentFaultError
+from roll_envs.managers import play_episode
+from roll_envs.managers.episode import Waiting, sampling_seed
+from roll_envs.testing import CounterEnv, ScriptedPolicy
+from roll_envs.types import Completion, SamplingParams
+
+
+def test_what_was_sent_and_returned_is_stored_as_it_is() -> None:
+    policy = ScriptedPolicy([MORE, (*RENDERER.encode("hm \ud800é"), 0, 3)], weight_version=7, logprob=-0.25)
+    env = CounterEnv()
+    heard: list[str] = []
+    step = env.step
+    env.step = lambda action: (heard.append(action), step(action))[1]  # type: ignore[method-assign]
+    played = play_episode(env, task(), 3, responder(policy), settings())
+    assert played.turns
+    assert [t.prompt_ids for t in played.turns] == policy.prompts
+    for number, turn in enumerate(played.turns):
+        ids = ((*RENDERER.encode(MORE), 3), (*RENDERER.encode("hm \ud800é"), 0, 3))[number % 2]
+        assert turn.completion == Completion(ids=ids, logprobs=(-0.25,) * len(ids), finish="stop", weight_version=7)
+        assert turn.text == heard[number] == RENDERER.decode(ids)
+    assert played.turns[0].prompt_observation == CounterEnv().reset(seed=task().seed)[0]
+    for before, after in zip(played.turns, played.turns[1:], strict=False):
+        assert after.prompt_observation == before.observation
+    assert (played.member, played.task) == (3, task())
+
+
+def test_ends_completed_or_truncated_as_the_environment_says() -> None:
+    won = play_episode(CounterEnv(), task(), 0, responder(counting()), settings())
+    assert won.outcome.kind == "completed"
+    assert won.success
+    lost = play_episode(CounterEnv(), task(), 0, responder(ScriptedPolicy(["?"])), settings())
+    assert (lost.outcome.kind, lost.outcome.reason) == ("truncated", "turn limit")
+    assert len(lost.turns) == 6
+    assert lost.scored
+
+
+def test_a_full_context_truncates() -> None:
+    first = len(play_episode(CounterEnv(), task(), 0, responder(counting()), settings()).turns[0].prompt_ids)
+    limits: list[int] = []
+
+    def respond(env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        limits.append(sampling.max_new_tokens)
+        return ScriptedPolicy(["?" * 100]).generate(ids, sampling, timeout_s=1)
+
+    played = play_episode(CounterEnv(), task(), 0, respond, settings(max_tokens=first + 60))
+    assert (played.outcome.kind, played.outcome.reason) == ("truncated", "context is full")
+    assert played.scored
+    assert limits[0] == 40
+    assert all(len(t.prompt_ids) + len(t.completion.ids) <= first + 60 for t in played.turns)
+    exact = play_episode(CounterEnv(), task(), 0, respond, settings(max_tokens=first + 1))
+    assert len(exact.turns) == 1
+    assert limits[-1] == 1
+
+
+def test_a_first_prompt_that_is_too_long_is_our_failure() -> None:
+    with pytest.raises(
+        EnvironmentFaultError, match=r"first prompt of test/Counter-v0 has \d+ tokens.*raise engine.max"
+    ):
+        play_episode(CounterEnv(), task(), 0, responder(counting()), settings(max_tokens=5))
+
+
+def test_an_aborted_request_cancels_the_episode() -> None:
+    played = play_episode(CounterEnv(), task(), 0, responder(ScriptedPolicy(["?", "x"], abort=[1])), settings())
+    assert played.outcome.kind == "cancelled"
+    assert "the engine aborted" in played.outcome.reason
+    assert len(played.turns) == 1
+    assert not played.scored
+
+
+def returns(value: Any) -> Any:
+    return lambda: value
+
+
+GOOD = ("seen", 0.0, False, False, {})
+BAD_STEPS = {
+    "raises": (boom, "RuntimeError: boom"),
+    "four values": (returns(GOOD[:4]), "not enough values"),
+    "reward nan": (returns(("seen", math.nan, False, False, {})), "reward is nan"),
+    "reward text": (returns(("seen", "one", False, False, {})), "could not convert"),
+    "observation bytes": (returns((b"seen", 0.0, False, False, {})), "observation is a bytes"),
+    "info None": (returns(("seen", 0.0, False, False, None)), "info is a NoneType"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_STEPS)
+def test_a_faulty_step_is_named_and_never_a_reward(fault: str) -> None:
+    what, words = BAD_STEPS[fault]
+    with pytest.raises(EnvironmentFaultError, match=r"step of test/Counter-v0") as error:
+        play_episode(FaultyEnv({"step": what}), task(), 0, responder(counting()), settings())
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("fault", [boom, returns("just text"), returns((None, {}))])
+def test_a_faulty_reset_is_named(fault: Any) -> None:
+    with pytest.raises(EnvironmentFaultError, match="reset of test/Counter-v0 raised"):
+        play_episode(FaultyEnv({"reset": fault}), task(), 0, responder(counting()), settings())
+
+
+def test_errors_of_the_engine_pass_through() -> None:
+    policy = ScriptedPolicy(["x"], failures={0: EngineError("it died")})
+    with pytest.raises(EngineError, match="it died"):
+        play_episode(CounterEnv(), task(), 0, responder(policy), settings())
+
+
+def test_what_is_waited_for_is_named() -> None:
+    waiting = Waiting()
+    seen: list[tuple[str, bool]] = []
+
+    def look() -> None:
+        seen.append((waiting.what, waiting.answer))
+
+    def respond(env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        look()
+        return counting().generate(ids, sampling, timeout_s=1)
+
+    def context(history: Any, renderer: Any) -> tuple[int, ...]:
+        look()
+        return RENDERER.encode("hi")
+
+    env = FaultyEnv({"reset": look, "step": look}, highest=1)
+    play_episode(env, task(), 0, respond, settings(answerer="the teacher", context=context), waiting)
+    assert seen == [
+        ("reset of test/Counter-v0", False),
+        ("the context function", False),
+        ("the teacher's answer", True),
+        ("step of test/Counter-v0", False),
+    ]
+
+
+def test_sampling_seeds_follow_from_identity_alone() -> None:
+    seeds = {
+        sampling_seed(run, task(index, seed=seed), member, turn)
+        for run in (0, 1)
+        for index in (0, 1)
+        for seed in (5, 6)
+        for member in (0, 1)
+        for turn in (0, 1)
+    }
+    assert len(seeds) == 32
+    assert sampling_seed(1, task(2, seed=3), 4, 5) == 8657006807232388324

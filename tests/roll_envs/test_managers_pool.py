@@ -1,0 +1,343 @@
+"""The episode pool. Promises 2 (a failure is never a reward), 3 (nothing waits for ever), 4 (every episode ends exactly
+once) and 6 (a task is its identity: results do not depend on threads; a group shares its start)."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import managed
+import numpy as np
+import pytest
+from managed import MORE, FaultyEnv, boom, counting, hang, leave, responder, settings, task, without_times
+
+from roll_envs.env import TextEnv
+from roll_envs.errors import EngineError, RollError
+from roll_envs.managers import EpisodePool, PoolLimits, Respond
+from roll_envs.testing import CounterEnv, ScriptedPolicy
+from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
+
+SHORT = {"turn_timeout_s": 0.3, "env_timeout_s": 0.3, "episode_timeout_s": 5.0}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """Hangs last as long as the test; after it every thread of its pools ends, and none was ever in the way of exit."""
+    before = set(threading.enumerate())
+    managed.SLEEPERS.clear()
+    yield
+    assert all(t.daemon for t in set(threading.enumerate()) - before)
+    managed.SLEEPERS.set()
+    until = time.monotonic() + 5
+    while set(threading.enumerate()) - before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not set(threading.enumerate()) - before
+
+
+def pool(
+    make_env: Callable[[Task], TextEnv] | None = None, respond: Respond | None = None, **limits: Any
+) -> EpisodePool:
+    values = {"max_running": 4, **limits}
+    return EpisodePool(
+        make_env or (lambda t: CounterEnv(**t.kwargs)),
+        respond or responder(counting()),
+        settings(),
+        PoolLimits(**values),
+    )
+
+
+def episodes(groups: list[Group]) -> list[Trajectory]:
+    return [t for g in groups for t in g.trajectories]
+
+
+def identity_policy(env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+    """More or Less or nonsense, by the sampling seed alone."""
+    said = (MORE, MORE, "<answer>Less</answer>", "?")[int(sampling.seed or 0) % 4]
+    return ScriptedPolicy([said]).generate(ids, sampling, timeout_s=1)
+
+
+def test_results_are_in_order_and_do_not_depend_on_threads() -> None:
+    tasks = [task(i) for i in range(6)]
+    played = []
+    for threads in (1, 3, 16):
+        with pool(respond=identity_policy, max_running=threads) as several:
+            groups = several.collect(tasks, 4)
+        assert [g.task for g in groups] == tasks
+        assert [[t.member for t in g.trajectories] for g in groups] == [[0, 1, 2, 3]] * 6
+        played.append([without_times(t) for t in episodes(groups)])
+    assert played[0] == played[1] == played[2]
+
+
+def test_a_group_shares_its_start_but_not_its_luck() -> None:
+    with pool(respond=identity_policy) as several:
+        groups = several.collect([task(i) for i in range(8)], 6)
+    for group in groups:
+        assert len({t.turns[0].prompt_ids for t in group.trajectories}) == 1
+    assert len({g.trajectories[0].turns[0].prompt_ids for g in groups}) > 1
+    assert any(len({len(t.turns) for t in g.trajectories}) > 1 for g in groups)
+
+
+def test_environments_are_kept_per_arguments_and_closed() -> None:
+    made: list[CounterEnv] = []
+    closed: list[CounterEnv] = []
+
+    def make(t: Task) -> TextEnv:
+        env = FaultyEnv({"close": lambda: closed.append(env)}, **t.kwargs)
+        made.append(env)
+        return env
+
+    with pool(make, max_running=2) as two:
+        two.collect([task(i, highest=1 + i % 2) for i in range(10)], 2)
+        assert not closed
+    until = time.monotonic() + 5
+    while len(closed) < len(made) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert 2 <= len(made) <= 4
+    assert len(closed) == len(made)
+
+
+FAULTS = ("fine", "reset raises", "step raises", "make raises", "env leaves", "hangs", "policy raises", "policy hangs")
+
+
+class Injected:
+    """Faults drawn by (seed, task, member, attempt), so that they are the same whatever the threads do."""
+
+    def __init__(self, seed: int, share: float, kinds: tuple[str, ...]) -> None:
+        self.seed, self.share, self.kinds = seed, share, kinds
+        self.attempts: Counter[tuple[int, int]] = Counter()
+        self.lock = threading.Lock()
+        self.drawn: dict[tuple[int, int], list[str]] = {}
+        self.mine = threading.local()
+
+    def draw(self, key: tuple[int, int]) -> str:
+        with self.lock:
+            self.attempts[key] += 1
+            rng = np.random.default_rng([self.seed, *key, self.attempts[key]])
+            kind = str(rng.choice(self.kinds)) if rng.random() < self.share else "fine"
+            self.drawn.setdefault(key, []).append(kind)
+            return kind
+
+    def make(self, t: Task) -> TextEnv:
+        # One member per task here, so that the task is the episode.
+        kind = self.mine.kind = self.draw((t.index, 0))
+        if kind == "make raises":
+            raise ValueError("cannot be made")
+        where = {"reset raises": ("reset", boom), "step raises": ("step", boom), "env leaves": ("step", leave)}
+        if kind == "hangs":
+            where["hangs"] = ("step" if t.index % 2 else "reset", hang)
+        faults = dict([where[kind]]) if kind in where else {}
+        return FaultyEnv(faults, **t.kwargs)
+
+    def respond(self, env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        if self.mine.kind == "policy raises":
+            raise EngineError("the engine stopped")
+        if self.mine.kind == "policy hangs":
+            managed.SLEEPERS.wait(30)
+        return identity_policy(env, ids, sampling)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_episode_ends_exactly_once_whatever_goes_wrong(seed: int) -> None:
+    # A key of its own for each task makes a fresh environment, and so a fault, for each attempt.
+    tasks = [task(i, max_turns=6 + i) for i in range(30)]
+    injected = Injected(seed, 0.4, FAULTS[1:])
+    ended: list[Trajectory] = []
+    limits = {"turn_timeout_s": 0.4, "env_timeout_s": 0.4, "episode_timeout_s": 20.0}
+    with pool(injected.make, injected.respond, max_running=8, attempts=2, **limits) as faulty:
+        groups = faulty.collect(tasks, 1, ended.append)
+        played = episodes(groups)
+        assert [t.task for t in played] == tasks
+        assert sorted(t.task.index for t in ended) == list(range(30))
+        for trajectory in played:
+            tries = injected.drawn[trajectory.task.index, 0]
+            assert trajectory.attempts == len(tries) <= 2
+            assert all(kind != "fine" for kind in tries[:-1])
+            if tries[-1] == "fine":
+                assert trajectory.outcome.kind in ("completed", "truncated")
+            else:
+                assert (trajectory.outcome.kind, trajectory.turns) == ("failed", ())
+                assert trajectory.outcome.reason
+                assert trajectory.total_reward == 0.0
+                assert not trajectory.scored
+        managed.SLEEPERS.set()  # the given-up threads answer now, too late
+        time.sleep(0.05)
+        injected.share = 0.0
+        again = episodes(faulty.collect([task(i, max_turns=90 + i) for i in range(10)], 1))
+        assert [t.outcome.kind for t in again].count("failed") == 0
+
+
+def test_a_fifth_of_failures_leaves_the_others_identical() -> None:
+    tasks = [task(i, max_turns=6 + i) for i in range(40)]
+    kinds = ("reset raises", "step raises", "make raises", "policy raises")
+    results = []
+    for share in (0.0, 0.2):
+        injected = Injected(1, share, kinds)
+        with pool(injected.make, injected.respond, attempts=1) as one:
+            results.append(episodes(one.collect(tasks, 1)))
+    clean, faulty = results
+    failed = [i for i, t in enumerate(faulty) if t.outcome.kind == "failed"]
+    assert 4 <= len(failed) <= 14
+    for i, (a, b) in enumerate(zip(clean, faulty, strict=True)):
+        if i not in failed:
+            assert without_times(a) == without_times(b)
+
+
+def test_a_retry_within_the_budget_is_the_same_episode() -> None:
+    calls: Counter[int] = Counter()
+
+    def make(t: Task) -> TextEnv:
+        calls[t.index] += 1
+        return FaultyEnv({"step": boom} if calls[t.index] <= 2 else {}, **t.kwargs)
+
+    one = task(max_turns=7)
+    with pool(make, identity_policy, attempts=3) as retrying:
+        (again,) = episodes(retrying.collect([one], 1))
+    with pool(respond=identity_policy) as plain:
+        (first,) = episodes(plain.collect([one], 1))
+    assert again.attempts == 3
+    assert without_times(again) == without_times(first)
+    calls.clear()
+    with pool(make, attempts=2) as retrying:
+        (lost,) = episodes(retrying.collect([one], 1))
+    assert (lost.outcome.kind, lost.attempts) == ("failed", 2)
+    assert "step of test/Counter-v0 raised RuntimeError: boom" in lost.outcome.reason
+
+
+def failing(what: str) -> tuple[Any, Any]:
+    """(make_env, respond) of one kind of fault."""
+    if what == "make":
+        return (lambda t: hang()), None
+    if what == "engine":
+        return None, lambda env, ids, sampling: hang()
+    if what == "raise":
+        return None, lambda env, ids, sampling: {}["key"]
+    faults = {"leave": {"step": leave}, "close": {"step": boom, "close": hang}}.get(what, {what: hang})
+    return (lambda t: FaultyEnv(faults, **t.kwargs)), None
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("make", "gave up waiting for the making of test/Counter-v0 after 0.3 s"),
+        ("reset", "gave up waiting for reset of test/Counter-v0 after 0.3 s"),
+        ("step", "gave up waiting for step of test/Counter-v0 after 0.3 s"),
+        ("engine", "gave up waiting for the engine's answer after 0.3 s"),
+        (
+            "close",
+            "the closing of test/Counter-v0 (which had failed: step of test/Counter-v0 raised RuntimeError: boom",
+        ),
+        ("raise", "the engine's answer raised KeyError: 'key'"),
+        ("leave", "step of test/Counter-v0 raised SystemExit: 3"),
+    ],
+)
+def test_the_culprit_is_named(what: str, words: str) -> None:
+    make, respond = failing(what)
+    with pool(make, respond, attempts=1, **SHORT) as one:
+        (lost,) = episodes(one.collect([task()], 1))
+    assert lost.outcome.kind == "failed"
+    assert words in lost.outcome.reason
+
+
+def test_an_episode_that_never_stops_is_ended() -> None:
+    turns: list[int] = []
+
+    def slowly(env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        time.sleep(0.02)
+        turns.append(len(ids))
+        return ScriptedPolicy(["?"]).generate(ids, sampling, timeout_s=1)
+
+    with pool(lambda t: CounterEnv(max_turns=10**6), slowly, attempts=1, episode_timeout_s=0.3) as one:
+        (lost,) = episodes(one.collect([task()], 1))
+        assert "the episode took longer than 0.3 s" in lost.outcome.reason
+        time.sleep(0.1)
+        played = len(turns)
+        time.sleep(0.1)
+        assert len(turns) == played, "a given-up episode goes on"
+
+
+def test_a_hang_stops_neither_the_others_nor_the_pool() -> None:
+    def make(t: Task) -> TextEnv:
+        return FaultyEnv({"step": hang} if t.index < 4 else {}, **t.kwargs)
+
+    # Fewer workers than hangs: only replaced workers can play the others.
+    with pool(make, max_running=2, attempts=1, **SHORT) as stuck:
+        played = episodes(stuck.collect([task(i, max_turns=6 + i) for i in range(12)], 1))
+        assert [t.outcome.kind for t in played] == ["failed"] * 4 + ["completed"] * 8
+        again = episodes(stuck.collect([task(i) for i in range(20, 30)], 1))
+        assert [t.outcome.kind for t in again] == ["completed"] * 10
+
+
+def test_a_deadline_holds_while_others_end_all_the_time() -> None:
+    ended: list[tuple[int, float]] = []
+    started = time.monotonic()
+
+    def make(t: Task) -> TextEnv:
+        return FaultyEnv({"step": hang} if t.index == 0 else {"reset": lambda: time.sleep(0.02)}, **t.kwargs)
+
+    with pool(make, max_running=2, attempts=1, **SHORT) as busy:
+        busy.collect(
+            [task(i) for i in range(100)], 1, lambda t: ended.append((t.task.index, time.monotonic() - started))
+        )
+    assert [i for i, _ in ended].index(0) < 60, "the hanging episode was given up only after the others"
+
+
+def test_one_worker_answers_late_and_is_not_heard() -> None:
+    """The given-up thread of the first attempt goes on when the second is over; its episode does not count."""
+    first = threading.Event()
+    calls = Counter[str]()
+
+    def make(t: Task) -> TextEnv:
+        calls["made"] += 1
+        return FaultyEnv({"reset": lambda: first.wait(10) and None} if calls["made"] == 1 else {}, **t.kwargs)
+
+    with pool(make, max_running=1, attempts=2, **SHORT) as one:
+        (played,) = episodes(one.collect([task()], 1))
+        assert played.attempts == 2
+        first.set()
+        time.sleep(0.1)
+        groups = one.collect([task(i) for i in range(5)], 1)
+        assert [t.task.index for t in episodes(groups)] == [0, 1, 2, 3, 4]
+
+
+def test_ctrl_c_while_collecting_closes_the_pool() -> None:
+    stuck = pool(lambda t: FaultyEnv({"step": hang}, **t.kwargs))
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        stuck.collect([task(i) for i in range(8)], 2)
+    assert all(job.waiting.given_up for job in stuck._running.values())
+    assert time.monotonic() - started < 3
+    with pytest.raises(RollError, match="pool is closed"):
+        stuck.collect([task()], 1)
+
+
+def test_closing_from_another_thread_ends_the_wait() -> None:
+    stuck = pool(lambda t: FaultyEnv({"step": hang}, **t.kwargs))
+    threading.Timer(0.2, stuck.close).start()
+    with pytest.raises(RollError, match="pool is closed"):
+        stuck.collect([task(i) for i in range(8)], 2)
+
+
+def test_an_error_in_the_callers_own_code_comes_out_and_closes() -> None:
+    def wrong(_: Trajectory) -> None:
+        raise ZeroDivisionError
+
+    with pool() as one:
+        with pytest.raises(ZeroDivisionError):
+            one.collect([task()], 1, wrong)
+        with pytest.raises(RollError, match="closed"):
+            one.collect([task()], 1)
+
+
+def test_two_collects_at_once_are_refused() -> None:
+    with pool() as one, pytest.raises(RollError, match="one collect"):
+        one.collect([task()], 1, lambda _: one.collect([task()], 1) and None)
+
+
+def test_nothing_to_do() -> None:
+    with pool() as one:
+        assert one.collect([], 4) == []
