@@ -186,7 +186,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     assert any(n.endswith("/LICENSE") for n in names)
     assert re.search(r"^License(-Expression)?: Apache-2.0$", metadata, re.MULTILINE)
     assert "Requires-Dist: torch" in metadata
-    base = re.findall(r"^Requires-Dist: ([\w-]+)[^;]*$", metadata, re.MULTILINE)
+    base = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
     assert base == ["gymnasium", "numpy", "httpx", "pydantic"]
 
 
