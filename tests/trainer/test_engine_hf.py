@@ -203,6 +203,9 @@ def test_rows_share_passes(engine: HFEngine) -> None:
 # -- prefix reuse ------------------------------------------------------------------------------------------------------
 
 
+Asked = list[tuple[tuple[int, ...], Completion]]
+
+
 def conversation(
     engine: HFEngine, turns: int, fresh: list[tuple[int, ...]]
 ) -> list[tuple[tuple[int, ...], Completion]]:
