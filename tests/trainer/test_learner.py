@@ -1,0 +1,472 @@
+"""The PyTorch learner with a real (tiny) model. Promises 1 (what is masked is never trained on), 5 (sampler and learner
+agree) and 8 (the update does not depend on how it is cut)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from episode_builders import group, trajectory, turn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import full_logits, tiny_model
+
+from roll_envs.errors import RollError, UnknownNameError
+from roll_envs.types import SamplingParams
+from trainer.backends import Learner, make_learner
+from trainer.backends.torch import TorchLearner
+from trainer.batching import Batch, denominators_of, make_batches, scatter_back
+from trainer.config import LossConfig, OptimizerConfig, RunConfig
+from trainer.config_file import parse_config
+from trainer.engines.hf import HFEngine
+from trainer.model import LanguageModel
+from trainer.sequences import TokenSequence, rows_of
+from trainer.update import update
+
+CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
+"""(pack_tokens, tokens_per_microbatch): each row alone, up to everything in one."""
+
+
+def some_rows(count: int = 9, seed: int = 0) -> tuple[list[TokenSequence], list[np.ndarray]]:
+    """Rows of mixed length with several sampled stretches, and advantages."""
+    rng = np.random.default_rng(seed)
+    rows, advantages = [], []
+    for member in range(count):
+        length = int(rng.integers(2, 30))
+        mask = tuple(bool(m) for m in rng.random(length) < 0.5)
+        rows.append(
+            TokenSequence(
+                ids=tuple(rng.integers(5, 250, length).tolist()), mask=mask,
+                logprobs=tuple(float(x) if m else 0.0 for x, m in zip(rng.uniform(-6, -4, length), mask, strict=True)),
+                turns=tuple(0 if m else -1 for m in mask), versions=tuple(0 if m else -1 for m in mask),
+                group=member // 3, member=member % 3,
+            )
+        )  # fmt: skip
+        advantages.append(np.where(mask, rng.normal(size=length), 0.0))
+    return rows, advantages
+
+
+def learner_of(model: LanguageModel, *, temperature: float = 0.7, lr: float = 1e-3, **loss: Any) -> TorchLearner:
+    # The gradient norm is not cut and the optimiser's step is a function of the gradient alone.
+    optimizer = OptimizerConfig(lr=lr, max_grad_norm=1e9)
+    return TorchLearner(model, loss=LossConfig(**loss), optimizer=optimizer, temperature=temperature)
+
+
+def gradients(model: LanguageModel) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in model.network.named_parameters() if p.grad is not None}
+
+
+def gradients_of(batches: Sequence[Batch], rows: Sequence[TokenSequence], **loss: Any) -> dict[str, torch.Tensor]:
+    model = tiny_model()
+    learner_of(model, **loss).step(batches, denominators_of(rows), lr=0.0)
+    return gradients(model)
+
+
+def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], atol: float = 1e-6) -> None:
+    assert a.keys() == b.keys()
+    scale = max(float(x.abs().max()) for x in a.values())
+    assert scale > 1e-4
+    for name in a:
+        assert torch.allclose(a[name], b[name], rtol=1e-4, atol=atol * max(1.0, scale)), name
+
+
+# -- promise 8 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.05])
+def test_the_gradient_does_not_depend_on_how_it_is_cut(aggregation: str, entropy_coef: float) -> None:
+    rows, advantages = some_rows()
+    found = []
+    for pack, micro in CUTS:
+        batches = make_batches(rows, advantages, pack_tokens=pack, tokens_per_microbatch=micro)
+        found.append(gradients_of(batches, rows, aggregation=aggregation, entropy_coef=entropy_coef))
+    assert len(make_batches(rows, advantages, pack_tokens=1, tokens_per_microbatch=1)) == len(rows)
+    for other in found[1:]:
+        assert_close(found[0], other)
+
+
+def test_the_gradient_does_not_depend_on_the_order_of_rows() -> None:
+    rows, advantages = some_rows()
+    order = np.random.default_rng(1).permutation(len(rows))
+    kwargs = {"pack_tokens": 40, "tokens_per_microbatch": 80}
+    one = gradients_of(make_batches(rows, advantages, **kwargs), rows)
+    shuffled = [rows[i] for i in order]
+    other = gradients_of(make_batches(shuffled, [advantages[i] for i in order], **kwargs), shuffled)
+    assert_close(one, other)
+
+
+def test_a_row_of_several_turns_counts_as_its_turns_alone() -> None:
+    """The same sampled ids after the same prefixes: one row, or one row for each turn (token-mean)."""
+    a = turn((10, 11), (12, 13), logprobs=(-5.0, -5.0))
+    b = turn((10, 11, 12, 13, 14), (15,), logprobs=(-5.0,))
+    joined = rows_of([group(trajectory(a, b))])
+    apart = rows_of([group(trajectory(a), trajectory(b, member=1))])
+    assert (len(joined), len(apart)) == (1, 2)
+    found = []
+    for rows in (joined, apart):
+        advantages = [np.where(r.mask, 1.0, 0.0) for r in rows]
+        found.append(gradients_of(make_batches(rows, advantages, pack_tokens=99, tokens_per_microbatch=99), rows))
+    assert_close(*found)
+
+
+def test_the_new_weights_do_not_depend_on_how_it_is_cut() -> None:
+    rows, advantages = some_rows()
+    found = []
+    for pack, micro in CUTS:
+        model = tiny_model()
+        learner = learner_of(model)
+        for _ in range(3):
+            batches = make_batches(rows, advantages, pack_tokens=pack, tokens_per_microbatch=micro)
+            learner.step(batches, denominators_of(rows), lr=1e-3)
+        found.append({n: w.clone() for n, w in learner.weights().items()})
+    for other in found[1:]:
+        # Adam divides by the gradient's size: where that is about 0, rounding decides the direction.
+        assert max(float((found[0][n] - other[n]).abs().max()) for n in other) < 2e-4
+
+
+def test_packed_rows_do_not_see_each_other() -> None:
+    rows, _ = some_rows()
+    learner = learner_of(tiny_model())
+    batches = make_batches(rows, pack_tokens=400, tokens_per_microbatch=4000)
+    assert len(batches) == 1
+    scored = scatter_back(batches, learner.score(batches))
+    for row, logprobs in zip(rows, scored, strict=True):
+        logits = full_logits(tiny_model(), row.ids).double() / 0.7
+        expected = logits.log_softmax(-1)[range(len(row.ids) - 1), list(row.ids[1:])].numpy()
+        kept = np.array(row.mask[1:])
+        assert np.allclose(logprobs[1:][kept], expected[kept], atol=1e-5)
+
+
+# -- promise 1 ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**16))
+def test_what_masked_positions_claim_changes_no_bit(seed: int) -> None:
+    rows, advantages = some_rows(5, seed)
+    rng = np.random.default_rng(seed)
+    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    spoilt = []
+    for batch in batches:
+        masked = ~batch.label_mask
+        junk = torch.from_numpy(rng.normal(0, 100, batch.ids.shape)).float()
+        spoilt.append(
+            replace(
+                batch,
+                labels=torch.where(masked, torch.from_numpy(rng.integers(0, 250, batch.ids.shape)), batch.labels),
+                advantages=torch.where(masked, junk, batch.advantages),
+                sampler_logprobs=torch.where(masked, junk, batch.sampler_logprobs),
+                old_logprobs=torch.where(masked, junk, batch.old_logprobs),
+            )
+        )
+    if not any(row.mask[1:].count(True) for row in rows):
+        return
+    a, b = (gradients_of(x, rows, entropy_coef=0.01) for x in (batches, spoilt))
+    assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_masked_logits_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden states at positions that predict nothing sampled are replaced by noise before the head."""
+    rows, advantages = some_rows()
+    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=400)
+    clean = gradients_of(batches, rows)
+    noisy_model = tiny_model()
+    current: list[torch.Tensor] = []
+
+    def spoil(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        mask = current[0][..., None]
+        output.last_hidden_state = torch.where(mask, output.last_hidden_state, 1e3)
+        return output
+
+    noisy_model.network.base_model.register_forward_hook(spoil, with_kwargs=True)
+    learner = learner_of(noisy_model)
+    forward = learner._forward
+
+    def watched(batch: Batch) -> Any:
+        current[:] = [batch.label_mask]
+        return forward(batch)
+
+    monkeypatch.setattr(learner, "_forward", watched)
+    learner.step(batches, denominators_of(rows), lr=0.0)
+    found = gradients(noisy_model)
+    assert all(torch.equal(clean[n], found[n]) for n in clean)
+
+
+def test_text_after_the_last_sampled_token_changes_no_bit() -> None:
+    """An observation that nothing sampled follows: its ids may be anything."""
+    found = []
+    for tail in ((20, 21, 22), (99, 98, 97)):
+        row = TokenSequence(
+            ids=(10, 11, 12, 13, *tail), mask=(False, False, True, True, False, False, False),
+            logprobs=(0.0, 0.0, -5.0, -5.0, 0.0, 0.0, 0.0), turns=(-1, -1, 0, 0, -1, -1, -1),
+            versions=(-1, -1, 0, 0, -1, -1, -1), group=0, member=0,
+        )  # fmt: skip
+        batches = make_batches([row], [np.ones(7)], pack_tokens=9, tokens_per_microbatch=9)
+        found.append(gradients_of(batches, [row]))
+    # The rows of unread ids in the embedding are 0 either way.
+    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
+
+
+def test_only_sampled_ids_are_learned() -> None:
+    """Steps on a row raise the probability of its sampled ids, whatever the observation says."""
+    model = tiny_model()
+    learner = learner_of(model, name="reinforce", temperature=1.0)
+    a = turn((10, 11), (12,), logprobs=(-5.0,))
+    b = turn((10, 11, 12, 99), (15,), logprobs=(-5.0,))
+    rows = rows_of([group(trajectory(a, b))])
+    batches = make_batches(rows, [np.ones(5)], pack_tokens=9, tokens_per_microbatch=9)
+
+    def probabilities() -> list[float]:
+        chances = full_logits(model, rows[0].ids).softmax(-1)
+        return [float(chances[1, 12]), float(chances[3, 15]), float(chances[2, 99])]
+
+    before = probabilities()
+    for _ in range(30):
+        learner.step(batches, denominators_of(rows), lr=1e-2)
+    after = probabilities()
+    assert min(after[:2]) > 0.9
+    assert after[2] < 0.5
+    assert max(before) < 0.5
+
+
+# -- promise 5 ---------------------------------------------------------------------------------------------------------
+
+
+def test_sampler_and_learner_agree_at_the_temperature() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, max_running=4, max_tokens=400)
+    rng = np.random.default_rng(0)
+    turns, ids = [], ()
+    for number in range(4):
+        prompt = (*ids, *rng.integers(5, 250, 5 + number).tolist())
+        sampling = SamplingParams(temperature=0.7, max_new_tokens=8, seed=number)
+        completion = engine.generate(prompt, sampling, timeout_s=30)
+        turns.append(turn(prompt, completion.ids, logprobs=completion.logprobs))
+        ids = (*prompt, *completion.ids)
+    engine.close()
+    rows = rows_of([group(trajectory(*turns), trajectory(turns[0], member=1))])
+    assert len(rows) == 2
+    batches = make_batches(rows, pack_tokens=200, tokens_per_microbatch=200)
+    scored = scatter_back(batches, learner_of(model, temperature=0.7).score(batches))
+    for row, logprobs in zip(rows, scored, strict=True):
+        assert np.allclose(logprobs, row.logprobs, atol=1e-5)
+    wrong = scatter_back(batches, learner_of(model, temperature=1.0).score(batches))
+    assert not np.allclose(wrong[0], rows[0].logprobs, atol=1e-2)
+
+
+def test_scores_are_those_of_the_step_and_have_no_gradient() -> None:
+    rows, advantages = some_rows()
+    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    learner = learner_of(tiny_model())
+    scored = learner.score(batches)
+    _, before = learner.step(batches, denominators_of(rows), lr=1e-2)
+    assert all(torch.equal(a, b) for a, b in zip(scored, before, strict=True))
+    assert not any(a.requires_grad or b.requires_grad for a, b in zip(scored, before, strict=True))
+    assert not torch.equal(learner.score(batches)[0], before[0])
+
+
+def test_on_policy_the_ratio_is_exactly_one() -> None:
+    rows, advantages = some_rows()  # sampler's log-probs are made up
+    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    metrics, _ = learner_of(tiny_model()).step(batches, denominators_of(rows), lr=0.0, on_policy=True)
+    assert metrics["loss/ratio"] == 1.0
+    assert metrics["loss/clip_fraction"] == 0.0
+    assert metrics["loss/old_kl"] == 0.0
+    off, _ = learner_of(tiny_model()).step(batches, denominators_of(rows), lr=0.0)
+    assert off["loss/ratio"] != 1.0
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_and_changes_nothing() -> None:
+    rows, advantages = some_rows()
+    model = tiny_model()
+    learner = learner_of(model)
+    good = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    learner.step(good, denominators_of(rows), lr=1e-3)
+    before = {n: w.clone() for n, w in learner.weights().items()}
+    state = learner.optimizer_state()["parts"][0]["state"][0]["exp_avg"].clone()
+    bad = [replace(b, advantages=torch.full_like(b.advantages, float("nan"))) for b in good]
+    with pytest.raises(RollError, match=r"gradient norm is nan; the step was not taken"):
+        learner.step(bad, denominators_of(rows), lr=1e-3)
+    assert all(torch.equal(before[n], w) for n, w in learner.weights().items())
+    assert torch.equal(learner.optimizer_state()["parts"][0]["state"][0]["exp_avg"], state)
+    learner.step(good, denominators_of(rows), lr=1e-3)
+    assert not all(torch.equal(before[n], w) for n, w in learner.weights().items())
+
+
+def test_a_learning_rate_of_zero_leaves_every_bit() -> None:
+    rows, advantages = some_rows()
+    model = tiny_model()
+    optimizer = OptimizerConfig(lr=0.0, weight_decay=0.1)
+    learner = TorchLearner(model, loss=LossConfig(), optimizer=optimizer, temperature=1.0)
+    before = {n: w.clone() for n, w in learner.weights().items()}
+    for _ in range(3):
+        learner.step(
+            make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80), denominators_of(rows), lr=0.0
+        )
+    assert all(torch.equal(before[n], w) for n, w in learner.weights().items())
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_optimiser_goes_on_where_it_was_saved(name: str) -> None:
+    rows, advantages = some_rows()
+    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    optimizer = OptimizerConfig(name=name, lr=1e-3)  # type: ignore[arg-type]
+
+    def fresh() -> Learner:
+        return make_learner("torch", tiny_model(), loss=LossConfig(), optimizer=optimizer, temperature=1.0)
+
+    through, first, second = fresh(), fresh(), fresh()
+    for _ in range(4):
+        through.step(batches, denominators_of(rows), lr=1e-3)
+    for _ in range(2):
+        first.step(batches, denominators_of(rows), lr=1e-3)
+    second._network.load_state_dict(first.weights())  # type: ignore[attr-defined]
+    second.load_optimizer_state(first.optimizer_state())
+    for _ in range(2):
+        second.step(batches, denominators_of(rows), lr=1e-3)
+    assert all(torch.equal(w, second.weights()[n]) for n, w in through.weights().items())
+
+
+def test_backends_by_name() -> None:
+    with pytest.raises(UnknownNameError, match="no learner backend 'fsdp9'"):
+        make_learner("fsdp9", tiny_model(), loss=LossConfig(), optimizer=OptimizerConfig(), temperature=1.0)
+
+
+# -- update() ----------------------------------------------------------------------------------------------------------
+
+
+def run_config(**learner: Any) -> RunConfig:
+    lines = "".join(f"  {k}: {v}\n" for k, v in {"pack_tokens": 64, **learner}.items())
+    return parse_config(
+        "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nadvantage: {normalize: mean}\n"
+        f"sampling: {{temperature: 0.7}}\noptimizer: {{lr: 1.0e-2}}\nlearner:\n{lines}"
+    )
+
+
+def played_groups(model: LanguageModel, *, equal: bool = False, groups: int = 4) -> list[Any]:
+    """Groups of two one-turn episodes of one token, sampled by the engine at 0.7; one pays 1, the other nothing."""
+    engine = HFEngine(model, max_running=8, max_tokens=50)
+    made = []
+    for g in range(groups):
+        members = []
+        for m in range(2):
+            prompt = (20 + g, 30, 40)
+            sampling = SamplingParams(temperature=0.7, max_new_tokens=3, seed=10 * g + m)
+            completion = engine.generate(prompt, sampling, timeout_s=30)
+            one = turn(prompt, completion.ids, logprobs=completion.logprobs, reward=0.0 if equal else float(m))
+            members.append(trajectory(one, member=m))
+        made.append(group(*members))
+    engine.close()
+    return made
+
+
+class Recorder:
+    """A learner that notes what it is given."""
+
+    def __init__(self, inner: TorchLearner) -> None:
+        self.inner, self.steps, self.scores = inner, [], 0  # type: ignore[var-annotated]
+
+    def score(self, batches: Any) -> Any:
+        self.scores += 1
+        assert not self.steps, "old log-probs must be those from before the first step"
+        return self.inner.score(batches)
+
+    def step(self, batches: Any, denominators: Any, *, lr: float, on_policy: bool = False) -> Any:
+        self.steps.append((batches, denominators, on_policy))
+        return self.inner.step(batches, denominators, lr=lr, on_policy=on_policy)
+
+
+def recorded(config: RunConfig, groups: list[Any], model: LanguageModel) -> tuple[Recorder, dict[str, float]]:
+    inner = TorchLearner(model, loss=config.loss, optimizer=config.optimizer, temperature=config.sampling.temperature)
+    learner = Recorder(inner)
+    return learner, update(config, learner, groups, step=0, version=0)  # type: ignore[arg-type]
+
+
+def test_one_step_is_on_policy_and_measures_the_mismatch() -> None:
+    model = tiny_model()
+    learner, metrics = recorded(run_config(), played_groups(model), model)
+    assert [on_policy for _, _, on_policy in learner.steps] == [True]
+    assert learner.scores == 0
+    assert metrics["loss/ratio"] == 1.0
+    assert metrics["mismatch/logprob_diff_max"] < 1e-5
+    assert metrics["staleness/lag_max"] == 0.0
+    assert metrics["learner/optimizer_steps"] == 1.0
+
+
+def test_minibatches_and_epochs_take_the_ratio_to_the_policy_before_the_first_step() -> None:
+    model = tiny_model()
+    groups = played_groups(model)
+    learner, metrics = recorded(run_config(minibatches=2, epochs=3), groups, model)
+    assert learner.scores == 1
+    assert [on_policy for _, _, on_policy in learner.steps] == [False] * 6
+    assert metrics["learner/optimizer_steps"] == 6.0
+    assert metrics["mismatch/logprob_diff_max"] < 1e-5
+    assert metrics["loss/ratio"] != 1.0
+    rows = rows_of(groups)
+    expected = {row.ids: row.logprobs for row in rows}  # the sampler's are those of the first weights
+    seen: list[tuple[int, ...]] = []
+    for batches, denominators, _ in learner.steps:
+        assert denominators.rows == 4
+        for batch in batches:
+            for b in range(batch.ids.shape[0]):
+                for segment in range(int(batch.segments[b].max()) + 1):
+                    here = batch.segments[b] == segment
+                    ids = tuple(batch.ids[b][here].tolist())
+                    seen.append(ids)
+                    old = batch.old_logprobs[b][here].tolist()
+                    assert np.allclose(old[:-1], expected[ids][1:], atol=1e-5)
+    assert sorted(seen) == sorted([row.ids for row in rows] * 3)
+
+
+def test_rows_without_advantage_count_in_the_denominators_only() -> None:
+    model = tiny_model()
+    groups = [*played_groups(model, groups=2), *played_groups(model, equal=True, groups=2)]
+    learner, metrics = recorded(run_config(), groups, model)
+    ((batches, denominators, _),) = learner.steps
+    assert sum(int(b.row_index.max()) + 1 for b in batches) == 4
+    assert (denominators.rows, denominators.tokens) == (8, 24)
+    assert metrics["loss/ratio"] == 1.0
+    assert metrics["learner/rows"] == 8.0
+
+
+def test_leaving_them_out_is_the_same_as_running_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    groups = [*played_groups(model, groups=2), *played_groups(model, equal=True, groups=2)]
+    found = []
+    for coefficient in (0.0, 1e-30):  # an entropy bonus too small to matter makes every row run
+        one = tiny_model()
+        config = run_config()
+        config = config.model_copy(update={"loss": config.loss.model_copy(update={"entropy_coef": coefficient})})
+        recorded(config, groups, one)
+        found.append({n: p.detach() for n, p in one.network.named_parameters()})
+    assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) < 1e-4
+
+
+def test_nothing_to_learn_takes_no_step() -> None:
+    model = tiny_model()
+    before = {n: w.clone() for n, w in model.network.state_dict().items()}
+    learner, metrics = recorded(run_config(), played_groups(model, equal=True), model)
+    assert learner.steps == []
+    assert metrics["learner/optimizer_steps"] == 0.0
+    failed = [group(trajectory(turn(), kind="failed"))]
+    assert update(run_config(), learner, failed, step=0, version=0) == {"learner/rows": 0.0}  # type: ignore[arg-type]
+    assert all(torch.equal(before[n], w) for n, w in model.network.state_dict().items())
+
+
+def test_an_update_is_a_function_of_its_rows() -> None:
+    """Also in the order of groups, but for rounding."""
+    groups = played_groups(tiny_model())
+    found = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        model = tiny_model()
+        recorded(run_config(), [groups[i] for i in order], model)
+        found.append({n: w.clone() for n, w in model.network.state_dict().items()})
+    assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) < 1e-3
