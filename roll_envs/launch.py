@@ -6,6 +6,7 @@ Nothing of the trainer is imported before it is known to be ours.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from roll_envs.locate import HUB_ROOT, hidden_by
@@ -28,4 +29,7 @@ def _start(command: str, module: str, function: str) -> int:
     if hidden is not None:
         print(f"{command}: error: {hidden}", file=sys.stderr)
         return 2
+    # Threads of numerical libraries that spin while they wait make a shared machine several times slower; torch reads
+    # this when it is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return int(getattr(importlib.import_module(module), function)())

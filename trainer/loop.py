@@ -124,6 +124,7 @@ class _Run:
             loss=config.loss,
             optimizer=config.optimizer,
             temperature=config.sampling.temperature,
+            threads=self.session.threads,
         )
 
     def go(self) -> dict[str, Any]:

@@ -72,7 +72,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def pool(self) -> EpisodePool:
         """The episode pool, started at first use."""
         if self._pool is None:
-            self._pool = EpisodePool(_make_env, self._respond, self.settings, self._limits())
+            engine, timeout_s = self.engine, self.config.rollout.turn_timeout_s  # started here, not by many threads
+
+            def respond(env: TextEnv, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+                return engine.generate(prompt_ids, sampling, timeout_s=timeout_s)
+
+            self._pool = EpisodePool(_make_env, respond, self.settings, self._limits())
         return self._pool
 
     def _limits(self) -> PoolLimits:
@@ -120,9 +125,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 "Mend the cause and resume, or raise rollout.max_failed_share in the config.yaml of the run's folder"
             )
         return share
-
-    def _respond(self, env: TextEnv, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
-        return self.engine.generate(prompt_ids, sampling, timeout_s=self.config.rollout.turn_timeout_s)
 
     def __exit__(self, *_: object) -> None:
         for pool in (self._pool, self._teachers):

@@ -25,6 +25,7 @@ def warm_start_learner(session: Session) -> Learner:
         loss=LossConfig(name="reinforce"),
         optimizer=config.optimizer,
         temperature=1.0,
+        threads=session.threads,
     )
 
 

@@ -37,10 +37,10 @@ class Learner(Protocol):
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
 
 
-def _torch(model: LanguageModel, *, loss: LossConfig, optimizer: OptimizerConfig, temperature: float) -> Learner:
+def _torch(*arguments: Any, **keywords: Any) -> Learner:
     from trainer.backends.torch import TorchLearner
 
-    return TorchLearner(model, loss=loss, optimizer=optimizer, temperature=temperature)
+    return TorchLearner(*arguments, **keywords)
 
 
 BACKENDS: dict[str, Callable[..., Learner]] = {"torch": _torch}
@@ -48,9 +48,15 @@ BACKENDS: dict[str, Callable[..., Learner]] = {"torch": _torch}
 
 
 def make_learner(
-    name: str, model: LanguageModel, *, loss: LossConfig, optimizer: OptimizerConfig, temperature: float
+    name: str,
+    model: LanguageModel,
+    *,
+    loss: LossConfig,
+    optimizer: OptimizerConfig,
+    temperature: float,
+    threads: int = 1,
 ) -> Learner:
     """The learner ``name``. Raises :class:`UnknownNameError` for a name that is not registered."""
     if name not in BACKENDS:
         raise UnknownNameError("learner backend", name, BACKENDS)
-    return BACKENDS[name](model, loss=loss, optimizer=optimizer, temperature=temperature)
+    return BACKENDS[name](model, loss=loss, optimizer=optimizer, temperature=temperature, threads=threads)

@@ -7,8 +7,9 @@ update does not depend on how rows were cut into micro-batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,16 +24,38 @@ from trainer.optimizers import OPTIMIZERS
 __all__ = ["TorchLearner"]
 
 
+class _Part(NamedTuple):
+    """What one micro-batch adds to a step."""
+
+    gradients: tuple[torch.Tensor, ...]
+    logp: torch.Tensor
+    loss: float
+    metrics: dict[str, torch.Tensor]
+
+
 class TorchLearner:
     """Holds the model being trained and the state of its optimiser."""
 
     def __init__(
-        self, model: LanguageModel, *, loss: LossConfig, optimizer: OptimizerConfig, temperature: float
+        self,
+        model: LanguageModel,
+        *,
+        loss: LossConfig,
+        optimizer: OptimizerConfig,
+        temperature: float,
+        threads: int = 1,
     ) -> None:
+        """``threads`` micro-batches are run side by side, each on one core; their gradients are added in order, so
+        that the number of threads changes nothing. On small models this beats threads inside each operation."""
         self._network = model.network.train()
         self._loss, self._temperature = loss, temperature
         self._max_grad_norm = optimizer.max_grad_norm
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
+        self._pool = (
+            ThreadPoolExecutor(threads, "learner", initializer=torch.set_num_threads, initargs=(1,))
+            if threads > 1
+            else None
+        )
         self._optimizers = OPTIMIZERS[optimizer.name](self._network, optimizer)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,18 +89,13 @@ class TorchLearner:
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
         total, seen = 0.0, 0
-        for batch in batches:
-            logp, logits = self._forward(batch)
-            before.append(logp.detach())
-            with torch.set_grad_enabled(self._loss.entropy_coef != 0):
-                spread = entropy(logits, self._temperature)
-                entropies = torch.zeros_like(logp).masked_scatter(batch.label_mask, spread)
-            used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
-            loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
+        for batch, part in zip(batches, self._parts(batches, denominators, on_policy), strict=True):
+            for parameter, gradient in zip(self._parameters, part.gradients, strict=True):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            before.append(part.logp)
+            total += part.loss
             seen += int(batch.label_mask.sum())
-            for name, value in metrics.items():
+            for name, value in part.metrics.items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         if not math.isfinite(norm):
@@ -85,13 +103,30 @@ class TorchLearner:
                 f"the gradient norm is {norm}; the step was not taken. "
                 "Lower optimizer.lr (or warm_start.lr) in the config.yaml of the run's folder and resume"
             )
-        for part in self._optimizers:
-            for group in part.param_groups:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
                 group["lr"] = lr
-            part.step()
+            optimizer.step()
         # Means over the tokens that were run; rows left out by the caller have no numbers.
         result = {name: float(value) / max(seen, 1) for name, value in sums.items()}
         return {**result, "loss/total": total, "learner/grad_norm": norm, "learner/lr": lr}, before
+
+    def _parts(self, batches: Sequence[Batch], denominators: Denominators, on_policy: bool) -> Iterator[_Part]:
+        """The share of every micro-batch, in order; on several threads when there are some."""
+        if self._pool is None:
+            yield from (self._part(batch, denominators, on_policy) for batch in batches)
+        else:
+            yield from self._pool.map(lambda batch: self._part(batch, denominators, on_policy), batches)
+
+    def _part(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Part:
+        logp, logits = self._forward(batch)
+        with torch.set_grad_enabled(self._loss.entropy_coef != 0):
+            spread = entropy(logits, self._temperature)
+            entropies = torch.zeros_like(logp).masked_scatter(batch.label_mask, spread)
+        used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
+        loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies)
+        gradients = torch.autograd.grad(loss, self._parameters)
+        return _Part(gradients=gradients, logp=logp.detach(), loss=float(loss.detach()), metrics=metrics)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The current weights, by the names of the network's state dict (views, not copies)."""
