@@ -1,0 +1,584 @@
+"""The training loop as a whole, with a tiny real model.
+
+Promises 2 (a failure is never a reward of 0), 3 (Ctrl-C leaves no process), 6 (a task is its identity), 7 (resume is
+exact) and 9 (the resolved configuration is saved with the run).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop_runs import (
+    assert_same_curve,
+    configured,
+    run,
+    start,
+    stop_when,
+    the_run,
+    without_times,
+    write_config,
+)
+from word_env import CARD, fault_of
+
+import roll_envs
+import trainer.loop
+from roll_envs.errors import CheckpointError, ConfigError, RollError
+from trainer.checkpoint import list_checkpoints, load_checkpoint
+from trainer.config_file import load_config
+from trainer.evaluate import evaluate_run
+from trainer.loop import resume, train
+from trainer.report import Report
+from trainer.run_folder import RunFolder, read_metrics
+from trainer.session import Session
+from trainer.tasks import HELD_OUT_SEEDS, draw_tasks, held_out_panel
+
+Whole = tuple[Path, dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    before = set(threading.enumerate())
+    yield
+    torch.set_num_threads(threads)
+    until = time.monotonic() + 5
+    left = set(threading.enumerate()) - before
+    while [t for t in left if t.is_alive() and "tensorboard" not in t.name.lower()] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not [t.name for t in left if t.is_alive() and t.name in ("hf-engine", "episode")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The uninterrupted run that others are compared to."""
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def word() -> Iterator[str]:
+    roll_envs.register(CARD)
+    yield CARD.id
+    roll_envs.unregister(CARD.id)
+
+
+WORD_RUN: dict[str, Any] = {
+    "engine": {"max_tokens": 32},
+    "warm_start": {"steps": 2},
+    "advantage": {"name": "grpo"},
+    "evaluation": {"tasks": 30, "every": 0},
+    "rollout": {"groups_per_step": 6, "group_size": 3, "attempts": 2},
+    "steps": 3,
+}
+
+
+def word_run(fail_share: float, **changes: Any) -> dict[str, Any]:
+    return {**WORD_RUN, "env": {"id": CARD.id, "kwargs": {"fail_share": fail_share}}, **changes}
+
+
+# -- what a run leaves -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_writes_everything(whole: Whole) -> None:
+    path, summary = whole
+    config = load_config(path / "config.yaml")
+    assert (config.steps, config.learner.pack_tokens, config.loss.clip_high) == (5, 64, 0.28)
+    assert sorted(p.name for p in path.iterdir()) == [
+        "checkpoints", "config.yaml", "episodes", "learning_curve.png", "metrics.jsonl", "model", "summary.json",
+        "tensorboard",
+    ]  # fmt: skip
+    assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((path / "tensorboard").glob("events.out.tfevents.*"))
+    for step in (0, 2, 4, 5):
+        assert (path / "episodes" / f"panel-step-{step:06d}.txt").stat().st_size > 100
+        records = (path / "episodes" / f"panel-step-{step:06d}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["task"]["index"] for line in records] == list(range(12))
+    assert [p.name for p in list_checkpoints(path / "checkpoints")] == ["step-000008", "step-000009", "step-000009-r2"]
+    assert (path / "model" / "config.json").is_file()
+    assert json.loads((path / "summary.json").read_text()) == json.loads(json.dumps(summary))
+
+
+def test_the_summary_has_what_a_reader_needs(whole: Whole) -> None:
+    _, summary = whole
+    assert [p["name"] for p in summary["phases"]] == ["after warm start", "step 2", "step 4", "after training"]
+    for phase in summary["phases"]:
+        assert {"success", "interval_low", "interval_high", "turns", "valid_action_rate", "seconds", "tasks"} <= set(
+            phase
+        )
+        assert phase["interval_low"] <= phase["success"] <= phase["interval_high"]
+        assert phase["tasks"] == 12
+    assert (summary["seed"], summary["steps"], summary["env"]) == (0, 5, "roll/FrozenLake-v0")
+    assert {"torch", "transformers", "roll-envs", "python"} <= set(summary["versions"])
+    assert set(summary["training_seconds"]) == {"warm_start", "train", "panel"}
+
+
+def test_metrics_hold_every_step_once(whole: Whole) -> None:
+    path, _ = whole
+    records = [(r["phase"], r["step"]) for r in read_metrics(path)]
+    assert records == [
+        *[("warm_start", s) for s in (1, 2, 3, 4)],
+        ("panel", 0), ("train", 1), ("train", 2), ("panel", 2), ("train", 3), ("train", 4), ("panel", 4), ("train", 5),
+        ("panel", 5),
+    ]  # fmt: skip
+    for record in read_metrics(path, "train"):
+        assert record["rollout/episodes"] == 9.0
+        assert record["rollout/failed_share"] == 0.0
+        assert record["staleness/lag_max"] == 0.0
+        if record["learner/optimizer_steps"]:
+            assert record["mismatch/logprob_diff_max"] < 1e-4
+    rates = [r["learner/lr"] for r in read_metrics(path, "train") if "learner/lr" in r]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_the_same_run_twice_is_the_same(whole: Whole, tmp_path: Path) -> None:
+    again, _ = run(tmp_path)
+    assert_same_curve(whole[0], again)
+
+
+def test_another_seed_is_another_run(whole: Whole, tmp_path: Path) -> None:
+    other, _ = run(tmp_path, seed=1, steps=0, warm_start={"steps": 1})
+    assert without_times(other)[0]["loss/total"] != without_times(whole[0])[0]["loss/total"]
+
+
+def test_a_learning_rate_of_zero_stays_flat(tmp_path: Path) -> None:
+    path, summary = run(tmp_path, optimizer={"lr": 0.0}, steps=3, evaluation={"every": 1, "tasks": 20})
+    measured = [{k: v for k, v in p.items() if k not in ("name", "seconds", "step")} for p in summary["phases"]]
+    assert len(measured) == 4
+    assert measured == [measured[0]] * 4
+    texts = [p.read_text() for p in sorted((path / "episodes").glob("*.txt"))]
+    assert texts == [texts[0]] * 4
+    oldest, *_, newest = list_checkpoints(path / "checkpoints")
+    before, after = load_checkpoint(oldest).model, load_checkpoint(newest).model
+    assert all(torch.equal(before[n], after[n]) for n in before)
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_have_no_gap_and_no_repeat(tmp_path: Path) -> None:
+    env = configured(tmp_path).env
+    drawn = [t for step in range(50) for t in draw_tasks(env, seed=3, step=step, count=7)]
+    assert [t.index for t in drawn] == list(range(350))
+    assert len({t.seed for t in drawn}) == 350
+    assert {t.split for t in drawn} == {"train"}
+    assert draw_tasks(env, seed=3, step=4, count=7) == drawn[28:35]
+    assert draw_tasks(env, seed=4, step=4, count=7) != drawn[28:35]
+    assert {t.seed for t in draw_tasks(env, seed=3, step=0, count=99, split="demonstrations")}.isdisjoint(
+        t.seed for t in drawn
+    )
+
+
+def test_train_and_held_out_seeds_are_disjoint(tmp_path: Path) -> None:
+    env = configured(tmp_path).env
+    panel = held_out_panel(env, 300)
+    assert [t.index for t in panel] == list(range(300))
+    assert panel[100:] == held_out_panel(env, 200, first=100)
+    assert min(t.seed for t in panel) >= HELD_OUT_SEEDS
+    for seed in range(5):
+        assert max(t.seed for s in range(40) for t in draw_tasks(env, seed=seed, step=s, count=50)) < HELD_OUT_SEEDS
+
+
+def test_groups_share_their_start(tmp_path: Path) -> None:
+    with Session(configured(tmp_path)) as session:
+        groups = session.collect(draw_tasks(session.config.env, seed=0, step=0, count=4), 3)
+    for group in groups:
+        assert len({t.turns[0].prompt_observation for t in group.trajectories}) == 1
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+def go_on(path: Path, steps: int | None = None, checkpoint: Path | None = None) -> dict[str, Any]:
+    with RunFolder.open(path) as folder:
+        return resume(folder, Report.silent(), steps, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "where"),
+    [("warm_start", 2, "after log"), ("train", 1, "after log"), ("train", 3, "in update"), ("panel", 2, "after log"),
+     ("train", 2, "in save"), ("panel", 5, "after log")],
+)  # fmt: skip
+def test_a_run_that_dies_at_any_point_goes_on_the_same(
+    whole: Whole,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    step: int,
+    where: str,
+) -> None:
+    """Death in this process: an exception that nothing handles, as abrupt as SIGKILL for what is on disk."""
+
+    class Death(BaseException):
+        pass
+
+    seen: list[tuple[str, int]] = []
+    log, save, learn = RunFolder.log, trainer.loop.save_checkpoint, trainer.loop.update
+
+    def logged(self: RunFolder, metrics: Any, *, step: int, phase: str = "train") -> None:
+        log(self, metrics, step=step, phase=phase)
+        seen.append((phase, step))
+        if where == "after log" and seen[-1] == wanted:
+            raise Death
+
+    def saved(*args: Any, **kwargs: Any) -> Path:
+        if where == "in save" and wanted in seen:
+            (args[0] / ".unfinished-1-dead").mkdir()
+            (args[0] / ".unfinished-1-dead" / "model.safetensors").write_bytes(b"half")
+            raise Death
+        return save(*args, **kwargs)
+
+    def updated(config: Any, learner: Any, *args: Any, **kwargs: Any) -> Any:
+        metrics = learn(config, learner, *args, **kwargs)
+        if where == "in update" and kwargs["step"] + 1 == wanted[1]:
+            raise Death  # the weights have changed, nothing says so
+        return metrics
+
+    wanted = (phase, step)
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "log", logged)
+        patched.setattr(trainer.loop, "save_checkpoint", saved)
+        patched.setattr(trainer.loop, "update", updated)
+        with pytest.raises(Death):
+            run(tmp_path)
+    path = the_run(tmp_path)
+    assert path is not None
+    torch.manual_seed(12345)  # the process that goes on is another one
+    go_on(path)
+    assert_same_curve(whole[0], path)
+    assert not list((path / "checkpoints").glob(".unfinished*"))
+
+
+@pytest.mark.parametrize("moment", ["in a save", "in training"])
+def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str) -> None:
+    """SIGKILL to a process of its own, then `roll-train resume`."""
+    process = start(str(write_config(tmp_path)))
+
+    def due() -> bool:
+        path = the_run(tmp_path)
+        if path is None or not list((path / "checkpoints").glob("step-*")):
+            return False
+        if moment == "in a save":
+            return len(read_metrics(path)) > 6 and bool(list((path / "checkpoints").glob(".unfinished-*")))
+        return len(read_metrics(path)) > 7
+
+    stop_when(process, due)
+    process.communicate(timeout=60)
+    path = the_run(tmp_path)
+    assert path is not None
+    go_on(path)
+    assert_same_curve(whole[0], path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_killed_at_random_again_and_again(whole: Whole, tmp_path: Path, seed: int) -> None:
+    import random
+
+    rng = random.Random(seed)
+    process = start(str(write_config(tmp_path)))
+    for _ in range(3):
+        lines = len(read_metrics(p)) if (p := the_run(tmp_path)) else 0
+        wanted, wait = lines + rng.randint(1, 5), rng.random() * 0.1
+
+        def due(wanted: int = wanted) -> bool:
+            path = the_run(tmp_path)
+            return (
+                path is not None
+                and len(list_checkpoints(path / "checkpoints")) > 0
+                and len(read_metrics(path)) >= wanted
+            )
+
+        def then(due: Any = due, wait: float = wait) -> bool:
+            if not due():
+                return False
+            time.sleep(wait)
+            return True
+
+        stop_when(process, then)
+        process.communicate(timeout=60)
+        path = the_run(tmp_path)
+        assert path is not None
+        process = start("resume", str(path))
+    process.communicate(timeout=120)
+    assert path is not None
+    assert process.returncode == 0
+    assert_same_curve(whole[0], path)
+
+
+def test_training_on_from_a_finished_run(tmp_path: Path) -> None:
+    constant = {"optimizer": {"lr_schedule": "constant"}, "evaluation": {"every": 0}}
+    longer, _ = run(tmp_path / "a", steps=4, **constant)
+    shorter, _ = run(tmp_path / "b", steps=2, **constant)
+    summary = go_on(shorter, steps=4)
+    a, b = ([r for r in without_times(p) if r["phase"] == "train"] for p in (longer, shorter))
+    assert [r["step"] for r in b] == [1, 2, 3, 4]
+    for one, other in zip(a, b, strict=True):
+        assert one["rollout/success_rate"] == other["rollout/success_rate"]
+        assert one.get("learner/grad_norm", 0) == pytest.approx(other.get("learner/grad_norm", 0), rel=1e-3)
+    assert [p["step"] for p in summary["phases"]] == [0, 2, 4]
+    with pytest.raises(ConfigError, match="has done 4 steps already"):
+        go_on(shorter, steps=3)
+    before = without_times(shorter)
+    go_on(shorter)
+    assert without_times(shorter) == before
+
+
+def damage(checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_corrupt_newest_checkpoint_offers_the_one_before(whole: Whole, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    *_, before, newest = list_checkpoints(path / "checkpoints")
+    damage(newest)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupt") as error:
+        go_on(path)
+    assert f"roll-train resume {before}" in str(error.value)
+    assert without_times(path) == without_times(whole[0]), "a failed resume changed the metrics"
+    go_on(path, checkpoint=before)
+    assert_same_curve(whole[0], path)
+    assert (path / "checkpoints" / f"set-aside-{newest.name}").is_dir()
+
+
+def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("hidden_size: 16", "hidden_size: 32"))
+    with pytest.raises(CheckpointError, match="does not fit the configured model"):
+        go_on(path)
+    with pytest.raises(CheckpointError, match="does not fit the configured model"):
+        evaluate_run(path, tasks=2)
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number: signal.Signals) -> None:
+    process = start(str(write_config(tmp_path, checkpoint={"every": 0})))
+    moment = 6 if number == signal.SIGINT else 8
+
+    def due() -> bool:
+        path = the_run(tmp_path)
+        return path is not None and len(read_metrics(path)) >= moment
+
+    assert stop_when(process, due, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    path = the_run(tmp_path)
+    assert path is not None
+    assert f"roll-train resume {path}" in out
+    assert "Traceback" not in err
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    done = max(r["step"] for r in read_metrics(path, "train"))
+    assert load_checkpoint(path).progress["steps"] == done
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("every: 0", "every: 1"))
+    go_on(path)
+    assert_same_curve(whole[0], path)
+
+
+@pytest.mark.parametrize("where", ["warm_start", "update", "panel"])
+def test_an_interrupt_waits_for_the_whole_step(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The signal comes in the middle of a step: its weights, its counter and its record all count, or none does."""
+    name = {"warm_start": "warm_start_step", "update": "update", "panel": "asdict"}[where]
+    original = getattr(trainer.loop, name)
+    calls: list[int] = []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.loop, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    path = the_run(tmp_path)
+    assert path is not None
+    if where != "panel":
+        phase = "warm_start" if where == "warm_start" else "train"
+        assert [r["step"] for r in read_metrics(path, phase)] == [1, 2]
+        assert load_checkpoint(path).progress["warm_steps" if where == "warm_start" else "steps"] == 2
+    go_on(path)
+    assert_same_curve(whole[0], path)
+
+
+def test_a_second_interrupt_does_not_save_half_a_step(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = trainer.loop.update
+
+    def impatient(config: Any, learner: Any, *args: Any, **kwargs: Any) -> Any:
+        metrics = original(config, learner, *args, **kwargs)
+        if kwargs["step"] == 2:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+        return metrics
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.loop, "update", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, checkpoint={"every": 0})
+    path = the_run(tmp_path)
+    assert path is not None
+    assert load_checkpoint(path).progress["steps"] == 0
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("every: 0", "every: 1"))
+    go_on(path)
+    assert_same_curve(whole[0], path)
+
+
+def test_an_interrupt_while_collecting(whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collect = Session.collect
+    calls: list[int] = []
+
+    def interrupted(self: Session, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:  # panel, step 1, step 2, panel at step 2
+            threading.Timer(0.005, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with contextlib.suppress(KeyboardInterrupt):
+                collect(self, *args, **kwargs)
+                time.sleep(1)
+            raise KeyboardInterrupt
+        return collect(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "collect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    path = the_run(tmp_path)
+    assert path is not None
+    go_on(path)
+    assert_same_curve(whole[0], path)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_failed_episodes_are_in_no_statistic(word: str, tmp_path: Path) -> None:
+    path, summary = run(tmp_path, **word_run(0.2))
+    records = read_metrics(path, "train")
+    assert [r["step"] for r in records] == [1, 2, 3]
+    env = configured(tmp_path, **word_run(0.2)).env
+    for record in records:
+        tasks = draw_tasks(env, seed=0, step=record["step"] - 1, count=6)
+        failed = 3 * sum(fault_of(t.seed, 0.2) for t in tasks)
+        assert record["rollout/outcome/failed"] == failed
+        assert record["rollout/outcome/completed"] == 18 - failed
+        assert record["rollout/failed_share"] == pytest.approx(failed / 18)
+        assert record["advantage/episodes_left_out"] == failed
+        assert record["rollout/return_mean"] == pytest.approx(record["rollout/success_rate"])
+        assert record["learner/rows"] == 18 - failed
+    assert sum(r["rollout/outcome/failed"] for r in records) > 0
+    lost = sum(fault_of(t.seed, 0.2) for t in held_out_panel(env, 30))
+    assert lost > 0
+    for phase in summary["phases"]:
+        assert (phase["tasks"], phase["failed"]) == (30 - lost, lost)
+    assert any(r["teacher/failed_share"] > 0 for r in read_metrics(path, "warm_start"))
+
+
+@pytest.mark.parametrize("warm_steps", [0, 2])
+def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
+    word: str, tmp_path: Path, warm_steps: int
+) -> None:
+    with pytest.raises(RollError) as error:
+        run(tmp_path, **word_run(1.0, warm_start={"steps": warm_steps}))
+    assert "episodes failed" in str(error.value)
+    assert "step of test/Word-v0 raised OSError: the planted fault" in str(error.value)
+    assert "rollout.max_failed_share" in str(error.value)
+    path = the_run(tmp_path)
+    assert path is not None
+    assert load_checkpoint(path).progress["steps"] == 0
+    assert read_metrics(path, "panel") == [], "a panel of failures is no success of 0"
+
+
+def test_an_environment_that_breaks_in_training_leaves_a_checkpoint(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = trainer.loop.draw_tasks
+
+    def draw(env: Any, *, step: int, **kwargs: Any) -> Any:
+        broken = env.model_copy(update={"kwargs": {"fail_share": 1.0}})
+        return original(broken if step == 2 else env, step=step, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.loop, "draw_tasks", draw)
+        with pytest.raises(RollError, match="training, step 3: 18 of 18 episodes failed"):
+            run(tmp_path, **word_run(0.0, checkpoint={"every": 0}))
+    path = the_run(tmp_path)
+    assert path is not None
+    assert load_checkpoint(path).progress["steps"] == 2
+    go_on(path)
+    fresh, _ = run(tmp_path / "fresh", **word_run(0.0, checkpoint={"every": 0}))
+    assert_same_curve(fresh, path)
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_is_that_of_training(whole: Whole) -> None:
+    path, summary = whole
+    last = summary["phases"][-1]
+    measured = {k: v for k, v in asdict(evaluate_run(path)).items() if k not in ("seconds", "name")}
+    assert measured == {k: v for k, v in last.items() if k not in ("seconds", "name")}
+    middle = next(p for p in list_checkpoints(path / "checkpoints") if p.name == "step-000008")
+    expected = summary["phases"][2]
+    got = evaluate_run(middle)
+    assert (got.step, got.success, got.turns) == (4, expected["success"], expected["turns"])
+
+
+def test_evaluation_takes_other_settings(whole: Whole) -> None:
+    path, _ = whole
+    before = without_times(path)
+    greedy = [evaluate_run(path, tasks=10, temperature=0.0, seed=s) for s in (1, 2)]
+    assert greedy[0].tasks == 10
+    assert asdict(greedy[0]) | {"seconds": 0} == asdict(greedy[1]) | {"seconds": 0}
+    other = evaluate_run(path, tasks=3, env_id="roll/FrozenLakeSlippery-v0")
+    assert other.name.startswith("roll/FrozenLakeSlippery-v0")
+    assert without_times(path) == before
+
+
+def test_evaluation_of_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run folder"):
+        evaluate_run(tmp_path / "nope")
+
+
+def test_a_run_in_another_thread_than_the_main_one(tmp_path: Path) -> None:
+    """Signals are left alone there; a notebook may do so."""
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(run(tmp_path, steps=1, warm_start={"steps": 0})))
+    thread.start()
+    thread.join(60)
+    assert result[0][1]["steps"] == 1
+
+
+def test_train_needs_no_warm_start(tmp_path: Path) -> None:
+    config = configured(tmp_path, steps=1, warm_start={"steps": 0}, evaluation={"every": 0}, checkpoint={"every": 0})
+    with RunFolder.create(config) as folder:
+        summary = train(config, folder, Report.silent())
+    assert [p["name"] for p in summary["phases"]] == ["before training", "after training"]
