@@ -127,11 +127,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         return share
 
     def __exit__(self, *_: object) -> None:
+        if self._engine is not None:
+            self._engine.close()  # first, so that nobody waits for its answer
         for pool in (self._pool, self._teachers):
             if pool is not None:
                 pool.close()
-        if self._engine is not None:
-            self._engine.close()
         self.env.close()
 
 

@@ -23,6 +23,8 @@ __all__ = ["EpisodePool", "PoolLimits"]
 
 MakeEnv = Callable[[Task], TextEnv]
 
+_PARTING_S = 0.5
+"""How long closing waits for the workers, so that those that can end do so before the process does."""
 _WATCH_S = 0.2
 """How often the watchdog looks for episodes past a deadline."""
 
@@ -130,8 +132,13 @@ class EpisodePool:
         with self._lock:
             for job in self._running.values():
                 job.waiting.given_up = True
-        for _ in list(self._workers):
+        workers = list(self._workers)
+        for _ in workers:
             self._jobs.put(None)
+        until = time.monotonic() + _PARTING_S
+        for worker in workers:
+            if worker is not threading.current_thread():
+                worker.join(timeout=max(0.0, until - time.monotonic()))
 
     def _raise_if_closed(self) -> None:
         if self._closed:
