@@ -25,7 +25,7 @@ BASE: dict[str, Any] = {
     "format": 1,
     "name": "tiny",
     "steps": 5,
-    "env": {"id": "roll/FrozenLake-v0", "kwargs": {"action_format": "word", "max_turns": 3}},
+    "env": {"id": "roll/FrozenLake-v0", "kwargs": {"action_format": "word", "max_turns": 3, "format_penalty": -0.2}},
     "model": {"hidden_size": 16, "layers": 1, "heads": 2},
     "context": {"kind": "last", "turns": 0, "system_prompt": ""},
     "sampling": {"max_new_tokens": 3},

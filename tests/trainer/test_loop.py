@@ -135,9 +135,9 @@ def test_metrics_hold_every_step_once(whole: Whole) -> None:
         assert record["rollout/episodes"] == 9.0
         assert record["rollout/failed_share"] == 0.0
         assert record["staleness/lag_max"] == 0.0
-        if record["learner/optimizer_steps"]:
-            assert record["mismatch/logprob_diff_max"] < 1e-4
-    rates = [r["learner/lr"] for r in read_metrics(path, "train") if "learner/lr" in r]
+        assert record["learner/optimizer_steps"] > 0, "a run that learns nothing would be resumed exactly by anything"
+        assert record["mismatch/logprob_diff_max"] < 1e-4
+    rates = [r["learner/lr"] for r in read_metrics(path, "train")]
     assert rates == sorted(rates, reverse=True)
 
 
@@ -259,7 +259,7 @@ def test_a_run_that_dies_at_any_point_goes_on_the_same(
     assert not list((path / "checkpoints").glob(".unfinished*"))
 
 
-@pytest.mark.parametrize("moment", ["in a save", "in training"])
+@pytest.mark.parametrize("moment", ["in a save", pytest.param("in training", marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str) -> None:
     """SIGKILL to a process of its own, then `roll-train resume`."""
     process = start(str(write_config(tmp_path)))
@@ -369,7 +369,7 @@ def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path)
 # -- interrupts --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number: signal.Signals) -> None:
     process = start(str(write_config(tmp_path, checkpoint={"every": 0})))
     moment = 6 if number == signal.SIGINT else 8
