@@ -244,6 +244,21 @@ def test_prefix_reuse_among_other_episodes(model: LanguageModel, engine: HFEngin
             check_reference(model, prompt, params(turn, n=5), completion)
 
 
+def test_requests_with_the_same_prompt_share_one_run(model: LanguageModel) -> None:
+    a, b, c = prompts(3, seed=11)
+    order = [a, a, b, a, c, c, b, a]
+    requests = [(p, params(200 + i, n=3 + i)) for i, p in enumerate(order)]
+    engine = HFEngine(model, max_running=8, max_tokens=400)
+    try:
+        done = together(engine, requests)
+        for (prompt, sampling), completion in zip(requests, done, strict=True):
+            check_reference(model, prompt, sampling, completion)
+        sampled_after_the_first = sum(len(completion.ids) - 1 for completion in done)
+        assert engine.tokens_computed == len(a) + len(b) + len(c) + sampled_after_the_first
+    finally:
+        engine.close()
+
+
 def test_a_prompt_that_differs_in_its_last_token_reuses_nothing_wrong(model: LanguageModel, engine: HFEngine) -> None:
     (prompt,) = prompts(1, seed=9)
     first = engine.generate(prompt, params(0, n=4), timeout_s=FOREVER)

@@ -248,13 +248,24 @@ class HFEngine:
                 admitted.append((request, self._take_slot(request)))
         if not admitted:
             return
+        # Requests with the same prompt (the start of a group, a state met by several of its episodes) share one run.
+        first: dict[tuple[int, ...], int] = {}
+        leaders: list[tuple[_Request, int]] = []
+        for request, kept in admitted:
+            if first.setdefault(request.prompt, len(leaders)) == len(leaders):
+                leaders.append((request, kept))
         requests = [r for r, _ in admitted]
+        sources = [first[r.prompt] for r in requests]
         logits = self._forward(
-            [r.slot for r in requests],
-            [r.prompt[kept:] for r, kept in admitted],
-            [kept for _, kept in admitted],
+            [r.slot for r, _ in leaders],
+            [r.prompt[kept:] for r, kept in leaders],
+            [kept for _, kept in leaders],
         )
-        self._sample(requests, logits)
+        if len(leaders) < len(requests):
+            pairs = [(leaders[s][0].slot, r.slot) for s, r in zip(sources, requests, strict=True)]
+            copies = [pair for pair in pairs if pair[0] != pair[1]]
+            self._cache.copy(copies, max(len(r.prompt) for r in requests))
+        self._sample(requests, logits[torch.tensor(sources, device=self._device)])
 
     def _take_slot(self, request: _Request) -> int:
         """Choose a free slot; returns how many leading tokens of the prompt it holds already."""

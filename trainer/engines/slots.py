@@ -8,6 +8,7 @@ length, so that a finished row frees its place at once and no row waits for the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         extra = max(needed, 2 * capacity) - capacity
         self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
         self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
+
+    def copy(self, pairs: Sequence[tuple[int, int]], places: int) -> None:
+        """Give slot ``b`` the first ``places`` places of slot ``a``, for every pair (a, b)."""
+        sources, targets = (torch.tensor(slots, device=self.keys.device) for slots in zip(*pairs, strict=True))
+        self.keys[:, targets, :, :places] = self.keys[:, sources, :, :places]
+        self.values[:, targets, :, :places] = self.values[:, sources, :, :places]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
