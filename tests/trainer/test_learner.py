@@ -450,6 +450,28 @@ def test_leaving_them_out_is_the_same_as_running_them(monkeypatch: pytest.Monkey
     assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) < 1e-4
 
 
+def test_rows_with_the_same_ids_are_run_once_with_the_sum_of_their_advantages() -> None:
+    """Same gradient as running each of them, which an entropy bonus too small to matter enforces."""
+    prompt, groups = (20, 30, 40), []
+    for g in range(3):
+        answers = ((50 + g, 1), (50 + g, 1), (60, 1), (60, 1), (60, 1))
+        rewards = (1.0, 0.0, 1.0, 0.5, 0.5)
+        turns = [turn(prompt, ids, logprobs=(-1.0, -1.0), reward=r) for ids, r in zip(answers, rewards, strict=True)]
+        groups.append(group(*[trajectory(one, member=m) for m, one in enumerate(turns)]))
+    gradients_found, rows_run = [], []
+    for coefficient in (0.0, 1e-30):
+        model = tiny_model()
+        config = run_config()
+        config = config.model_copy(update={"loss": config.loss.model_copy(update={"entropy_coef": coefficient})})
+        learner, _ = recorded(config, groups, model)
+        ((batches, denominators, _),) = learner.steps
+        assert (denominators.rows, denominators.tokens) == (15, 30)
+        rows_run.append(sum(int(((b.positions == 0) & (b.segments >= 0)).sum()) for b in batches))
+        gradients_found.append(gradients(model))
+    assert rows_run == [4, 15]
+    assert_close(gradients_found[0], gradients_found[1])
+
+
 def test_nothing_to_learn_takes_no_step() -> None:
     model = tiny_model()
     before = {n: w.clone() for n, w in model.network.state_dict().items()}
