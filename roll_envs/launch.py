@@ -29,7 +29,7 @@ def _start(command: str, module: str, function: str) -> int:
     if hidden is not None:
         print(f"{command}: error: {hidden}", file=sys.stderr)
         return 2
-    # Threads of numerical libraries that spin while they wait make a shared machine several times slower; torch reads
+    # Threads of numerical libraries that spin while they wait slow each other down on a shared machine; torch reads
     # this when it is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return int(getattr(importlib.import_module(module), function)())

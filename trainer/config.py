@@ -62,7 +62,7 @@ class ModelConfig(_Section):
         30.0, description="Base of the rotary positions of the small model; small, since its sequences are short."
     )
     init_std: Annotated[float, Field(gt=0)] = Field(
-        0.1, description="Standard deviation of the small model's first weights; 0.02 learns to read maps far slower."
+        0.1, description="Standard deviation of the small model's first weights."
     )
     max_positions: Positive = Field(1024, description="Longest sequence in tokens.")
 
@@ -188,7 +188,9 @@ class LearnerConfig(_Section):
     epochs: Positive = Field(1, description="Passes over the rows of a training step.")
     pack_tokens: Positive = Field(512, description="Length of a packed row; a longer row stands alone.")
     tokens_per_microbatch: Positive = Field(8192, description="Tokens per forward and backward pass.")
-    threads: Count = Field(0, description="Torch threads of the process; 0 chooses by the model's size.")
+    threads: Count = Field(
+        0, description="Micro-batches side by side, and torch threads of the engine; 0 chooses by size."
+    )
 
 
 class EvaluationConfig(_Section):

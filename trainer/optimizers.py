@@ -29,7 +29,7 @@ def muon(network: Any, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the matrices between embedding and head, AdamW for the rest.
 
     Updates are scaled to AdamW's root mean square (Liu et al. 2025, arXiv:2502.16982), so that one learning rate serves
-    both. On the small policy it learns to read maps in about half the steps of AdamW.
+    both.
     """
     outer = {id(p) for m in (network.get_input_embeddings(), network.get_output_embeddings()) for p in m.parameters()}
     trained = [p for p in network.parameters() if p.requires_grad]

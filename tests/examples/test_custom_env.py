@@ -79,8 +79,6 @@ def test_it_is_played_through_gymnasium(fresh: Path) -> None:
 
 def test_it_is_trained_on(fresh: Path, tmp_path: Path) -> None:
     config = EXAMPLE / "train.yaml"
-    if not config.is_file():
-        pytest.skip("examples/custom_env/train.yaml is not written yet")
     pytest.importorskip("torch", reason="training needs the optional part 'train'")
     program = "import sys; from trainer.cli import main; sys.exit(main(sys.argv[1:]))"
     _run(fresh, "-c", program, str(config), "steps=2", f"output={tmp_path / 'runs'}", cwd=tmp_path, timeout_s=240)
