@@ -1,14 +1,19 @@
-"""Arguments of ``roll-envs``, and how its errors end: one line on stderr and exit code 2."""
+"""Arguments of ``roll-envs``, and how its errors end: one line on stderr and exit code 2.
+
+Five commands are built in; more come from installed packages (see :mod:`roll_envs.cli.plugins`). A name that is built
+in stays so, and using it looks at no other package.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from roll_envs.cli import bench, checking, listing, play, show
+from roll_envs.cli.plugins import PluginCommand, find_commands
 from roll_envs.errors import RollError, nearest
 
 __all__ = ["main"]
@@ -22,31 +27,49 @@ _COMMANDS = {
 }
 
 
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction["_Parser"]
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def _parser() -> _Parser:
+def _parser(used: str, plugins: Mapping[str, PluginCommand]) -> _Parser:
     parser = _Parser(prog="roll-envs", description="Multi-turn text environments: list, show, play, check, bench.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
-        sub = commands.add_parser(name, help=summary, description=module.__doc__, allow_abbrev=False)
-        sub.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+        sub = _add(commands, name, summary, module.__doc__)
         module.add_arguments(sub)
+    for name, plugin in plugins.items():
+        sub = _add(commands, name, plugin.summary(), plugin.load().__doc__ if name == used else None)
+        if name == used:
+            plugin.add_arguments(sub)
     return parser
+
+
+def _add(commands: _Commands, name: str, summary: str, description: str | None) -> _Parser:
+    safe = summary.replace("%", "%%")  # argparse formats it
+    sub = commands.add_parser(name, help=safe, description=description, allow_abbrev=False)
+    sub.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    return sub
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 done, 1 a check failed, 2 an error, 130 interrupted)."""
     given = list(sys.argv[1:] if argv is None else argv)
-    if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
-        near = nearest(given[0], _COMMANDS)
-        advice = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(_COMMANDS)}"
-        return _fail(f"no command {given[0]!r}; {advice}")
+    used = given[0] if given else ""
+    plugins = {} if used in _COMMANDS else find_commands(_COMMANDS)
+    if used and not used.startswith("-") and used not in _COMMANDS and used not in plugins:
+        known = [*_COMMANDS, *plugins]
+        near = nearest(used, known)
+        advice = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+        return _fail(f"no command {used!r}; {advice}")
     try:
-        options = _parser().parse_args(given)
-        code: int = _COMMANDS[options.command][0].run(options)
+        options = _parser(used, plugins).parse_args(given)
+        runs = plugins[used].run if used in plugins else _COMMANDS[options.command][0].run
+        code: int = runs(options)
         sys.stdout.flush()
         return code
     except RollError as error:

@@ -18,13 +18,20 @@ CARD = EnvironmentCard(
 """
 
 
-def install(folder: Path, package: str, entry_points: Mapping[str, str], modules: Mapping[str, str]) -> None:
-    """Write a package with entry points of the group ``roll_envs`` and modules (name -> source) into ``folder``."""
+def install(
+    folder: Path,
+    package: str,
+    entry_points: Mapping[str, str],
+    modules: Mapping[str, str],
+    *,
+    group: str = "roll_envs",
+) -> None:
+    """Write a package with entry points of the group and modules (name -> source) into ``folder``."""
     info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     lines = [f"{name} = {target}" for name, target in entry_points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[roll_envs]", *lines, ""]))
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
     for name, source in modules.items():
         (folder / f"{name}.py").write_text(source)
 
