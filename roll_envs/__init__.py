@@ -24,7 +24,7 @@ from roll_envs.errors import (
     RollError,
     UnknownNameError,
 )
-from roll_envs.parsing import ActionFormat, ParsedAnswer, make_action_format
+from roll_envs.parsing import ActionFormat, FreeFormat, ParsedAnswer, make_action_format, make_free_format
 from roll_envs.policy import Policy, Renderer
 from roll_envs.registry import Registration, card, discover, environments, make, register, unregister
 from roll_envs.types import Completion, Group, Message, Outcome, SamplingParams, Task, Trajectory, Turn
@@ -41,6 +41,7 @@ __all__ = [
     "EngineError",
     "EnvironmentCard",
     "EnvironmentFaultError",
+    "FreeFormat",
     "Group",
     "Message",
     "MissingExtraError",
@@ -63,6 +64,7 @@ __all__ = [
     "environments",
     "make",
     "make_action_format",
+    "make_free_format",
     "register",
     "unregister",
 ]

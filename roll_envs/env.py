@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from numpy.random import Generator
 
-from roll_envs.parsing import ActionFormat
+from roll_envs.parsing import ActionFormat, FreeFormat
 
 __all__ = ["AnyText", "TextEnv"]
 
@@ -65,8 +65,15 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
-    action_format: ActionFormat
+    action_format: ActionFormat | FreeFormat
     max_turns: int
+    splits: ClassVar[tuple[str, ...]] = ()
+    """Splits that ``reset(options={"split": name})`` draws the episode from; empty where tasks are seeds alone."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Words of the observations that a small model should read as one token each."""
+        return ()
 
     @property
     @abc.abstractmethod
@@ -89,6 +96,11 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     def restore(self, snapshot: Mapping[str, Any]) -> str:
         """Put the episode back to ``snapshot`` (from this or another instance with the same arguments); returns
         the observation there."""
+
+    def legal_answers(self) -> list[str]:
+        """Answers in form that are allowed now: one for each named action, or those that the environment lists."""
+        form = self.action_format
+        return [form.format([i]) for i in range(len(form.actions))] if isinstance(form, ActionFormat) else []
 
     def oracle(self) -> list[str] | None:
         """Answers that solve the episode from the current state with the highest total reward within the turn limit;

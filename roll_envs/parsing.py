@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from roll_envs.errors import UnknownNameError
 
-__all__ = ["ACTION_FORMATS", "ActionFormat", "ParsedAnswer", "make_action_format"]
+__all__ = ["ACTION_FORMATS", "ActionFormat", "FreeFormat", "ParsedAnswer", "make_action_format", "make_free_format"]
 
 MAX_ANSWER_CHARS = 100_000
 """Longer texts are read up to here only, so that a huge answer costs no time."""
@@ -73,13 +73,8 @@ class ActionFormat:
                     f"action name {action!r} cannot be read back: it must not be empty, start or end with a space, "
                     f"or contain the separator {self.separator!r}"
                 )
-        # Opening and closing tag are sought one after the other: one pattern with `.*?` between them would take
-        # quadratic time on a text of many opening tags.
-        flags = re.IGNORECASE | re.ASCII
-        tag = re.escape(self.tag)
-        tags = (re.compile(f"<{tag}>", flags), re.compile(f"</{tag}>", flags)) if self.tag else None
         object.__setattr__(self, "_lookup", lookup)
-        object.__setattr__(self, "_tags", tags)
+        object.__setattr__(self, "_tags", _tag_patterns(self.tag))
         object.__setattr__(self, "_cache", {})
 
     def parse(self, text: str) -> ParsedAnswer:
@@ -98,14 +93,9 @@ class ActionFormat:
         return answer
 
     def _parse(self, text: str) -> ParsedAnswer:
-        content = text[:MAX_ANSWER_CHARS]
-        if self._tags is not None:
-            opening = self._tags[0].search(content)
-            closing = self._tags[1].search(content, opening.end()) if opening else None
-            if opening is None or closing is None:
-                return NOTHING
-            content = content[opening.end() : closing.start()]
-        content = content.strip()
+        content = _tagged(text, self._tags)
+        if content is None:
+            return NOTHING
         # One part more than can be used, so that a huge answer is not split to the end.
         parts = (
             content.split(self.separator, self.max_actions)[: self.max_actions] if self.max_actions > 1 else [content]
@@ -116,8 +106,7 @@ class ActionFormat:
     def format(self, actions: Sequence[int], thought: str = "") -> str:
         """The text of an answer that plays ``actions`` (indices)."""
         body = f" {self.separator} ".join(self.actions[a] for a in actions)
-        answer = f"<{self.tag}>{body}</{self.tag}>" if self.tag else body
-        return f"<think>{thought}</think>{answer}" if self.think else answer
+        return _wrapped(body, self.tag, thought if self.think else None)
 
     @property
     def instructions(self) -> str:
@@ -127,6 +116,68 @@ class ActionFormat:
             return f"Answer with one action, in this form: {example}"
         several = self.format(list(range(min(2, len(self.actions)))), thought="..." if self.think else "")
         return f"Answer with 1 to {self.max_actions} actions joined by '{self.separator}', in this form: {several}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeFormat:
+    """A way to write one action that may be any text, such as ``search[red shoes]``.
+
+    Tags and thoughts are those of :class:`ActionFormat`; what the action means is the environment's business.
+    """
+
+    name: str
+    example: str
+    """An action, shown in the instructions."""
+    tag: str = "answer"
+    think: bool = False
+    actions: tuple[str, ...] = field(default=(), init=False)
+    """No action has a name here; :meth:`roll_envs.env.TextEnv.legal_answers` lists what can be done now."""
+    max_actions: int = field(default=1, init=False)
+    separator: str = field(default="||", init=False)
+    _tags: tuple[re.Pattern[str], re.Pattern[str]] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_tags", _tag_patterns(self.tag))
+
+    def read(self, text: str) -> str | None:
+        """The action in an answer (any text), stripped; ``None`` when the tags are missing or nothing is in them."""
+        if not isinstance(text, str):
+            raise TypeError(f"an answer is a text (str), not {type(text).__name__}: {text!r}")
+        return _tagged(text, self._tags) or None
+
+    def write(self, action: str, thought: str = "") -> str:
+        """The text of an answer that plays ``action``."""
+        return _wrapped(action, self.tag, thought if self.think else None)
+
+    @property
+    def instructions(self) -> str:
+        """One sentence that tells an agent how to answer."""
+        return f"Answer with one action, in this form: {self.write(self.example, thought='...')}"
+
+
+def _tag_patterns(tag: str) -> tuple[re.Pattern[str], re.Pattern[str]] | None:
+    # Opening and closing tag are sought one after the other: one pattern with `.*?` between them would take
+    # quadratic time on a text of many opening tags.
+    flags = re.IGNORECASE | re.ASCII
+    name = re.escape(tag)
+    return (re.compile(f"<{name}>", flags), re.compile(f"</{name}>", flags)) if tag else None
+
+
+def _tagged(text: str, tags: tuple[re.Pattern[str], re.Pattern[str]] | None) -> str | None:
+    """What stands in the first tags (the whole text where there are none to look for), stripped."""
+    content = text[:MAX_ANSWER_CHARS]
+    if tags is not None:
+        opening = tags[0].search(content)
+        closing = tags[1].search(content, opening.end()) if opening else None
+        if opening is None or closing is None:
+            return None
+        content = content[opening.end() : closing.start()]
+    return content.strip()
+
+
+def _wrapped(body: str, tag: str, thought: str | None) -> str:
+    answer = f"<{tag}>{body}</{tag}>" if tag else body
+    return answer if thought is None else f"<think>{thought}</think>{answer}"
 
 
 ACTION_FORMATS: dict[str, dict[str, object]] = {
@@ -143,3 +194,10 @@ def make_action_format(name: str, actions: Sequence[str], *, max_actions: int = 
     if name not in ACTION_FORMATS:
         raise UnknownNameError("action format", name, ACTION_FORMATS)
     return ActionFormat(name=name, actions=tuple(actions), max_actions=max_actions, **ACTION_FORMATS[name])  # type: ignore[arg-type]
+
+
+def make_free_format(name: str, *, example: str) -> FreeFormat:
+    """Build a named form for actions of any text. Raises :class:`UnknownNameError` as above."""
+    if name not in ACTION_FORMATS:
+        raise UnknownNameError("action format", name, ACTION_FORMATS)
+    return FreeFormat(name=name, example=example, **ACTION_FORMATS[name])  # type: ignore[arg-type]

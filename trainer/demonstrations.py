@@ -20,7 +20,8 @@ __all__ = ["teacher"]
 
 
 def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
-    """Answers with the oracle's next answer with probability ``oracle_share``, else with a uniformly random action.
+    """Answers with the oracle's next answer with probability ``oracle_share``, else with one of the legal ones, drawn
+    uniformly.
 
     Its choices follow from ``sampling.seed``, so that a demonstration depends on its task and the run's seed alone.
     """
@@ -28,8 +29,8 @@ def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
     def respond(env: TextEnv, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
         rng = np.random.default_rng(sampling.seed)
         plan = env.oracle() if rng.random() < oracle_share else None
-        form = env.action_format
-        text = plan[0] if plan else form.format([int(rng.integers(len(form.actions)))])
+        legal = env.legal_answers()
+        text = plan[0] if plan else legal[int(rng.integers(len(legal)))]
         ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], stop_id)
         if len(ids) > sampling.max_new_tokens:
             raise ConfigError(

@@ -28,14 +28,14 @@ CHAT_TEMPLATE = (
 
 
 def words_of(env: TextEnv) -> tuple[str, ...]:
-    """The words that become one token each: the action names and tags of the environment's answers, and the
-    symbols outside ASCII that its instructions explain."""
+    """The words that become one token each: the action names and tags of the environment's answers, its vocabulary,
+    and the symbols outside ASCII that its instructions explain."""
     form = env.action_format
     tags = [t for t in (form.tag, "think" if form.think else "") if t]
     marks = [w for t in tags for w in (f"<{t}>", f"</{t}>")]
     joiner = [f" {form.separator} "] if form.max_actions > 1 else []
     symbols = sorted({c for c in env.instructions if not c.isascii() and not c.isspace()})
-    return tuple(dict.fromkeys([*marks, *joiner, *form.actions, *symbols]))
+    return tuple(dict.fromkeys([*marks, *joiner, *form.actions, *env.vocabulary, *symbols]))
 
 
 def build_tokenizer(words: Iterable[str] = ()) -> Any:

@@ -23,6 +23,9 @@ from roll_envs.types import Completion, Outcome, SamplingParams, Task, Trajector
 
 __all__ = ["EpisodeSettings", "Respond", "Waiting", "play_episode", "sampling_seed"]
 
+SPLITS = {"demonstrations": "train", "held-out": "test"}
+"""Which split of an environment that has splits the tasks of a training run come from; other names stay."""
+
 Respond = Callable[[TextEnv, tuple[int, ...], SamplingParams], Completion]
 """Answers a prompt. It is given the environment too, so that a teacher can consult its oracle."""
 
@@ -75,8 +78,9 @@ def _call(waiting: Waiting, name: str, env_id: str, function: Callable[[], Any])
         raise EnvironmentFaultError(f"{name} of {env_id} raised {type(error).__name__}: {error}") from error
 
 
-def _reset(env: TextEnv, seed: int, system_prompt: str | None) -> tuple[str, str]:
-    observation, _ = env.reset(seed=seed)
+def _reset(env: TextEnv, task: Task, system_prompt: str | None) -> tuple[str, str]:
+    options = {"split": SPLITS.get(task.split, task.split)} if env.splits else None
+    observation, _ = env.reset(seed=task.seed, options=options)
     return _text(observation), env.instructions if system_prompt is None else system_prompt
 
 
@@ -106,7 +110,7 @@ def play_episode(
     """
     waiting = waiting or Waiting()
     observation, instructions = _call(
-        waiting, "reset", task.env_id, partial(_reset, env, task.seed, settings.system_prompt)
+        waiting, "reset", task.env_id, partial(_reset, env, task, settings.system_prompt)
     )
     turns: list[Turn] = []
 

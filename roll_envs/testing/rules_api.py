@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from roll_envs.env import TextEnv
+from roll_envs.parsing import FreeFormat
 from roll_envs.testing.subject import Rule, Subject, need, need_text_env, skip
 from roll_envs.testing.trace import mixed, turn_limit
 
@@ -67,8 +68,14 @@ def prompt(subject: Subject) -> str:
         f"max_turns must be an int of 1 or more, not {env.max_turns!r}",
     )
     form = env.action_format
-    for i, name in enumerate(form.actions):
-        need(form.parse(form.format([i])).actions == (i,), f"action_format does not read its own answer for {name!r}")
+    if isinstance(form, FreeFormat):
+        need(env.legal_answers(), "legal_answers() is empty; list what can be done now")
+        unread = [text for text in env.legal_answers() if form.read(text) is None]
+        need(not unread, f"action_format does not read the legal answer {unread[:1]}; make it with action_format.write")
+    else:
+        for i, name in enumerate(form.actions):
+            own = form.format([i])
+            need(form.parse(own).actions == (i,), f"action_format does not read its own answer for {name!r}")
     if form.tag:
         need(f"<{form.tag}>" in text, f"instructions never show the tag <{form.tag}>; add action_format.instructions")
     named = form.actions if len(form.actions) <= _MOST_NAMED else ()

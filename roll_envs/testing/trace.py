@@ -16,6 +16,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from roll_envs.env import TextEnv
+from roll_envs.parsing import FreeFormat
+
 __all__ = ["Answer", "MakeEnv", "Trace", "difference", "mixed", "plain", "play", "play_seeds", "turn_limit"]
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
@@ -43,6 +46,8 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
         if draw.random() < garbage and isinstance(env.action_space.sample(), str):
             return draw.choice(GARBAGE)
         form = getattr(env, "action_format", None)
+        if isinstance(form, FreeFormat) and isinstance(env, TextEnv):
+            return draw.choice(env.legal_answers())
         if form is not None and hasattr(form, "actions") and hasattr(form, "format"):
             count = draw.randint(1, getattr(form, "max_actions", 1))
             return form.format([draw.randrange(len(form.actions)) for _ in range(count)])

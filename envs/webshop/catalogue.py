@@ -1,0 +1,183 @@
+"""The catalogue: products, prices, search index and goals in one immutable object, shared by a whole process.
+
+A process holds each catalogue once, however many environments and threads use it; it grows only by a bounded memory
+of recent searches.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
+from envs.webshop.nouns import nouns_of
+from envs.webshop.original import Listing, listings, read_listings
+from envs.webshop.search import MemoryIndex, document_text
+from envs.webshop.shipped import SHIPPED_COUNT, Shipped, generate
+from envs.webshop.types import Goal, Product, ProductStore, SearchIndex
+from roll_envs.errors import ConfigError
+
+__all__ = ["DATA_VARIABLE", "MOST_HITS", "Catalogue", "build_catalogue", "load_catalogue", "shipped_listings"]
+
+DATA_VARIABLE = "ROLL_WEBSHOP_DATA"
+"""Environment variable that names the default data folder or index."""
+
+MOST_HITS = 50
+_REMEMBERED_SEARCHES = 4_096
+
+
+class MemoryStore:
+    """A :class:`ProductStore` in memory."""
+
+    def __init__(self, products: Sequence[Product], prices: Sequence[float]) -> None:
+        self._products, self._prices = tuple(products), tuple(prices)
+        self._docs = {product.asin: doc for doc, product in enumerate(self._products)}
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    def __getitem__(self, doc: int) -> Product:
+        return self._products[doc]
+
+    def find(self, asin: str) -> int | None:
+        return self._docs.get(asin)
+
+    def price(self, doc: int) -> float:
+        return self._prices[doc]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalogue:
+    """Everything a shop session reads."""
+
+    name: str
+    store: ProductStore
+    index: SearchIndex
+    goals: Sequence[Goal]
+    """In the order by which they are numbered."""
+    nouns: Callable[[str], Sequence[str]]
+    """Nouns of a title."""
+    _found: Callable[[str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        remember = lru_cache(maxsize=_REMEMBERED_SEARCHES)
+        object.__setattr__(self, "_found", remember(lambda query: tuple(self.index.search(query, MOST_HITS))))
+
+    def search(self, query: str) -> tuple[int, ...]:
+        """Document numbers of the best 50 products at most, best first.
+
+        A query that begins with ``<c>``, ``<q>`` or ``<a>`` lists the products of that department, kind or attribute,
+        and ``<r>`` a fixed random choice, as in the original.
+        """
+        head, _, rest = query.partition(" ")
+        if head in ("<r>", "<c>", "<q>", "<a>"):
+            return self._listed(head, rest.strip())
+        return self._found(query)
+
+    def _listed(self, operator: str, wanted: str) -> tuple[int, ...]:
+        count = len(self.store)
+        if operator == "<r>":
+            return tuple(random.Random(0).sample(range(count), min(MOST_HITS, count)))
+        found: list[int] = []
+        for doc in range(count):
+            product = self.store[doc]
+            own = {"<c>": (product.category,), "<q>": (product.query,), "<a>": product.attributes}[operator]
+            if wanted in own:
+                found.append(doc)
+                if len(found) == MOST_HITS:
+                    break
+        return tuple(found)
+
+
+def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: int = 0) -> Catalogue:
+    """A catalogue in memory; prices and price caps follow from ``seed`` alone. Raises :class:`ConfigError`."""
+    kept = list(found)
+    if not kept:
+        raise ConfigError(f"the catalogue {name} has no products")
+    rng = random.Random(seed)
+    prices = [draw_price(listing.product.pricing, rng) for listing in kept]
+    goals = list(human_goals(kept, prices, rng)) if human else synthetic_goals(kept, prices, rng)
+    if not goals:
+        other = "human_goals=False" if human else "human_goals=True"
+        raise ConfigError(f"the catalogue {name} has no {'human' if human else 'synthetic'} goals; try {other}")
+    known = {listing.product.title: listing.nouns for listing in kept if listing.nouns is not None}
+    products = [listing.product for listing in kept]
+    return Catalogue(
+        name=name,
+        store=MemoryStore(products, prices),
+        index=MemoryIndex.build(document_text(product) for product in products),
+        goals=shuffled(goals),
+        nouns=_Nouns(known),
+    )
+
+
+class _Nouns:
+    """Nouns of titles: those that are known, else by rule; remembered."""
+
+    def __init__(self, known: dict[str, tuple[str, ...]]) -> None:
+        self._known = known
+        self._found = lru_cache(maxsize=65_536)(lambda title: tuple(nouns_of(title)))
+
+    def __call__(self, title: str) -> Sequence[str]:
+        known = self._known.get(title)
+        return self._found(title) if known is None else known
+
+
+def shipped_listings(made: Iterable[Shipped]) -> Iterable[Listing]:
+    """The generated products as listings."""
+    for one in made:
+        asin = one.record["asin"]
+        yield from (
+            Listing(
+                product=found.product,
+                instruction=found.instruction,
+                instruction_attributes=found.instruction_attributes,
+                human=found.human,
+                nouns=tuple(one.nouns),
+            )
+            for found in listings(
+                [one.record],
+                {asin: one.ins},
+                {asin: one.human},
+                {asin: {"reviews": one.reviews, "average_rating": one.record.get("average_rating") or "N.A."}},
+                {},
+                where="the shipped catalogue",
+            )
+        )
+
+
+_loading = threading.Lock()
+_loaded: dict[tuple[str, int | None, bool, int], Catalogue] = {}
+
+
+def load_catalogue(
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    num_products: int | None = None,
+    human: bool = True,
+    seed: int = 0,
+) -> Catalogue:
+    """The catalogue of a folder in the original's format, of a built index, or the shipped one; loaded once a process.
+
+    ``data_dir=None`` means the folder named by ``ROLL_WEBSHOP_DATA``, and the shipped catalogue where that is not
+    set. Raises :class:`ConfigError` for missing, truncated or malformed files.
+    """
+    chosen = data_dir if data_dir is not None else os.environ.get(DATA_VARIABLE) or None
+    place = "" if chosen is None else str(Path(chosen).expanduser().resolve())
+    key = (place, num_products, human, seed)
+    with _loading:
+        if key not in _loaded:
+            _loaded[key] = _load(place, num_products, human, seed)
+        return _loaded[key]
+
+
+def _load(place: str, num_products: int | None, human: bool, seed: int) -> Catalogue:
+    if not place:
+        made = generate(num_products or SHIPPED_COUNT)
+        return build_catalogue("shipped", shipped_listings(made), human=human, seed=seed)
+    return build_catalogue(place, read_listings(Path(place), num_products), human=human, seed=seed)

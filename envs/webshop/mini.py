@@ -1,0 +1,209 @@
+"""WebShopMiniEnv: the same shop on one short page a turn, with a closed vocabulary and a fixed list of actions.
+
+Catalogue, search engine, goals and reward are those of WebShop; only the catalogue is small and the pages are brief,
+so that a model of a few hundred thousand parameters can learn to shop on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from envs.arguments import check_choice, check_int, check_penalty
+from envs.webshop.catalogue import Catalogue, build_catalogue
+from envs.webshop.env import WebShopEnv
+from envs.webshop.mini_catalogue import COLOURS, KINDS, SIZES, mini_listings, mini_words
+from envs.webshop.pages import Page
+from envs.webshop.types import Product
+from roll_envs.env import AnyText, TextEnv
+from roll_envs.errors import ConfigError
+from roll_envs.parsing import make_action_format
+
+__all__ = ["WebShopMiniEnv"]
+
+PAGE_SIZE = 4
+
+SEARCHES = tuple(f"search[{kind}]" for kind in KINDS)
+ROWS = tuple(f"click[{number}]" for number in range(1, PAGE_SIZE + 1))
+OPTIONS = tuple(f"click[{value}]" for value in (*COLOURS, *SIZES))
+WAYS = {"click[next]": "click[next >]", "click[back]": "click[< prev]", "click[buy]": "click[buy now]"}
+ACTIONS = (*SEARCHES, *ROWS, *OPTIONS, *WAYS)
+
+RULES = (
+    "You are shopping. Buy what is wanted: the right kind with its quality and material, in the wanted color and size, "
+    "below the price. A search lists the products of a kind, four on a page with their prices; a click on a number "
+    "opens a product; its page shows its options, the chosen ones in brackets."
+)
+
+
+@lru_cache(maxsize=4)
+def _catalogue(seed: int) -> Catalogue:
+    return build_catalogue("mini", mini_listings(), human=False, seed=seed)
+
+
+class WebShopMiniEnv(TextEnv):
+    """WebShop for small policies (see the README beside this file)."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
+    splits: ClassVar[tuple[str, ...]] = WebShopEnv.splits
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        split: str = "all",
+        max_turns: int = 15,
+        action_format: str = "answer",
+        format_penalty: float = 0.0,
+        render_mode: str | None = None,
+    ) -> None:
+        """As :class:`~envs.webshop.env.WebShopEnv`; wrong arguments raise :class:`~roll_envs.errors.ConfigError`."""
+        self.max_turns = check_int("max_turns", max_turns, 1)
+        self.format_penalty = check_penalty(format_penalty)
+        self.render_mode = check_choice("render_mode", render_mode, (None, "ansi"))
+        self.action_format = make_action_format(action_format, ACTIONS)
+        self._parse = self.action_format.parse
+        self.action_space = AnyText(tuple(self.action_format.format([a]) for a in range(len(ACTIONS))))
+        self.observation_space = AnyText()
+        catalogue = _catalogue(check_int("seed", seed, 0))
+        self.shop = WebShopEnv(catalogue=catalogue, split=split, page_size=PAGE_SIZE, max_turns=self.max_turns)
+        self.shop.show_attrs = False
+
+    @property
+    def instructions(self) -> str:
+        """The shop, the actions and how to answer."""
+        lists = f"search[kind] with a kind of {', '.join(KINDS)}; {', '.join(ROWS)}; {', '.join(OPTIONS)}; "
+        ways = "click[next] for more products, click[back] for the page before, click[buy] to buy and end the episode"
+        return (
+            f"{RULES}\nYour actions are: {lists}{ways}.\nYou have {self.max_turns} turns. "
+            f"{self.action_format.instructions}"
+        )
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The words of the pages, each with the space before it, and the numbers of prices."""
+        marks = (*(f" [{value}]" for value in (*COLOURS, *SIZES)), "want", "page", "item", " below", " of", " more")
+        numbers = {str(n) for n in range(1, 100)}
+        return (*(f" {word}" for word in mini_words()), *marks, *(f" {n}" for n in sorted(numbers, key=int)))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start on the search page; ``options`` as for WebShop."""
+        episode = self.episode_seed(seed)
+        self.shop.reset(seed=episode, options=options)
+        return self.render(), {"success": False, "available_actions": self._available()}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play an answer; see the README for rewards and limits."""
+        read = self._parse(action).actions
+        meant = self._meaning(ACTIONS[read[0]]) if read else ""
+        _, reward, terminated, truncated, info = self.shop.step(meant)
+        penalty = 0.0 if info["action_is_valid"] else self.format_penalty
+        kept = {name: value for name, value in info.items() if name[:2] in ("r_", "w_") or name == "title_score"}
+        kept["reward_parts"] = {**info["reward_parts"], "format": penalty}
+        for name in ("success", "action_is_valid", "action_is_effective"):
+            kept[name] = info[name]
+        return (
+            self.render(),
+            reward + penalty,
+            terminated,
+            truncated,
+            {**kept, "format_penalty": penalty, "available_actions": self._available()},
+        )
+
+    def _meaning(self, action: str) -> str:
+        """What an action means to the shop on this page; empty where it means nothing."""
+        page = self.shop.page
+        if action in ROWS:
+            row = ROWS.index(action)
+            shown = page.kind == "results" and row < len(page.products)
+            return f"click[{page.products[row].asin.lower()}]" if shown else ""
+        return WAYS.get(action, action)
+
+    def _available(self) -> list[str]:
+        page = self.shop.page
+        if page.kind == "done":
+            return []
+        found = list(SEARCHES)
+        if page.kind == "results":
+            found += ROWS[: len(page.products)]
+            found += ["click[next]"] if page.page_number * PAGE_SIZE < page.total else []
+            found += ["click[back]"] if page.page_number > 1 else []
+        elif page.product is not None:
+            found += [f"click[{value}]" for values in page.product.options.values() for value in values]
+            found += ["click[back]", "click[buy]"]
+        return found
+
+    def legal_answers(self) -> list[str]:
+        """Answers that the page allows."""
+        return [self.action_format.format([ACTIONS.index(action)]) for action in self._available()]
+
+    def render(self) -> str:
+        """The page as text: what is wanted, then what is shown."""
+        if self.shop.page.instruction == "":
+            return super().render()
+        return f"{self._wanted()}\n{_shown(self.shop.page)}"
+
+    def _wanted(self) -> str:
+        goal = self.shop.goal
+        assert isinstance(goal.options, Mapping)
+        below = f" below {goal.price_upper:.0f}" if goal.price_upper < 1000 else ""
+        return f"want {goal.title} {' '.join(goal.options.values())}{below}"
+
+    def oracle(self) -> list[str] | None:
+        """Answers that buy the goal's product from here; ``None`` when too few turns are left."""
+        page, goal = self.shop.page, self.shop.goal
+        assert isinstance(goal.options, Mapping)
+        store = self.shop.catalogue.store
+        doc = store.find(goal.asin)
+        assert doc is not None
+        wanted = store[doc]
+        way: list[str] = []
+        if page.product is None or page.product.asin != wanted.asin:
+            way = self._way_to(page, wanted, doc)
+        chosen = page.chosen if not way else {}
+        way += [f"click[{value}]" for name, value in goal.options.items() if chosen.get(name) != value]
+        way.append("click[buy]")
+        left = self.max_turns - int(self.shop.snapshot()["turns"])
+        if page.kind == "done" or len(way) > left:
+            return None
+        return [self.action_format.format([ACTIONS.index(action)]) for action in way]
+
+    def _way_to(self, page: Page, wanted: Product, doc: int) -> list[str]:
+        found = self.shop.catalogue.search(wanted.query)
+        number, row = divmod(found.index(doc), PAGE_SIZE)
+        if page.kind == "results" and page.query == wanted.query:
+            turns = number + 1 - page.page_number
+            return ["click[next]" if turns > 0 else "click[back]"] * abs(turns) + [ROWS[row]]
+        return [f"search[{wanted.query}]", *["click[next]"] * number, ROWS[row]]
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """That of the shop, with this environment's generator."""
+        return {**self.shop.snapshot(), "np_random": self.np_random.bit_generator.state}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> str:
+        """Continue from ``snapshot``; its ``np_random`` may be missing."""
+        if not isinstance(snapshot, Mapping):
+            raise ConfigError(f"a snapshot is a mapping, not {snapshot!r}")
+        if "np_random" in snapshot:
+            self.np_random.bit_generator.state = snapshot["np_random"]
+        self.shop.restore({name: value for name, value in snapshot.items() if name != "np_random"})
+        return self.render()
+
+
+def _shown(page: Page) -> str:
+    if page.kind == "search":
+        return "page"
+    if page.kind == "results":
+        rows = [f"{n} {p.title} {p.pricing[0]:.0f}" for n, p in enumerate(page.products, 1)]
+        pages = -(-page.total // PAGE_SIZE)
+        return "\n".join([f"page {page.page_number} of {pages}", *rows])
+    product = page.product
+    assert product is not None
+    lines = [
+        " ".join(["", *(f"[{v}]" if page.chosen.get(name) == v else v for v in values)]).strip("\n")
+        for name, values in product.options.items()
+    ]
+    if page.kind == "done":
+        return f"bought {product.title}"
+    return "\n".join([f"item {product.title} {product.pricing[0]:.0f}", *lines])
