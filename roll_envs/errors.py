@@ -18,6 +18,7 @@ __all__ = [
     "MissingExtraError",
     "PluginError",
     "RollError",
+    "SandboxError",
     "UnknownNameError",
     "nearest",
 ]
@@ -41,6 +42,10 @@ class EngineError(RollError):
 
 class EnvironmentFaultError(RollError):
     """Code of an environment raised; the episode becomes ``failed``, never a reward of 0."""
+
+
+class SandboxError(RollError):
+    """A sandbox failed at its own work (a worker died, the host refused); it says nothing about the program."""
 
 
 class DeadlineExceededError(RollError):

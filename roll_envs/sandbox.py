@@ -1,0 +1,197 @@
+"""Sandboxes: the contract for running programs that nobody trusts, and ``make_sandbox``.
+
+A sandbox runs whole programs (:meth:`Sandbox.run`) and holds sessions whose files, and for Python the interpreter's
+state, stay from one call to the next (:meth:`Sandbox.session`). What a program does is always a :class:`RunResult`;
+what *we* fail to do raises :class:`~roll_envs.errors.SandboxError`, which is never a verdict about the program.
+
+Backends are found by entry points of the group ``roll_envs.sandboxes`` (name -> class or function that makes one).
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from roll_envs.errors import PluginError, RollError, UnknownNameError
+
+__all__ = [
+    "LANGUAGES",
+    "Isolation",
+    "Language",
+    "Limits",
+    "Program",
+    "RunResult",
+    "RunStatus",
+    "Sandbox",
+    "SandboxSession",
+    "make_sandbox",
+]
+
+Language = Literal["python", "bash", "cpp", "javascript"]
+LANGUAGES: tuple[Language, ...] = ("python", "bash", "cpp", "javascript")
+
+RunStatus = Literal["ok", "error", "timeout", "memory", "output"]
+"""``ok``: exit code 0; ``error``: any other end of its own; the rest: the limit that ended it."""
+
+GROUP = "roll_envs.sandboxes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a program may use. Going over one ends it; the result's status says which."""
+
+    wall_s: float = 10.0
+    memory_mb: int = 512
+    """Of all its processes together."""
+    processes: int = 64
+    """Processes and threads at one time."""
+    output_bytes: int = 1 << 20
+    """Kept of stdout and of stderr each; what comes after is read and dropped, and the result says so."""
+    files_mb: int = 64
+    """Of everything it writes to disk."""
+    compile_s: float = 10.0
+    """For languages that are compiled first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """Source text with what it reads."""
+
+    source: str
+    language: Language = "python"
+    stdin: bytes = b""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Relative path -> content, written to the working folder before the start."""
+    fetch: tuple[str, ...] = ()
+    """Relative paths to bring back afterwards, where they exist and are plain files below the working folder."""
+    arguments: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Added to a small fixed environment; nothing of the host's is visible."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Isolation:
+    """What stood between a program and the host."""
+
+    tier: str
+    """Name of the whole: for the local backend ``full``, or a weaker one that the caller had to allow."""
+    layers: tuple[str, ...]
+    """What was active, such as ``user-namespace``, ``pid-namespace``, ``seccomp``, ``cgroup-memory``."""
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """How a program ended."""
+
+    status: RunStatus
+    exit_code: int | None
+    """``None`` when a signal or a limit ended it; see ``signal``."""
+    signal: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_dropped: int = 0
+    """Bytes beyond ``Limits.output_bytes``."""
+    stderr_dropped: int = 0
+    wall_s: float = 0.0
+    memory_peak_mb: float | None = None
+    """``None`` where the backend cannot tell."""
+    isolation: Isolation
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What ``Program.fetch`` asked for and could be had."""
+    compile: RunResult | None = None
+    """Of the compiler, for languages that have one; the program did not run where its status is not ``ok``."""
+
+    @property
+    def ok(self) -> bool:
+        """Ended by itself with exit code 0."""
+        return self.status == "ok"
+
+
+class SandboxSession(abc.ABC):
+    """A working folder, and for Python an interpreter, that live from call to call. Not for several threads at once."""
+
+    @abc.abstractmethod
+    def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
+        """Run a cell: for Python in one namespace, as in a notebook (the value of a last expression is printed).
+
+        A cell that hits a limit loses the interpreter's state, not the files; ``exit_code`` is 1 after an exception.
+        """
+
+    @abc.abstractmethod
+    def upload(self, path: str, content: bytes) -> None:
+        """Write a file below the working folder. Raises :class:`ConfigError` for a path that leads out of it."""
+
+    @abc.abstractmethod
+    def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Read a plain file below the working folder; no link is followed. Raises :class:`ConfigError` for others."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it and remove its files; any number of times."""
+
+    async def arun(self, source: str, *, limits: Limits | None = None) -> RunResult:
+        """:meth:`run` for asynchronous callers."""
+        return await asyncio.to_thread(self.run, source, limits=limits)
+
+    def __enter__(self) -> SandboxSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Sandbox(abc.ABC):
+    """Runs programs that nobody trusts. Safe to use from many threads; ``slots`` programs run at one time.
+
+    Every method raises :class:`~roll_envs.errors.SandboxError` for a fault of ours, and
+    :class:`~roll_envs.errors.DeadlineExceededError` when no slot was free in time; neither says anything about the
+    program.
+    """
+
+    @abc.abstractmethod
+    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        """Run a whole program in a fresh place. ``timeout_s`` bounds the whole call, the wait for a slot included."""
+
+    @abc.abstractmethod
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        """Open a session. It holds a slot until it is closed."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End all programs and processes; any number of times."""
+
+    async def arun(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        """:meth:`run` for asynchronous callers."""
+        return await asyncio.to_thread(self.run, program, limits=limits, timeout_s=timeout_s)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def make_sandbox(name: str, **kwargs: Any) -> Sandbox:
+    """Make a backend by name: ``local``, ``docker``, ``remote``, or that of another installed package.
+
+    Raises :class:`UnknownNameError` for a name nobody registers, :class:`PluginError` when its package is broken,
+    and what the backend raises (:class:`ConfigError`, :class:`MissingExtraError`, :class:`SandboxError`).
+    """
+    points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    if name not in points:
+        raise UnknownNameError("sandbox", name, points)
+    try:
+        make = points[name].load()
+    except RollError:
+        raise
+    except Exception as error:  # the import runs code of others
+        raise PluginError(f"sandbox {name!r} ({points[name].value}) cannot be loaded: {error}") from error
+    made = make(**kwargs)
+    if not isinstance(made, Sandbox):
+        raise PluginError(f"sandbox {name!r} ({points[name].value}) made a {type(made).__name__}, not a Sandbox")
+    return made

@@ -1,0 +1,43 @@
+"""The contract of verifiers: answer, reference and context give a score, or a failure that says nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Failed", "Score", "Verdict", "Verifier"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What an answer is worth."""
+
+    value: float
+    """Usually 0 to 1; a penalty may be negative. Finite."""
+    passed: bool
+    detail: str = ""
+    """Why, for people, in one or a few lines."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named numbers for metrics."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """No verdict: the verifier itself failed (a dead worker, a time limit of ours, an unusable reference).
+
+    It must never become a reward: the episode is marked failed and left out of every statistic.
+    """
+
+    reason: str
+
+
+Verdict = Score | Failed
+
+
+class Verifier(Protocol):
+    """Judges answers. Safe to call from many threads; never raises for what an answer says."""
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        """Judge ``answer``. ``reference`` is the verifier's kind of truth (an answer, tests, a schema); ``context`` may
+        carry the prompt and whatever else the row of the data set holds."""
