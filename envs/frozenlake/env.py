@@ -11,7 +11,7 @@ from envs.arguments import check_choice, check_int, check_penalty, check_symbols
 from envs.frozenlake.lake import FROZEN, GOAL, HOLE, LETTERS, Slips, draw_map, neighbours, slip_of
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
-from roll_envs.parsing import make_action_format
+from roll_envs.parsing import ActionFormat, make_action_format
 
 __all__ = ["ACTIONS", "FrozenLakeEnv"]
 
@@ -32,6 +32,7 @@ class FrozenLakeEnv(TextEnv):
     """FrozenLake on random maps (see the README beside this file for the rules and every argument)."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
+    action_format: ActionFormat
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from envs.sokoban.search import FLOOR, TARGET, WALL
 from envs.sokoban.solver import solve
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
-from roll_envs.parsing import make_action_format
+from roll_envs.parsing import ActionFormat, make_action_format
 
 __all__ = ["ACTIONS", "SokobanEnv"]
 
@@ -36,6 +36,7 @@ class SokobanEnv(TextEnv):
     """Sokoban in generated rooms (see the README beside this file for the rules and every argument)."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
+    action_format: ActionFormat
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roll_envs.card import EnvironmentCard
 
-__all__ = ["WEBSHOP"]
+__all__ = ["WEBSHOP", "WEBSHOP_MINI"]
 
 REWARDS = (
     "purchase: r_type * (attributes met + options met + [price within the cap]) / (number of both + 1), paid once, when "
@@ -44,4 +44,18 @@ WEBSHOP = EnvironmentCard(
     versions={"v0": "First version."},
     citation=CITATION,
     differences=DIFFERENCES,
+)
+
+WEBSHOP_MINI = EnvironmentCard(
+    id="roll/WebShopMini-v0",
+    entry_point="envs.webshop.mini:WebShopMiniEnv",
+    summary="The same shop on short pages with a fixed list of actions, for small policies.",
+    tests="Comparing what is wanted with what is shown, over several pages towards one decision.",
+    turns="15 turns of one search or click; an answer that is no possible action takes a turn.",
+    reward_range=(0.0, 1.0),
+    rewards=REWARDS,
+    success=SUCCESS,
+    splits=SPLITS_TEXT,
+    versions={"v0": "First version."},
+    citation=CITATION,
 )

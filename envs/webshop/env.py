@@ -20,7 +20,7 @@ from envs.webshop.reward import Purchase, purchase_reward
 from envs.webshop.types import Goal, Product
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
-from roll_envs.parsing import make_free_format
+from roll_envs.parsing import FreeFormat, make_free_format
 
 __all__ = ["PAGE_SIZE", "WebShopEnv"]
 
@@ -40,6 +40,7 @@ class WebShopEnv(TextEnv):
     """The shop (see the README beside this file for pages, rewards and every argument)."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
+    action_format: FreeFormat
     splits: ClassVar[tuple[str, ...]] = tuple(SPLITS)
 
     def __init__(
@@ -360,7 +361,7 @@ class WebShopEnv(TextEnv):
         number = check_int("goal", snapshot.get("goal"), 0)
         if number >= len(self.catalogue.goals):
             raise ConfigError(f"the snapshot is of goal {number}; this catalogue has {len(self.catalogue.goals)}")
-        kind = check_choice("kind", snapshot.get("kind"), ("search", "results", "item", "done", *SUB_PAGES.values()))
+        kind: Any = check_choice("kind", snapshot.get("kind"), ("search", "results", "item", "done", *SUB_PAGES.values()))
         asin = snapshot.get("asin")
         doc = self.catalogue.store.find(str(asin)) if asin is not None else None
         if (kind not in ("search", "results")) != (doc is not None):

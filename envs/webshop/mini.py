@@ -18,7 +18,7 @@ from envs.webshop.pages import Page
 from envs.webshop.types import Product
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
-from roll_envs.parsing import make_action_format
+from roll_envs.parsing import ActionFormat, make_action_format
 
 __all__ = ["WebShopMiniEnv"]
 
@@ -46,6 +46,7 @@ class WebShopMiniEnv(TextEnv):
     """WebShop for small policies (see the README beside this file)."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
+    action_format: ActionFormat
     splits: ClassVar[tuple[str, ...]] = WebShopEnv.splits
 
     def __init__(

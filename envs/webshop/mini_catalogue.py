@@ -41,7 +41,7 @@ def mini_listings() -> Iterator[Listing]:
 
 
 def _listing(place: int, kind: str, quality: str, material: str, rng: random.Random) -> Listing:
-    offered = {"color": (COLOURS, 4), "size": (SIZES, 3)}
+    offered = {"color": (COLOURS, 5), "size": (SIZES, 4)}
     options = {name: tuple(sorted(rng.sample(values, n), key=values.index)) for name, (values, n) in offered.items()}
     price = float(rng.choice(PRICES))
     product = Product(

@@ -62,6 +62,9 @@ class Page:
     """On the last page: the reward of the purchase."""
 
 
+_BLANK = " \n\t\f\r"
+
+
 class Piece(NamedTuple):
     """A run of text; ``link`` is a product, ``option`` a value of the option called ``name``."""
 
@@ -89,11 +92,10 @@ def pieces(page: Page) -> list[Piece]:
         found.append(_text(f"Page {page.page_number} (Total results: {page.total})"))
         if page.page_number > 1:
             found.append(_button(PREVIOUS))
-        if page.page_number * page.page_size < page.total:
-            found.append(_button(NEXT))
+        found.append(_button(NEXT))
         for product in page.products:
             found += [Piece("link", product.asin), _text(product.title), _text(product.price_tag)]
-        return [piece for piece in found if piece.text]
+        return found
     found.append(_button(PREVIOUS))
     product = page.product
     assert product is not None
@@ -106,7 +108,7 @@ def pieces(page: Page) -> list[Piece]:
         found.append(_button(BUY))
     else:
         found += [_text(text) for text in _details(page.kind, product)]
-    return [piece for piece in found if piece.text]
+    return found
 
 
 def _details(kind: PageKind, product: Product) -> list[str]:
@@ -147,9 +149,14 @@ def clickables(found: list[Piece]) -> dict[str, Piece]:
     return by_text
 
 
+def _visible(text: str) -> bool:
+    """Whether the original's reader of pages keeps a text: blanks are one blank to it, or nothing with a line break."""
+    return bool(text.strip(_BLANK)) or (text != "" and "\n" not in text)
+
+
 def plain_text(found: list[Piece]) -> str:
     """The page as one line, pieces joined by ``[SEP]``."""
-    return " [SEP] ".join([piece.text.strip() for piece in found])
+    return " [SEP] ".join([piece.text.strip() for piece in found if _visible(piece.text)])
 
 
 def rich_text(page: Page, found: list[Piece]) -> str:
@@ -162,6 +169,8 @@ def rich_text(page: Page, found: list[Piece]) -> str:
     clicked = ""
     lines: list[str] = []
     for piece in found:
+        if not _visible(piece.text):
+            continue
         if piece.kind == "button":
             line = f"[button] {piece.text} [button_]"
         elif piece.kind == "option" and f'"{piece.text}"' in address:
@@ -173,6 +182,6 @@ def rich_text(page: Page, found: list[Piece]) -> str:
             mark = "clicked button" if piece.text in page.seen else "button"
             line = f"\n[{mark}] {piece.text} [{mark}_]"
         else:
-            line = piece.text
+            line = piece.text if piece.text.strip(_BLANK) else " "
         lines.append(line + "\n")
     return clicked + "".join(lines)

@@ -106,9 +106,8 @@ def purchase_reward(
     if title_score < 0.1:
         r_type = 0.0 if title_score == 0.0 else 0.1
 
-    wanted = goal.options.values() if isinstance(goal.options, Mapping) else goal.options
     attributes = _attributes_met(product, goal.attributes)
-    chosen = _options_met(options.values(), wanted)
+    chosen = _options_met(options.values(), _wanted_options(goal))
     in_price = price <= goal.price_upper
     whole = len(goal.attributes) + len(goal.options) + 1
     parts = {"attributes": attributes, "options": chosen, "price": int(in_price)}
@@ -151,6 +150,17 @@ def _attributes_met(product: Product, wanted: Iterable[str]) -> int:
     return met
 
 
+def _wanted_options(goal: Goal) -> list[str]:
+    """The texts that chosen options are compared with.
+
+    The original hands the options of a synthetic goal on as (name, value) pairs: a pair that contains a colour word
+    becomes that word, any other is compared as the text of the pair, so that the option's name counts as a word too.
+    """
+    if not isinstance(goal.options, Mapping):
+        return [normalize_colour(value) for value in goal.options]
+    return [next((c for c in COLOURS if c in pair), str(pair)) for pair in goal.options.items()]
+
+
 def _options_met(chosen: Iterable[str], wanted: Iterable[str]) -> int:
     chosen = [normalize_colour(value) for value in chosen]
-    return sum(any(alike(value, normalize_colour(goal)) for value in chosen) for goal in wanted)
+    return sum(any(alike(value, goal) for value in chosen) for goal in wanted)

@@ -9,13 +9,15 @@ import gymnasium
 
 from roll_envs.card import EnvironmentCard
 from roll_envs.env import AnyText, TextEnv
-from roll_envs.parsing import make_action_format
+from roll_envs.parsing import ActionFormat, make_action_format
 
 __all__ = ["COUNTER_CARD", "CounterEnv", "EchoEnv"]
 
 
 class CounterEnv(TextEnv):
     """Bring a counter to its target by More and Less: +1 when it gets there, -0.1 a turn."""
+
+    action_format: ActionFormat
 
     def __init__(self, *, highest: int = 4, max_turns: int = 6, action_format: str = "answer") -> None:
         self.highest, self.max_turns = highest, max_turns

@@ -1,0 +1,1 @@
+"""Sandboxes: the local cage, Docker, the HTTP service and its client. Made by name: ``roll_envs.make_sandbox``."""
