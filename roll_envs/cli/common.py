@@ -32,15 +32,15 @@ def add_kwargs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
+def parse_kwargs(pairs: Iterable[str], flag: str = "--kwargs") -> dict[str, Any]:
     """``["a=1", "b=[2,3]", "c=word"]`` as ``{"a": 1, "b": [2, 3], "c": "word"}``."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"--kwargs: {pair!r} is not of the form key=value")
+            raise ConfigError(f"{flag}: {pair!r} is not of the form key=value")
         if name in found:
-            raise ConfigError(f"--kwargs: {name!r} is given twice")
+            raise ConfigError(f"{flag}: {name!r} is given twice")
         found[name] = _value(text)
     return found
 

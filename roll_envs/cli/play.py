@@ -1,6 +1,7 @@
 """Play an environment yourself: single keys in a terminal, typed lines otherwise (or with --typed).
 
-Lines may come from a pipe: printf 'Left\\nUp\\n' | roll-envs play roll/SimpleSokoban-v0 --seed 3
+Lines may come from a pipe: printf 'Left\\nUp\\n' | roll-envs play roll/SimpleSokoban-v0 --seed 3. Where the environment
+lists what can be done, type the number of an action, or the first letter of a form and the words to fill in.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import textwrap
 from collections.abc import Callable
 
 from roll_envs.cli.board import draw, legend
-from roll_envs.cli.common import add_kwargs, coloured, make_env, paint, print_json
+from roll_envs.cli.common import add_kwargs, coloured, make_env, paint, parse_kwargs, print_json
 from roll_envs.cli.keys import HAVE_KEYS, action_keys, raw_keys, read_key
 from roll_envs.cli.session import Session
 
@@ -24,18 +25,22 @@ _COMMANDS = "u undo, h hint, r new episode, ? rules, q quit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``ID [--seed N] [--typed] [--kwargs ...]``."""
+    """``ID [--seed N] [--options ...] [--typed] [--kwargs ...]``."""
     parser.add_argument("id", metavar="ID")
     parser.add_argument("--seed", type=int, help="seed of the first episode (default: a random one, which is shown)")
+    parser.add_argument(
+        "--options", nargs="+", default=[], metavar="KEY=VALUE", help="options of the first reset, such as session=5"
+    )
     parser.add_argument("--typed", action="store_true", help="type answers instead of pressing keys")
     add_kwargs(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Play until q or the end of the input; with --json the last episode is printed as JSON."""
+    reset_options = parse_kwargs(options.options, "--options")
     env = make_env(options.id, options.kwargs)
     try:
-        session = Session(env, options.seed)
+        session = Session(env, options.seed, reset_options)
         keys = action_keys(session.format.actions) if session.format is not None else {}
         terminal = sys.stdin.isatty() and sys.stdout.isatty()
         if terminal and HAVE_KEYS and keys and not options.typed and not options.json:
@@ -56,13 +61,24 @@ def _play_lines(session: Session, *, quiet: bool) -> None:
         if not quiet:
             print(*texts, sep="\n", flush=True)
 
+    width = max(30, shutil.get_terminal_size().columns - 2)
+
+    def head() -> str:
+        limit = f" of {session.max_turns}" if session.max_turns is not None else ""
+        place = f"turn {len(session.turns)}{limit} · " if session.lists_actions else ""
+        return paint(place + session.message, "dim", on=colours)
+
     def board() -> str:
-        return draw(session.observation, meanings, wide=False, on=colours)
+        if session.lists_actions:
+            return session.choices.view(session.observation, width=width, on=colours)
+        drawn = draw(session.observation, meanings, wide=False, on=colours)
+        return _wrapped(drawn, width) if drawn == session.observation and interactive else drawn
 
     interactive = sys.stdin.isatty() and not quiet
     if interactive:
-        show(session.instructions, "", f"Type an action. Also: {_COMMANDS}.", "")
-    show(paint(session.message, "dim", on=colours), board())
+        how = f"Type {session.choices.usage() or 'an action'}." if session.choices else "Type an action."
+        show(_wrapped(session.instructions, width), "", f"{how} Also: {_COMMANDS}.", "")
+    show(head(), board())
     while True:
         try:
             typed = input("> " if interactive else "").strip("\r\n")
@@ -72,11 +88,19 @@ def _play_lines(session: Session, *, quiet: bool) -> None:
             break
         _line(session, typed)
         if typed.strip() == "?":
-            show(session.instructions)
+            show(_wrapped(session.instructions, width) if interactive else session.instructions)
         else:
-            show(paint(session.message, "dim", on=colours), board())
+            show(head(), board())
     if session.turns and not session.over:
         show(f"stopped after {len(session.turns)} turns, return {session.total:+g}")
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Lines that are too long broken at spaces; short ones, boards above all, as they are."""
+    lines = [
+        part for line in text.split("\n") for part in ([line] if len(line) <= width else textwrap.wrap(line, width))
+    ]
+    return "\n".join(lines)
 
 
 def _line(session: Session, typed: str) -> None:

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 
+from roll_envs.cli.choices import Choices, available_actions
 from roll_envs.env import TextEnv
-from roll_envs.parsing import ActionFormat
+from roll_envs.errors import ConfigError
+from roll_envs.parsing import ActionFormat, FreeFormat
 
-__all__ = ["Session"]
+__all__ = ["COMMAND_LETTERS", "Session"]
+
+COMMAND_LETTERS = frozenset("uhorq?t")
+"""What a single letter means in ``play``; no action goes by one of these."""
+
+_MOST_UNDO = 200
+"""Older turns cannot be taken back, so that a long game does not grow."""
 
 
 class Session:
     """One player at one environment; ``message`` says what the last call did."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], seed: int | None) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], seed: int | None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """``options`` go to ``reset`` of the first episode."""
         self.env = env
         self.text_env = env.unwrapped if isinstance(env.unwrapped, TextEnv) else None
         form = getattr(env.unwrapped, "action_format", None)
         self.format = form if isinstance(form, ActionFormat) else None
+        self.free = form if isinstance(form, FreeFormat) else None
+        self.options: dict[str, Any] = {}
         self.observation = self.message = ""
         self.turns: list[dict[str, Any]] = []
         """One entry per turn, as ``--json`` prints it."""
-        self._undo: list[tuple[str, Mapping[str, Any]]] = []
+        self._undo: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=_MOST_UNDO)
+        self._first_info: Mapping[str, Any] = {}
         self.seed, self._counted = 0, seed is not None
-        self.start(seed)
+        self.start(seed, options)
 
     @property
     def over(self) -> bool:
@@ -55,14 +70,38 @@ class Session:
         """The environment's own instructions."""
         return self.text_env.instructions if self.text_env is not None else ""
 
-    def start(self, seed: int | None = None) -> None:
-        """A new episode: of ``seed``, else of the seed after a given one, else of one that is drawn and named."""
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the environment said beside the observation that is shown."""
+        return self.turns[-1]["info"] if self.turns else self._first_info
+
+    @property
+    def lists_actions(self) -> bool:
+        """Whether the environment lists what can be done, as :attr:`choices`."""
+        return bool(available_actions(self._first_info))
+
+    @property
+    def choices(self) -> Choices:
+        """The actions that the environment lists for this turn; none when the episode is over."""
+        return Choices(() if self.over else available_actions(self.info), taken=COMMAND_LETTERS)
+
+    def start(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """A new episode: of ``seed``, else of the seed after a given one, else of one that is drawn and named.
+
+        Raises :class:`ConfigError` when the environment does not take the ``options``; the episode before then goes on.
+        """
         if seed is None:
             seed = self.seed + 1 if self._counted else random.SystemRandom().randrange(1_000_000)
-        self.seed = seed
-        self.observation = str(self.env.reset(seed=self.seed)[0])
-        self.turns, self._undo = [], []
-        self.message = f"new episode, seed {self.seed}"
+        try:
+            observation, info = self.env.reset(seed=seed, **({"options": dict(options)} if options else {}))
+        except (ValueError, TypeError, KeyError) as error:  # code of others
+            raise ConfigError(f"reset with seed {seed} and options {dict(options or {})} failed: {error}") from error
+        self.seed, self.options = seed, dict(options or {})
+        self.observation, self._first_info = str(observation), info
+        self.turns = []
+        self._undo.clear()
+        said = "".join(f", {name} {value}" for name, value in self.options.items())
+        self.message = f"new episode, seed {self.seed}{said}"
 
     def answer(self, text: str) -> None:
         """Play ``text`` exactly as it is."""
@@ -91,6 +130,9 @@ class Session:
         ``False`` when it is neither (nothing is played then, and the message says what would be).
         """
         said = self.read(action)
+        if said is None and self.format is None:
+            self.message = f"{action!r} is not an action here; type {self.choices.usage()} (='text' plays any text)"
+            return False
         if said is None:
             names = ", ".join(self.format.actions[:12]) if self.format is not None else ""
             more = ", ..." if self.format is not None and len(self.format.actions) > 12 else ""
@@ -100,9 +142,9 @@ class Session:
         return True
 
     def read(self, typed: str) -> str | None:
-        """The answer that ``typed`` stands for; any text where the environment names no actions."""
+        """The answer that ``typed`` stands for; any text where the environment names and lists no actions."""
         if self.format is None:
-            return typed
+            return self._read_free(typed)
         if self.format.parse(typed).valid:
             return typed
         lower = {name.lower(): i for i, name in enumerate(self.format.actions)}
@@ -112,6 +154,15 @@ class Session:
             if names and len(indices) == len(names) <= self.format.max_actions:
                 return self.format.format(indices)
         return None
+
+    def _read_free(self, typed: str) -> str | None:
+        """One of the listed actions, in the environment's form; ``None`` when there are some and it is none of them."""
+        choices = self.choices
+        inner = self.free.read(typed) if self.free is not None else typed
+        if not choices or (inner is not None and inner != typed.strip() and choices.read(inner) is not None):
+            return typed
+        action = choices.read(typed)
+        return self.free.write(action) if action is not None and self.free is not None else action
 
     def undo(self) -> None:
         """Take the last turn back."""
@@ -140,7 +191,8 @@ class Session:
         read = self.format.parse(text) if self.format is not None else None
         if self.format is not None and read is not None and read.valid:
             return ", ".join(self.format.actions[a] for a in read.actions)
-        return ascii(text if len(text) <= 40 else text[:37] + "...")
+        short = text if len(text) <= 60 else text[:57] + "..."
+        return short if short.isascii() and short.isprintable() else ascii(short)
 
     def _what_happened(self, info: Mapping[str, Any], reward: float) -> str:
         parts = [f"{name} {value:+g}" for name, value in info.get("reward_parts", {}).items() if value]
@@ -150,7 +202,8 @@ class Session:
         elif not info.get("action_is_effective", True):
             said = f"nothing changed; {said}"
         if self.over:
-            ending = "solved!" if self.success else "out of turns" if self.turns[-1]["truncated"] else "lost"
+            failed = "lost" if self.total <= 0 else "ended, not solved;"
+            ending = "solved!" if self.success else "out of turns" if self.turns[-1]["truncated"] else failed
             said = f"{ending} {said}; return {self.total:+g} in {len(self.turns)} turns"
         return said
 
@@ -160,6 +213,8 @@ class Session:
         return {
             "id": spec.id if spec is not None else type(self.env.unwrapped).__name__,
             "seed": self.seed,
+            "options": self.options,
+            "kwargs": dict(spec.kwargs) if spec is not None else {},
             "turns": self.turns,
             "total_reward": self.total,
             "success": self.success,
