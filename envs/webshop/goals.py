@@ -7,10 +7,10 @@ Here the price of every product comes first, then the price cap of every goal, t
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from envs.webshop.original import Listing
 from envs.webshop.types import Goal, Product
@@ -62,28 +62,34 @@ def human_goals(listings: Iterable[Listing], prices: Iterable[float], rng: rando
 
 def synthetic_goals(listings: Iterable[Listing], prices: Iterable[float], rng: random.Random) -> list[Goal]:
     """A goal for each combination of options of each product with a made instruction, weighted by rare attributes."""
+    sources = [
+        (listing, draw_cap(price, rng))
+        for listing, price in zip(listings, prices, strict=True)
+        if listing.instruction is not None and listing.instruction_attributes
+    ]
+    uses: Counter[str] = Counter()
+    for listing, _ in sources:
+        count = math.prod(map(len, listing.product.options.values()))
+        for attribute in listing.instruction_attributes:
+            uses[attribute] += count
     goals: list[Goal] = []
-    for listing, price in zip(listings, prices, strict=True):
-        if listing.instruction is None or not listing.instruction_attributes:
-            continue
-        cap, said = draw_cap(price, rng)
+    for listing, (cap, said) in sources:
         names = sorted(listing.product.options)
+        attributes = listing.instruction_attributes
         for values in itertools.product(*(listing.product.options[name] for name in names)):
             options = dict(zip(names, values, strict=True))
-            with_options = ", and ".join(f"{name}: {value}" for name, value in options.items())
+            with_options = ", and ".join([f"{name}: {value}" for name, value in options.items()])
             goals.append(
                 _goal(
                     listing.product,
                     instruction=f"{listing.instruction}{f' with {with_options}' if options else ''}{said}",
-                    attributes=listing.instruction_attributes,
+                    attributes=attributes,
                     options=options,
                     cap=cap,
+                    weight=sum(1.0 / uses[a] for a in attributes) / len(attributes),
                 )
             )
-    uses = Counter(attribute for goal in goals for attribute in goal.attributes)
-    return [
-        replace(goal, weight=sum(1.0 / uses[a] for a in goal.attributes) / len(goal.attributes)) for goal in goals
-    ]
+    return goals
 
 
 def _goal(
@@ -93,6 +99,7 @@ def _goal(
     attributes: tuple[str, ...],
     options: dict[str, str] | tuple[str, ...],
     cap: float,
+    weight: float = 1.0,
 ) -> Goal:
     return Goal(
         asin=product.asin,
@@ -103,6 +110,7 @@ def _goal(
         attributes=attributes,
         options=options,
         price_upper=cap,
+        weight=weight,
     )
 
 

@@ -143,7 +143,7 @@ def test_pages_and_ways_back(catalogue: Catalogue) -> None:
     assert (info["available_actions"], info["clickables"]) == (["search[<content>]"], ["search"])
     head = f"Instruction: [SEP] {goal} [SEP] Back to Search"
     shown = play(env, "search[mug]")[0]
-    hits = "MUG0000002 [SEP] Plain Mug [SEP] $30.0 to $40.0 [SEP] MUG0000001 [SEP] Blue Stoneware Mug [SEP] $8.5"
+    hits = "MUG0000001 [SEP] Blue Stoneware Mug [SEP] $8.5 [SEP] MUG0000002 [SEP] Plain Mug [SEP] $30.0 to $40.0"
     assert shown == f"{head} [SEP] Page 1 (Total results: 2) [SEP] Next > [SEP] {hits}"
     item = play(env, "click[MUG0000001]")[0]
     assert item == (
