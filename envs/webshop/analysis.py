@@ -27,7 +27,7 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 _MAX_TOKEN = 255
 """UTF-16 units: a longer word is cut here, as Lucene's buffer does."""
 
-# Texts of a shop repeat their words: what lies between white space is remembered when it is short. A full cache of these
+# Texts of a shop repeat their words: what lies between white space is remembered when short. A full cache of these
 # and of the stems takes about 10 MB.
 _CACHED_CHUNKS = 1 << 15
 _CACHED_LENGTH = 32
