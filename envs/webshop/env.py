@@ -361,7 +361,9 @@ class WebShopEnv(TextEnv):
         number = check_int("goal", snapshot.get("goal"), 0)
         if number >= len(self.catalogue.goals):
             raise ConfigError(f"the snapshot is of goal {number}; this catalogue has {len(self.catalogue.goals)}")
-        kind: Any = check_choice("kind", snapshot.get("kind"), ("search", "results", "item", "done", *SUB_PAGES.values()))
+        kind: Any = check_choice(
+            "kind", snapshot.get("kind"), ("search", "results", "item", "done", *SUB_PAGES.values())
+        )
         asin = snapshot.get("asin")
         doc = self.catalogue.store.find(str(asin)) if asin is not None else None
         if (kind not in ("search", "results")) != (doc is not None):

@@ -15,7 +15,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from envs.webshop.original import Listing
 from envs.webshop.types import Goal, Product
 
-__all__ = ["SHUFFLE_SEED", "SPLITS", "draw_cap", "draw_price", "human_goals", "shuffled", "split_range", "synthetic_goals"]
+__all__ = [
+    "SHUFFLE_SEED",
+    "SPLITS",
+    "draw_cap",
+    "draw_price",
+    "human_goals",
+    "shuffled",
+    "split_range",
+    "synthetic_goals",
+]
 
 SHUFFLE_SEED = 233
 """Of the original; goal i of the shuffled list is the same task for everyone."""

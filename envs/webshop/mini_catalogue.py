@@ -32,9 +32,7 @@ def mini_listings() -> Iterator[Listing]:
     """The products, always the same: within a kind no two share both quality and material."""
     rng = random.Random(_SEED)
     places = [(kind, number) for kind in KINDS for number in range(PRODUCTS_OF_A_KIND)]
-    pairs = {
-        kind: rng.sample([(q, m) for q in QUALITIES for m in MATERIALS], PRODUCTS_OF_A_KIND) for kind in KINDS
-    }
+    pairs = {kind: rng.sample([(q, m) for q in QUALITIES for m in MATERIALS], PRODUCTS_OF_A_KIND) for kind in KINDS}
     rng.shuffle(places)
     for place, (kind, number) in enumerate(places):
         yield _listing(place, kind, *pairs[kind][number], rng)
