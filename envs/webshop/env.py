@@ -13,9 +13,8 @@ from envs.arguments import check_choice, check_int, check_penalty
 from envs.webshop.actions import read_action
 from envs.webshop.catalogue import Catalogue, load_catalogue
 from envs.webshop.goals import SPLITS, split_range
-from envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Page, Piece
+from envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Page, Piece, pieces, plain_text, rich_text
 from envs.webshop.pages import clickables as clickables_of
-from envs.webshop.pages import pieces, plain_text, rich_text
 from envs.webshop.reward import Purchase, purchase_reward
 from envs.webshop.types import Goal, Product
 from roll_envs.env import AnyText, TextEnv
@@ -136,8 +135,8 @@ class WebShopEnv(TextEnv):
         numbers = split_range(split, count)
         if not numbers:
             raise ConfigError(
-                f"the split {split!r} of catalogue {self.catalogue.name} is empty: it begins at goal {SPLITS[split][0]} "
-                f"of {count}; choose split='all', or a catalogue with more goals"
+                f"the split {split!r} of catalogue {self.catalogue.name} is empty: it begins at goal "
+                f"{SPLITS[split][0]} of {count}; choose split='all', or a catalogue with more goals"
             )
         return numbers[seed % len(numbers)]
 

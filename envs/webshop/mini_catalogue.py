@@ -1,4 +1,4 @@
-"""The small catalogue of WebShopMini: a closed vocabulary, eight products of each kind, as listings of the usual form."""
+"""The small catalogue of WebShopMini: a closed vocabulary, eight products of each kind, as listings."""
 
 from __future__ import annotations
 

@@ -182,8 +182,8 @@ def read_listings(data_dir: Path, num_products: int | None = None) -> Iterator[L
     path = find_file(data_dir, "items_shuffle", num_products)
     if path is None:
         raise ConfigError(
-            f"no items_shuffle*.json in {data_dir} (it holds {', '.join(sorted(p.name for p in data_dir.iterdir())[:8])})"
-            "; see envs/webshop/README.md for the files of the original"
+            f"no items_shuffle*.json in {data_dir} (it holds "
+            f"{', '.join(sorted(p.name for p in data_dir.iterdir())[:8]) or 'nothing'}); see envs/webshop/README.md for the files of the original"
         )
     records = read_json(path, list)
     attributes = _side_file(data_dir, "items_ins_v2", num_products)

@@ -93,8 +93,8 @@ def pieces(page: Page) -> list[Piece]:
         if page.page_number > 1:
             found.append(_button(PREVIOUS))
         found.append(_button(NEXT))
-        for product in page.products:
-            found += [Piece("link", product.asin), _text(product.title), _text(product.price_tag)]
+        for hit in page.products:
+            found += [Piece("link", hit.asin), _text(hit.title), _text(hit.price_tag)]
         return found
     found.append(_button(PREVIOUS))
     product = page.product

@@ -30,7 +30,7 @@ COLOURS = (
 """Colour words of the original, in its order: the first that occurs in an option's text stands for the text."""
 
 ALIKE = 85
-_LATIN_1 = {i: None for i in range(128, 256)}
+_LATIN_1 = dict.fromkeys(range(128, 256))
 _CAP_CHARS = 2_000
 """Longer texts are compared up to here, so that an absurd option name costs no time."""
 
