@@ -1,0 +1,54 @@
+"""An opened catalogue: products, search and goals, mapped read-only and shared by all processes that open it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from envs.webshop.disk.format import Manifest, read_manifest, verify_checksums
+from envs.webshop.disk.goals import DiskGoals
+from envs.webshop.disk.index import DiskIndex
+from envs.webshop.disk.nouns import KnownNouns
+from envs.webshop.disk.store import DiskStore
+
+__all__ = ["DiskCatalogue", "is_index", "open_index"]
+
+
+class DiskCatalogue:
+    """What :func:`open_index` gives. Pickled (whole or in parts) it takes its path along and is opened again there."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self.store = DiskStore(path, manifest)
+        self.index = DiskIndex(path, manifest)
+        self.nouns = KnownNouns(path, manifest)
+        self.human_goals = DiskGoals(path, manifest, "human", self.store)
+        self.synthetic_goals = DiskGoals(path, manifest, "synthetic", self.store)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DiskCatalogue, (self.path, self.manifest)
+
+    def goals(self, *, human: bool) -> DiskGoals:
+        """The goals written by people, or those made from the options of products."""
+        return self.human_goals if human else self.synthetic_goals
+
+
+def open_index(path: str | os.PathLike[str], *, verify: bool = False) -> DiskCatalogue:
+    """Open a catalogue that :func:`~envs.webshop.disk.build.build_index` made; milliseconds, whatever its size.
+
+    The sizes of all files are compared with the manifest, and with ``verify`` their checksums too (seconds per
+    gigabyte). Raises :class:`~envs.webshop.disk.format.CatalogueError` for a catalogue that is missing, unfinished,
+    damaged or of another format version.
+    """
+    folder = Path(path).absolute()
+    manifest = read_manifest(folder)
+    if verify:
+        verify_checksums(folder, manifest)
+    return DiskCatalogue(folder, manifest)
+
+
+def is_index(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a catalogue on disk, finished or not, rather than a folder of product files."""
+    folder = Path(path)
+    return (folder / "manifest.json").is_file() or (folder / "job.json").is_file()
