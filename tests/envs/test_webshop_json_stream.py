@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.webshop.disk import CatalogueError
-from envs.webshop.disk.json_stream import iter_array, iter_object
+from envs.webshop.disk.json_stream import Record, iter_array, iter_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
@@ -60,10 +60,9 @@ def test_a_file_cut_anywhere_is_an_error_at_its_record(tmp_path: Path, chunk: in
     path = tmp_path / "cut.json"
     for length in range(len(raw)):
         path.write_bytes(raw[:length])
-        seen = []
+        seen: list[Record] = []
         with pytest.raises(CatalogueError) as caught:
-            for record in iter_array(path, chunk_bytes=chunk):
-                seen.append(record)
+            seen.extend(iter_array(path, chunk_bytes=chunk))
         message = str(caught.value)
         assert "cut.json" in message
         expected = 0 if length < second - 2 else 1 if length < len(raw) - 1 else 2
