@@ -8,8 +8,8 @@ __all__ = ["WEBSHOP", "WEBSHOP_MINI"]
 
 REWARDS = (
     "purchase: r_type * (attributes met + options met + [price within the cap]) / (number of both + 1), paid once, "
-    "when something is bought; its parts are in info. format: the argument format_penalty (0 by default) for an answer that "
-    "is no possible action."
+    "when something is bought; its parts are in info. format: the argument format_penalty (0 by default) for an answer "
+    "that is no possible action."
 )
 SUCCESS = "A product was bought with the full reward of 1.0, and nothing less."
 CITATION = "WebShop (Yao et al. 2022, arXiv:2207.01206)."

@@ -110,7 +110,7 @@ def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: i
     return Catalogue(
         name=name,
         store=MemoryStore(products, prices),
-        index=MemoryIndex.build(document_text(product) for product in products),
+        index=MemoryIndex.build(map(document_text, products), [product.asin for product in products]),
         goals=shuffled(goals),
         nouns=_Nouns(known),
     )

@@ -181,9 +181,9 @@ def read_listings(data_dir: Path, num_products: int | None = None) -> Iterator[L
         raise ConfigError(f"no folder {data_dir}; data_dir must be the folder that holds items_shuffle*.json")
     path = find_file(data_dir, "items_shuffle", num_products)
     if path is None:
+        held = ", ".join(sorted(p.name for p in data_dir.iterdir())[:8]) or "nothing"
         raise ConfigError(
-            f"no items_shuffle*.json in {data_dir} (it holds "
-            f"{', '.join(sorted(p.name for p in data_dir.iterdir())[:8]) or 'nothing'}); see envs/webshop/README.md for the files of the original"
+            f"no items_shuffle*.json in {data_dir} (it holds {held}); envs/webshop/README.md lists the original's files"
         )
     records = read_json(path, list)
     attributes = _side_file(data_dir, "items_ins_v2", num_products)

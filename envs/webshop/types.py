@@ -79,4 +79,4 @@ class SearchIndex(Protocol):
     """Finds products. Immutable; safe to use from any thread."""
 
     def search(self, query: str, k: int) -> Sequence[int]:
-        """Document numbers of the best ``k`` matches, best first; equal scores in order of document number."""
+        """Document numbers of the best ``k`` matches, best first; equal scores in order of product number (asin)."""

@@ -104,8 +104,8 @@ def test_goals_of_the_small_catalogue(catalogue: Catalogue) -> None:
     mug = catalogue.goals[goal_numbers(catalogue, "MUG0000001", color="blue", size="1 | 2 pint")[0]]
     cap = mug.price_upper
     assert cap in (20.0, 30.0, 40.0)
-    text = f"Find me mugs that are dishwasher safe with color: blue, and size: 1 | 2 pint, and price lower than {cap:.2f}"
-    assert mug.instruction == f"{text} dollars"
+    wanted = "Find me mugs that are dishwasher safe with color: blue, and size: 1 | 2 pint"
+    assert mug.instruction == f"{wanted}, and price lower than {cap:.2f} dollars"
     human = build_catalogue("h", listings(RECORDS, INS, HUMAN, {}, {}, where="test"), human=True).goals
     assert [(g.instruction[:10], g.options) for g in human] == [("a blue mug", ("blue",))]
 
@@ -115,15 +115,14 @@ def test_a_purchase_part_by_part(catalogue: Catalogue) -> None:
     env = shop(catalogue)
     (number,) = goal_numbers(catalogue, "MUG0000001", color="blue", size="300 ml")
     env.reset(options={"session": number})
-    result = play(env, "search[stoneware mug]", "click[mug0000001]", "click[blue]", "click[1 | 2 pint]", "click[buy now]")
+    way = ("search[stoneware mug]", "click[mug0000001]", "click[blue]")
+    result = play(env, *way, "click[1 | 2 pint]", "click[buy now]")
     _, reward, terminated, truncated, info = result
     assert (reward, terminated, truncated, info["success"]) == (0.75, True, False, False)
     assert info["reward_parts"] == {"attributes": 0.25, "options": 0.25, "price": 0.25, "format": 0.0}
     assert (info["r_type"], info["r_att"], info["r_option"], info["r_price"]) == (1.0, 1.0, 0.5, True)
     env.reset(options={"session": number})
-    _, reward, _, _, info = play(
-        env, "search[stoneware mug]", "click[mug0000001]", "click[300 ml]", "click[blue]", "click[buy now]"
-    )
+    _, reward, _, _, info = play(env, *way, "click[300 ml]", "click[buy now]")
     assert (reward, info["success"]) == (1.0, True)
 
 

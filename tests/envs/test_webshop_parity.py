@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from webshop_data import as_goal, recorded, webshop_folder
 
 from envs.webshop.catalogue import load_catalogue
 from envs.webshop.env import WebShopEnv
 from envs.webshop.goals import draw_price, synthetic_goals
 from envs.webshop.original import read_listings
 from envs.webshop.reward import purchase_reward
-from webshop_data import as_goal, recorded, webshop_folder
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_the_first_1500_goals_in_their_order(folder: Path) -> None:
     catalogue = load_catalogue(folder, human=False)
     expected = recorded(folder, "goals")
     assert len(catalogue.goals) == expected["num_goals"] == 6910
-    assert [g for g in catalogue.goals[:1500]] == [as_goal(g) for g in expected["goals"]]
+    assert list(catalogue.goals[:1500]) == [as_goal(g) for g in expected["goals"]]
 
 
 def test_the_human_goals(folder: Path) -> None:
