@@ -1,0 +1,119 @@
+"""The texts of one listing: title, description, bullet points, price and reviews.
+
+What the title does not say about a product's attributes stands in the description or in a bullet point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from envs.webshop.shipped.phrases import REVIEWS
+from envs.webshop.shipped.shelves import BULLETS, Shelf, Trait, title_case
+
+if TYPE_CHECKING:
+    from envs.webshop.shipped.generator import Family
+
+__all__ = ["bullets_of", "description_of", "price_of", "reviews_of", "title_of"]
+
+Draw = Callable[[], float]
+
+_CODE = "BCDFGHKLMNPRSTVX"
+
+
+def title_of(family: Family, brand: str, traits: Sequence[Trait], fixed: str, draw: Draw) -> tuple[str, list[Trait]]:
+    """The title, and the attributes that it does not name."""
+    told = [trait for trait in traits if draw() < 0.32][:3]
+    noun, style, line = family.shelf.title_noun, family.style, family.line
+    front = " ".join([t.title for t in told if t.role in ("adj", "of")][:2])
+    if front:
+        front += " "
+    tails = [t.tail for t in told if t.role not in ("adj", "of")]
+    tails += [t.tail for t in [t for t in told if t.role in ("adj", "of")][2:]]
+    if family.form == 0:
+        title = f"{brand} {front}{style} {noun}"
+    elif family.form == 1:
+        title = f"{brand} {line} {front}{noun}"
+    elif family.form == 2:
+        title = f"{front}{style} {noun} by {brand}"
+    else:
+        title = f"{brand} {style} {noun}"
+        tails = [t.tail for t in told]
+    if tails:
+        joint = " " if tails[0][:5] in ("with ", "for L") else ", "
+        title += joint + ", ".join(tails)
+    if fixed:
+        title += f", {title_case(fixed)}"
+    return title, [trait for trait in traits if trait not in told]
+
+
+def description_of(family: Family, brand: str, untold: Sequence[Trait], draw: Draw) -> tuple[str, list[Trait]]:
+    """Two to five sentences, and the attributes that neither they nor the title name."""
+    shelf = family.shelf
+    openers = shelf.openers
+    text = openers[int(draw() * len(openers))]
+    text = text.replace("\0", brand).replace("\1", family.uses[0]).replace("\2", family.uses[1])
+    sentences = [text]
+    if draw() < 0.4:
+        own = shelf.own_openers
+        sentences.append(own[int(draw() * len(own))].replace("\0", brand))
+    unsaid: list[Trait] = []
+    for trait in untold:
+        if len(sentences) < 4 and draw() < 0.34:
+            sentences.append(trait.stated[int(draw() * len(trait.stated))])
+        else:
+            unsaid.append(trait)
+    if len(sentences) == 1 or draw() < 0.4:
+        sentences.append(shelf.closers[int(draw() * len(shelf.closers))])
+    if shelf.numbered and len(sentences) < 5 and draw() < 0.6:
+        number = int(draw() * 256 * 9000)
+        code, digits = divmod(number, 9000)
+        sentences.append(f"Model {_CODE[code // 16]}{_CODE[code % 16]}-{digits + 1000}.")
+    return " ".join(sentences), unsaid
+
+
+def bullets_of(shelf: Shelf, unsaid: Sequence[Trait], traits: Sequence[Trait], draw: Draw) -> list[str]:
+    """Three to eight bullet points: one for each of ``unsaid``, then facts and perhaps more on ``traits``."""
+    form = int(draw() * len(BULLETS))
+    lines = [trait.bullets[form][int(draw() * len(trait.bullets[form]))] for trait in unsaid]
+    if traits and draw() < 0.3:
+        trait = traits[int(draw() * len(traits))]
+        if trait not in unsaid:
+            lines.append(trait.bullets[form][int(draw() * len(trait.bullets[form]))])
+    facts = list(shelf.facts)
+    size = 3 + int(draw() * 4)
+    while len(lines) < size and facts:
+        fact = facts.pop(int(draw() * len(facts)))
+        lines.insert(int(draw() * (len(lines) + 1)), fact)
+    return lines
+
+
+def price_of(price: float, draw: Draw) -> str:
+    """``$12.99``, a range as ``$10.99$24.5``, or nothing for one in 25."""
+    kind = draw()
+    if kind < 0.04:
+        return ""
+    low = int(price) + (0.99, 0.95, 0.49, 0.5, 0.0, 0.79)[int(draw() * 6)]
+    if kind < 0.12:
+        return f"${low}${int(price * (1.2 + 0.8 * draw())) + 1.99}"
+    return f"${low}"
+
+
+_MOODS = ("good", "good", "good", "good", "fair", "fair", "poor")
+_SCORES = {"good": ("5.0", "5.0", "4.0"), "fair": ("3.0", "4.0"), "poor": ("1.0", "2.0")}
+
+
+def reviews_of(shelf: Shelf, draw: Draw) -> tuple[list[dict[str, str]], float | str]:
+    """Up to four reviews and the average of their scores, ``""`` when there are none."""
+    reviews: list[dict[str, str]] = []
+    total = 0.0
+    taken: set[str] = set()
+    for _ in range(int(draw() * 5)):
+        mood = _MOODS[int(draw() * len(_MOODS))]
+        title, text = REVIEWS[mood][int(draw() * len(REVIEWS[mood]))]
+        score = _SCORES[mood][int(draw() * len(_SCORES[mood]))]
+        if title not in taken:
+            taken.add(title)
+            total += float(score)
+            reviews.append({"title": title, "score": score, "review": text.replace("{noun}", shelf.noun)})
+    return reviews, round(total / len(reviews), 1) if reviews else ""

@@ -1,0 +1,34 @@
+"""The closed list of words that goals, options and attributes of the shipped shop are written in."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from envs.webshop.shipped.attributes import ATTRIBUTES
+from envs.webshop.shipped.phrases import ASKING, ASKING_WITH_CLAUSE
+from envs.webshop.shipped.shelves import SHELVES
+
+__all__ = ["vocabulary", "words_of"]
+
+_WORD = re.compile(r"\w+(?:[.'-]\w+)*")
+_GLUE = "Find me with for made of in that is and a an some pair set price lower than dollars"
+
+
+def words_of(text: str) -> list[str]:
+    """The words of ``text`` in lower case, without the signs around them (``5-inch`` and ``men's`` are one word)."""
+    return _WORD.findall(text.lower())
+
+
+@cache
+def vocabulary() -> frozenset[str]:
+    """Words of all goals, queries, attributes, option names and values; price caps as in ``30.00`` included."""
+    texts = [_GLUE, *ATTRIBUTES, *ASKING, *ASKING_WITH_CLAUSE]
+    texts += [attribute.named for attribute in ATTRIBUTES.values()]
+    for shelf in SHELVES:
+        texts += [shelf.kind.query, shelf.noun]
+        for option in shelf.options:
+            speech = option.speech
+            texts += [option.name, *option.values, *speech.before, *speech.after, *speech.clause]
+    words = {word for text in texts for word in words_of(text.replace("%s", " "))}
+    return frozenset(words | {f"{cap}.00" for cap in range(10, 1000, 10)})
