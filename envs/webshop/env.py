@@ -262,7 +262,7 @@ class WebShopEnv(TextEnv):
     def legal_answers(self) -> list[str]:
         """A search for the instruction's words, and every click that the page offers."""
         clicks = [f"click[{text}]" for text in self._clickables if text != "search" and "\n" not in text]
-        words = self.goal.instruction.replace("\n", " ")
+        words = self.goal.instruction.replace("\n", " ") if self._goal is not None else "anything"
         return [self.action_format.write(action) for action in (f"search[{words}]", *clicks)]
 
     def render(self) -> str:
