@@ -80,8 +80,9 @@ def test_commands_that_are_named_exist(path: Path) -> None:
     code = "\n".join([*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^    (.+)$", text, re.MULTILINE)])
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"\bmake ([a-z]+(?:-[a-z]+)*)\b", code)) <= targets
-    known = ("list", "show", "play", "check", "bench")
-    assert set(re.findall(r"\broll-envs ([a-z]+)\b", code)) <= set(known)
+    plugins = {point.name for point in importlib.metadata.entry_points(group="roll_envs.commands")}
+    known = {"list", "show", "play", "check", "bench"} | plugins
+    assert set(re.findall(r"\broll-envs ([a-z]+(?:-[a-z]+)*)\b", code)) <= known
     ids = {point.name for point in importlib.metadata.entry_points(group="roll_envs")} | {"roll/Sokobann-v0"}
     assert set(re.findall(r"\broll/\w+-v\d+", code)) <= ids
 
@@ -182,7 +183,8 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
         for package in ("roll_envs", "envs", "trainer")
         for path in (source / package).rglob("*.py")
     }
-    assert wanted | modules <= set(names)
+    page = {"envs/webshop/serve/templates/layout.html", "envs/webshop/serve/static/style.css"}
+    assert wanted | page | modules <= set(names)
     assert any(n.endswith("/LICENSE") for n in names)
     assert re.search(r"^License(-Expression)?: Apache-2.0$", metadata, re.MULTILINE)
     assert "Requires-Dist: torch" in metadata
