@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,25 @@ def test_what_was_sent_and_returned_is_stored_as_it_is() -> None:
     for before, after in zip(played.turns, played.turns[1:], strict=False):
         assert after.prompt_observation == before.observation
     assert (played.member, played.task) == (3, task())
+
+
+@pytest.mark.parametrize(
+    ("split", "asked"), [("train", "train"), ("demonstrations", "train"), ("held-out", "test"), ("eval", "eval")]
+)
+def test_an_environment_with_splits_is_told_which_one(split: str, asked: str) -> None:
+    given: list[Any] = []
+
+    class Listening(CounterEnv):
+        def reset(self, **keywords: Any) -> Any:  # type: ignore[override]
+            given.append(keywords)
+            return super().reset(**keywords)
+
+    class Splits(Listening):
+        splits = ("train", "test", "eval")
+
+    for kind in (Listening, Splits):
+        play_episode(kind(), replace(task(), split=split), 0, responder(counting()), settings())
+    assert given == [{"seed": 100, "options": None}, {"seed": 100, "options": {"split": asked}}]
 
 
 def test_ends_completed_or_truncated_as_the_environment_says() -> None:

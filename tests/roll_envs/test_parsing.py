@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.errors import UnknownNameError
-from roll_envs.parsing import ACTION_FORMATS, CACHED_ANSWERS, ActionFormat, make_action_format
+from roll_envs.parsing import ACTION_FORMATS, CACHED_ANSWERS, ActionFormat, make_action_format, make_free_format
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 UP, DOWN, LEFT, RIGHT = range(4)
@@ -149,3 +149,22 @@ def test_wrong_formats_are_refused() -> None:
             make_action_format("answer", (name,))
     with pytest.raises(ValueError, match="separator"):
         ActionFormat(name="own", actions=ACTIONS, separator=" ")
+
+
+@pytest.mark.parametrize("name", ACTION_FORMATS)
+@given(action=st.text(min_size=1, max_size=40), thought=st.text(max_size=20))
+def test_a_free_action_is_read_back(name: str, action: str, thought: str) -> None:
+    form = make_free_format(name, example="do it")
+    if "<" not in action + thought and action.strip():
+        assert form.read(form.write(action, thought)) == action.strip()
+
+
+def test_free_actions_that_are_missing() -> None:
+    form = make_free_format("answer", example="look around")
+    assert [form.read(text) for text in ("", "look", "<answer></answer>", "<answer> </answer>", "<answer>x")] == [
+        None
+    ] * 5
+    assert form.instructions == "Answer with one action, in this form: <answer>look around</answer>"
+    assert make_free_format("word", example="x").read(" \n") is None
+    with pytest.raises(UnknownNameError, match="no action format 'anser'; did you mean 'answer'"):
+        make_free_format("anser", example="x")
