@@ -3,8 +3,9 @@
 A million products hold the commonest words hundreds of thousands of times, so that most of what a sentence matches
 cannot be among the best. Terms are taken in order of the most that each can add to a score (Turtle and Flood,
 "Query evaluation: strategies and optimizations", 1995: MaxScore). As soon as the terms still to come cannot lift a new
-document to the best ``k``, only the documents that are still in the race are looked up in the longer lists. The few
-that are left are scored again, exactly as in memory: sums in double precision, in the order of the query's terms.
+document to the best ``k``, only the documents that are still in the race are looked up in the longer lists. To know
+soon what it takes, the final scores of the leaders are looked up on the way. The few documents that are left are
+scored again, exactly as in memory: sums in double precision, in the order of the query's terms.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ _SLACK = np.float32(1e-4)
 
 _LOOKUP_COST = 12
 """Finding one document in a list by bisection takes about as long as adding up this many entries."""
+
+_LEADERS = 3
+"""Leaders of the race for each document wanted."""
+
+_LOOK_AHEAD = 30_000
+"""After so many entries were added (and then twice as many), it pays to look up the final scores of the leaders."""
+
+_SAMPLE = 61
 
 
 class _Term(NamedTuple):
@@ -100,51 +109,75 @@ class DiskIndex:
         to_come = np.cumsum([0.0, *(term.most for term in reversed(terms))])[::-1]
         sums = np.zeros(self._num_docs, np.float32)
         race = _Race(k)
-        used = 0
-        for term, rest in zip(terms, to_come[:-1], strict=True):
-            if race.excludes(rest):
-                break
-            docs = self._docs[term.start : term.end]
-            reached = sums[docs] + self._parts(term)
-            sums[docs] = reached
-            race.see(docs, reached, sums)
+        used = added = 0
+        pause = _LOOK_AHEAD
+        for term in terms:
+            if race.excludes(to_come[used]):
+                if race.size(sums, to_come[used]) * _LOOKUP_COST < term.end - term.start:
+                    break
+                np.add.at(sums, self._docs[term.start : term.end].astype(np.intp), self._parts(term))
+            else:
+                added += self._run(term, race, sums)
+                if added > pause:
+                    race.raise_bar(self._ahead(terms[used + 1 :], race.leaders, sums))
+                    added, pause = 0, 2 * pause
             used += 1
         docs = race.entrants(sums, to_come[used])
         for term, rest in zip(terms[used:], to_come[used + 1 :], strict=True):
-            self._add(term, docs, sums)
-            docs = race.narrow(docs, sums[docs], rest)
+            held, gains = self._look_up(term, docs)
+            reached = sums[docs]
+            reached[held] += gains
+            sums[docs] = reached
+            docs = race.narrow(docs, reached, rest)
         return docs
 
-    def _add(self, term: _Term, docs: NDArray[Any], sums: NDArray[np.float32]) -> None:
-        """Add what a term gives to some documents (in order), or to all where that is quicker."""
+    def _run(self, term: _Term, race: _Race, sums: NDArray[np.float32]) -> int:
+        """Add a term for all its documents and find the leaders among them; the number of documents."""
+        docs = self._docs[term.start : term.end].astype(np.intp)
+        reached = sums.take(docs) + self._parts(term)
+        sums[docs] = reached
+        race.see(docs, reached, sums)
+        return len(docs)
+
+    def _ahead(self, terms: Sequence[_Term], docs: NDArray[Any], sums: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What some documents will have when all terms are added."""
+        reached: NDArray[np.float32] = sums[docs]
+        for term in terms:
+            held, gains = self._look_up(term, docs)
+            reached[held] += gains
+        return reached
+
+    def _look_up(self, term: _Term, docs: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+        """Which of some documents (in order) hold a term, and what it adds to those."""
         own = self._docs[term.start : term.end]
-        if len(docs) * _LOOKUP_COST > len(own):
-            sums[own] += self._parts(term)
-            return
+        docs = docs.astype(np.uint32)  # another type would be reached by converting the whole list
         places = np.searchsorted(own, docs)
         places[places == len(own)] = 0
         held = own[places] == docs
-        sums[docs[held]] += _gains(term.weight, self._saturations[term.start : term.end][places[held]])
+        return held, _gains(term.weight, self._saturations[term.start : term.end][places[held]])
 
     def _exact(self, terms: Sequence[_Term], docs: NDArray[Any]) -> NDArray[np.float32]:
         sums = np.zeros(len(docs), np.float64)
         for term in terms:
-            own = self._docs[term.start : term.end]
-            places = np.searchsorted(own, docs)
-            places[places == len(own)] = 0
-            held = own[places] == docs
-            sums[held] += _gains(term.weight, self._saturations[term.start : term.end][places[held]])
+            held, gains = self._look_up(term, docs)
+            sums[held] += gains
         rounded: NDArray[np.float32] = sums.astype(np.float32)
         return rounded
 
 
 class _Race:
-    """Which documents can still be among the best ``k``: those that may reach the bar, the k-th best sum so far."""
+    """Which documents can still be among the best ``k``: those that may reach the bar.
+
+    The bar is a score that ``k`` documents are known to reach. The leaders are those with the best sums so far: when
+    their final scores are looked up early, the bar rises nearly to where it ends.
+    """
 
     def __init__(self, k: int) -> None:
         self.k = k
         self.bar = np.float32(0)
-        self.leaders: NDArray[Any] = np.empty(0, np.uint32)
+        self.leaders: NDArray[Any] = np.empty(0, np.intp)
+        self.last_leader = np.float32(0)
+        """The least sum with which a document was a leader."""
 
     def _low(self, rest: float) -> np.float32:
         """The least sum with which a document can still make it when the terms to come add at most ``rest``."""
@@ -155,27 +188,39 @@ class _Race:
         return bool(self._low(rest) > 0)
 
     def see(self, docs: NDArray[Any], reached: NDArray[np.float32], sums: NDArray[np.float32]) -> None:
-        """Raise the bar after a term was added to the sums of ``docs``."""
-        over = np.flatnonzero(reached > self.bar)
+        """Find the leaders after a term was added to the sums of ``docs``."""
+        over = np.flatnonzero(reached > self.last_leader)
         if not len(over):
             return
-        ahead = docs[over[self._best(reached[over])]]
-        candidates = np.union1d(self.leaders, ahead)
-        self.leaders = candidates[self._best(sums[candidates])]
-        if len(self.leaders) == self.k:
-            self.bar = max(self.bar, sums[self.leaders].min())
+        most = self.k * _LEADERS
+        candidates = np.union1d(self.leaders, docs[over[_largest(reached[over], most)]])
+        self.leaders = np.sort(candidates[_largest(sums[candidates], most)])
+        values = sums[self.leaders]
+        if len(values) == most:
+            self.last_leader = values.min()
+        self.raise_bar(values)
 
-    def _best(self, values: NDArray[np.float32]) -> NDArray[Any] | slice:
-        """Places of the ``k`` largest, in any order."""
-        return slice(None) if len(values) <= self.k else np.argpartition(values, len(values) - self.k)[-self.k :]
+    def raise_bar(self, scores: NDArray[np.float32]) -> None:
+        """Take note of scores (or less) that different documents reach."""
+        over = scores[scores > self.bar]
+        if len(over) >= self.k:
+            self.bar = np.partition(over, len(over) - self.k)[len(over) - self.k]
+
+    def size(self, sums: NDArray[np.float32], rest: float) -> int:
+        """About how many documents are still in the race, from a sample."""
+        return int(np.count_nonzero(sums[::_SAMPLE] >= self._low(rest))) * _SAMPLE
 
     def entrants(self, sums: NDArray[np.float32], rest: float) -> NDArray[Any]:
         """All documents still in the race, in order."""
         low = self._low(rest)
-        return np.flatnonzero(sums >= low if low > 0 else sums).astype(np.uint32)
+        return np.flatnonzero(sums >= low if low > 0 else sums)
 
     def narrow(self, docs: NDArray[Any], reached: NDArray[np.float32], rest: float) -> NDArray[Any]:
         """Those of ``docs`` that are still in the race after another term."""
-        if len(docs) > self.k:
-            self.bar = max(self.bar, np.partition(reached, len(docs) - self.k)[len(docs) - self.k])
+        self.raise_bar(reached)
         return docs[reached >= self._low(rest)]
+
+
+def _largest(values: NDArray[np.float32], count: int) -> NDArray[Any] | slice:
+    """Places of the ``count`` largest, in any order."""
+    return slice(None) if len(values) <= count else np.argpartition(values, len(values) - count)[-count:]
