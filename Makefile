@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .SUFFIXES:
-.PHONY: help quickstart test test-slow check bench clean
+.PHONY: help quickstart test test-slow test-browser check bench clean
 
 PYTHON ?=
 ARGS ?=
@@ -32,6 +32,19 @@ test: .venv/dev.stamp ## the quick tests
 test-slow: .venv/dev.stamp ## the long tests, and those with real parts
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m slow $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
+
+test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && \
+	command -v chromedriver >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; \
+		else \
+			echo "Chromium and its driver are needed (on Debian and Ubuntu: apt install chromium chromium-driver)" >&2; \
+			exit 1; \
+		fi; \
+	}
+	@.venv/bin/python -c "import selenium" 2>/dev/null || $(PIP) -e ".[browser]"
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m slow tests/envs/test_webshop_browser.py $(ARGS)
 
 check: .venv/dev.stamp ## format, lint, types, imports
 	.venv/bin/ruff format --check .
