@@ -23,8 +23,8 @@ HEADS: dict[str, tuple[str, ...]] = {
 """Heading of a bullet point, by what the statement is about."""
 
 FRAMES: dict[str, tuple[str, ...]] = {
-    "adj": ("%s by design.", "This one is %s.", "%s: you will notice it from day one."),
-    "with": ("Comes with %s.", "Has %s, too.", "Look out for %s."),
+    "adj": ("%s by design.", "This one is %s.", "%s, and you will notice.", "%s without compromise."),
+    "with": ("Comes with %s.", "Has %s, too.", "And, of course, %s."),
     "in": ("Comes in %s.", "Sold in %s.", "You get it in %s."),
     "of": ("Made of %s.", "We use %s and nothing cheaper.", "The material is %s."),
     "for": ("A good match for %s.", "Chosen by many for %s.", "Well suited for %s."),
@@ -38,18 +38,33 @@ UNCOUNTED = frozenset(
         lining; arch support; ankle support; reflective trim; adjustable height; adjustable length; adjustable fill;
         adjustable speed; auto focus; auto shutoff; cable management; data recovery; data transfer; deep bass;
         refillable ink; stereo sound; surround sound; temperature control; touch control; wireless charging; wireless
-        bluetooth; hanging hardware; lumbar support; chin support; dimmable light; orthopedic foam; silent movement"""
+        bluetooth; hanging hardware; lumbar support; chin support; easy assembly; quick setup; soft close; dimmable
+        light; orthopedic foam; silent movement"""
     )
 )
 """Attributes that take no article."""
 
+ARTICLES = {
+    "living room": "the",
+    "dining room": "the",
+    "home office": "the",
+    "guest room": "the",
+    "kids room": "a",
+    "kitchen island": "a",
+    "touch screen": "a",
+}
+"""The article of attributes with a role of ``for`` that take one."""
+
 ATTRIBUTES: dict[str, Attribute] = {
-    phrase: attribute for table in TABLES for phrase, attribute in read_attributes(HEADS, UNCOUNTED, table).items()
+    phrase: attribute
+    for table in TABLES
+    for phrase, attribute in read_attributes(HEADS, UNCOUNTED, ARTICLES, table).items()
 }
 
 
 def stated(attribute: Attribute) -> tuple[str, ...]:
     "All sentences that may state ``attribute``: its own more likely than the general ones of its role."
-    general = tuple(frame % attribute.named for frame in FRAMES[attribute.role])
-    own = attribute.statements * 3
+    frames = [f for f in FRAMES[attribute.role] if attribute.predicative or " is %s" not in f]
+    general = tuple(frame % attribute.named for frame in frames)
+    own = attribute.statements * (6 // len(attribute.statements))
     return own + tuple(text[0].upper() + text[1:] for text in general)

@@ -17,7 +17,7 @@ from envs.webshop.shipped.brands import LINES
 from envs.webshop.shipped.kinds import Option
 from envs.webshop.shipped.listing import bullets_of, description_of, price_of, reviews_of, title_of
 from envs.webshop.shipped.nouns import nouns_of_title
-from envs.webshop.shipped.shelves import SHELVES, Shelf, Trait
+from envs.webshop.shipped.shelves import SHELVES, Shelf, Trait, title_case
 from envs.webshop.shipped.wishes import find_me, wishes
 from roll_envs.errors import ConfigError
 
@@ -175,7 +175,9 @@ def _offers(options: Sequence[Option], draw: Draw) -> tuple[list[tuple[Option, l
     for option in options:
         values = option.values
         if draw() < 0.12:
-            fixed = fixed or _pick(draw, values)
+            fixed = fixed or title_case(
+                option.speech.before[0] % _pick(draw, values) if option.speech.before else _pick(draw, values)
+            )
             continue
         size = option.low + int(draw() * (option.high - option.low + 1))
         if option.in_a_row:

@@ -51,7 +51,9 @@ class Attribute:
     """``adj`` (machine washable rug), or the word before it: ``with`` side pockets, ``of`` solid wood, ``for`` dry
     skin, ``in`` a glass jar."""
     named: str
-    """The phrase with the article that it needs behind ``with`` or ``in`` (``a usb port``)."""
+    """The phrase with the article that it needs in a sentence (``a usb port``, ``the living room``)."""
+    predicative: bool
+    """Whether a thing can *be* it (``that is machine washable``, but hardly ``that is long sleeve``)."""
     heads: tuple[str, ...]
     """Headings of a bullet point that states it."""
     statements: tuple[str, ...]
@@ -124,22 +126,43 @@ def kind(
     )
 
 
+_PREDICATES = frozenset(
+    """
+    absorbent absorbing baked based boiling burning cancelling certified charging dried drying free friendly gmo ground
+    included lasting made mounted painted poured powered pressed proof ready resistant safe saving sharp sided slip soft
+    stitched thick tight toxic unfiltered warm washable watering wicking wrapped
+    """.split()
+)
+"""Last words of attributes that a thing can be."""
+
+
 def with_article(phrase: str) -> str:
-    """``phrase`` behind ``a`` or ``an`` (``usb`` sounds like *you*)."""
-    return ("an " if phrase[0] in "aeiou" and not phrase.startswith(("us", "eau")) else "a ") + phrase
+    """``phrase`` behind ``a`` or ``an``, by its first sound (``a usb port``, ``an 8 oz jar``)."""
+    vowel = phrase.startswith((*"aeiou8", "led ", "11 ", "11x", "18 ", "18x")) and not phrase.startswith(
+        ("us", "uv", "eau")
+    )
+    return ("an " if vowel else "a ") + phrase
 
 
-def read_attributes(heads: dict[str, tuple[str, ...]], uncounted: frozenset[str], table: str) -> dict[str, Attribute]:
+def read_attributes(
+    heads: dict[str, tuple[str, ...]], uncounted: frozenset[str], articles: dict[str, str], table: str
+) -> dict[str, Attribute]:
     """Attributes by phrase, from lines ``phrase | role | heading | statement | further statements``.
 
-    Those with a role of ``with`` or ``in`` get an article unless they end in s or are ``uncounted``.
+    Those with a role of ``with`` or ``in`` get ``a`` unless they end in s or are ``uncounted``; others get the one in
+    ``articles``, if any.
     """
     found: dict[str, Attribute] = {}
     for line in table.strip().splitlines():
         phrase, role, head, *statements = split(line, "|")
         bare = role not in ("with", "in") or phrase.endswith("s") or phrase in uncounted
-        named = phrase if bare else with_article(phrase)
+        named = f"{articles[phrase]} {phrase}" if phrase in articles else phrase if bare else with_article(phrase)
         found[phrase] = Attribute(
-            phrase=phrase, role=role, named=named, heads=heads[head], statements=tuple(statements)
+            phrase=phrase,
+            role=role,
+            named=named,
+            predicative=phrase.split()[-1] in _PREDICATES,
+            heads=heads[head],
+            statements=tuple(statements),
         )
     return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from envs.webshop.shipped.phrases import REVIEWS
-from envs.webshop.shipped.shelves import BULLETS, Shelf, Trait, title_case
+from envs.webshop.shipped.shelves import BULLETS, Shelf, Trait
 
 if TYPE_CHECKING:
     from envs.webshop.shipped.generator import Family
@@ -25,25 +25,24 @@ def title_of(family: Family, brand: str, traits: Sequence[Trait], fixed: str, dr
     """The title, and the attributes that it does not name."""
     told = [trait for trait in traits if draw() < 0.32][:3]
     noun, style, line = family.shelf.title_noun, family.style, family.line
-    front = " ".join([t.title for t in told if t.role in ("adj", "of")][:2])
-    if front:
-        front += " "
-    tails = [t.tail for t in told if t.role not in ("adj", "of")]
-    tails += [t.tail for t in [t for t in told if t.role in ("adj", "of")][2:]]
+    front = [trait for trait in told if trait.role in ("adj", "of")][:2] if family.form < 3 else []
+    words = " ".join([trait.title for trait in front]) + " " if front else ""
     if family.form == 0:
-        title = f"{brand} {front}{style} {noun}"
+        title = f"{brand} {words}{style} {noun}"
     elif family.form == 1:
-        title = f"{brand} {line} {front}{noun}"
+        title = f"{brand} {line} {words}{noun}"
     elif family.form == 2:
-        title = f"{front}{style} {noun} by {brand}"
+        title = f"{words}{style} {noun} by {brand}"
     else:
         title = f"{brand} {style} {noun}"
-        tails = [t.tail for t in told]
-    if tails:
-        joint = " " if tails[0][:5] in ("with ", "for L") else ", "
-        title += joint + ", ".join(tails)
+    parts = [trait.title for trait in told if trait.role == "with"]
+    if parts:
+        title += " with " + ", ".join(parts[:-1]) + (" and " if parts[1:] else "") + parts[-1]
+    for trait in told:
+        if trait.role != "with" and trait not in front:
+            title += f" for {trait.title}" if trait.role == "for" else f", {trait.title}"
     if fixed:
-        title += f", {title_case(fixed)}"
+        title += f", {fixed}"
     return title, [trait for trait in traits if trait not in told]
 
 
@@ -75,11 +74,15 @@ def description_of(family: Family, brand: str, untold: Sequence[Trait], draw: Dr
 def bullets_of(shelf: Shelf, unsaid: Sequence[Trait], traits: Sequence[Trait], draw: Draw) -> list[str]:
     """Three to eight bullet points: one for each of ``unsaid``, then facts and perhaps more on ``traits``."""
     form = int(draw() * len(BULLETS))
-    lines = [trait.bullets[form][int(draw() * len(trait.bullets[form]))] for trait in unsaid]
+    told = list(unsaid)
     if traits and draw() < 0.3:
         trait = traits[int(draw() * len(traits))]
         if trait not in unsaid:
-            lines.append(trait.bullets[form][int(draw() * len(trait.bullets[form]))])
+            told.append(trait)
+    lines = []
+    for trait in told:
+        heads = trait.heads[form]
+        lines.append(heads[int(draw() * len(heads))] + trait.stated[int(draw() * len(trait.stated))])
     facts = list(shelf.facts)
     size = 3 + int(draw() * 4)
     while len(lines) < size and facts:

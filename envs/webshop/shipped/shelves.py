@@ -12,15 +12,19 @@ from envs.webshop.shipped.phrases import OPENERS
 
 __all__ = ["SHELVES", "Shelf", "Trait", "title_case"]
 
-_ABBREVIATIONS = {w.lower(): w for w in ("USB", "BPA", "LED", "UV", "PVC", "PFOA", "GMO", "A5", "HD")}
-_SMALL_WORDS = {"of", "with", "for", "and", "in", "de", "oz", "ft", "lb", "mm", "mah", "pc", "inch", "on", "up"}
+_ABBREVIATIONS = {w.lower(): w for w in ("USB", "BPA", "LED", "UV", "PVC", "PFOA", "GMO", "A5", "T-Shirt", "T-Shirts")}
+_SMALL_WORDS = {"of", "with", "for", "and", "in", "de", "on", "up", "a"}
+_UNITS = {"oz", "ft", "lb", "mm", "mah", "pc", "gb", "inch", "liter"}
 
 
 def title_case(text: str) -> str:
-    """``usb port for men's jeans`` as ``USB Port for Men's Jeans``."""
+    """``usb port for men's jeans`` as ``USB Port for Men's Jeans``; the first letter of the last word is upper case
+    whatever the word is, unless it is a unit."""
+    words = text.split(" ")
+    small = [word in _UNITS or (word in _SMALL_WORDS and n < len(words) - 1) for n, word in enumerate(words)]
     return " ".join(
-        _ABBREVIATIONS.get(w) or (w if w in _SMALL_WORDS or not w[0].isalpha() else w[0].upper() + w[1:])
-        for w in text.split(" ")
+        _ABBREVIATIONS.get(word) or (word if keep else word[0].upper() + word[1:])
+        for word, keep in zip(words, small, strict=True)
     )
 
 
@@ -31,13 +35,13 @@ class Trait:
     phrase: str
     role: str
     wish: str
-    """Behind the noun (``with a usb port``, ``made of solid wood``); for ``adj`` the phrase itself."""
+    """Behind the noun (``for dry skin``, ``made of solid wood``)."""
+    named: str
+    predicative: bool
     title: str
-    tail: str
-    """At the end of a title (``with USB Port``)."""
     stated: tuple[str, ...]
-    bullets: tuple[tuple[str, ...], ...]
-    """The same statements as bullet points in the styles of :data:`BULLETS`."""
+    heads: tuple[tuple[str, ...], ...]
+    """Its headings in the styles of :data:`BULLETS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +55,10 @@ class Shelf:
     brands: tuple[str, ...]
     noun: str
     title_noun: str
-    core: tuple[str, str]
-    """What comes before and behind the words in front of the noun in a wish; the article of ``a`` is left open."""
+    start: str
+    """How a wish begins (``a pair of``); empty where the article depends on the next word."""
+    verb: str
+    """``that is`` or ``that are``."""
     styles: tuple[str, ...]
     choices: tuple[tuple[Trait, ...], ...]
     openers: tuple[str, ...]
@@ -65,32 +71,29 @@ class Shelf:
     """Whether descriptions give a model number."""
 
 
-BULLETS = ("%s: %s", "%s - %s", "【%s】%s", "")
-"""Forms of a bullet point with heading and statement; the empty one is the statement alone."""
+BULLETS = ("%s: ", "%s - ", "【%s】", "")
+"""Forms of the heading of a bullet point; in the first it is upper case, the last has none."""
 
-_NUMBERED = {"electronics", "audio and camera", "furniture", "kitchen", "luggage", "decor and lighting", "office"}
+_NUMBERED = {"electronics", "audio and camera", "furniture", "kitchen", "luggage", "office"}
 
 
 def _trait(attribute: Attribute) -> Trait:
-    before = {"adj": "", "of": "made of ", "with": "with ", "for": "for ", "in": "in "}[attribute.role]
+    before = {"of": "made of ", "for": "for ", "in": "in "}.get(attribute.role, "")
     said = stated(attribute)
-    tail = {"with": "with ", "for": "for "}.get(attribute.role, "")
-    bullets = tuple(
-        tuple(
-            (form % (head.upper() if n == 0 else head, text)) if form else text
-            for text in said
-            for head in attribute.heads
-        )
+    loud = tuple(head.upper() for head in attribute.heads)
+    heads = tuple(
+        tuple(form % head for head in (attribute.heads if n else loud)) if form else ("",)
         for n, form in enumerate(BULLETS)
     )
     return Trait(
         phrase=attribute.phrase,
         role=attribute.role,
         wish=before + attribute.named,
+        named=attribute.named,
+        predicative=attribute.predicative,
         title=title_case(attribute.phrase),
-        tail=tail + title_case(attribute.phrase),
         stated=said,
-        bullets=bullets,
+        heads=heads,
     )
 
 
@@ -123,7 +126,8 @@ def _shelf(department: Department, number: int, kind: Kind, traits: dict[str, Tr
         brands=BRANDS[number :: len(DEPARTMENTS)],
         noun=kind.noun,
         title_noun=title_case(kind.noun),
-        core=(start, kind.noun),
+        start=start,
+        verb=" that is " if kind.form in ("a", "some") else " that are ",
         styles=tuple(map(title_case, kind.styles)),
         choices=tuple(tuple(traits[phrase] for phrase in choice) for choice in kind.choices),
         openers=tuple(map(fill, OPENERS)),

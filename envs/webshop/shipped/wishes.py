@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envs.webshop.shipped.kinds import Option
+from envs.webshop.shipped.kinds import Option, with_article
 from envs.webshop.shipped.phrases import ASKING, ASKING_WITH_CLAUSE
 from envs.webshop.shipped.shelves import Shelf, Trait
 
@@ -41,7 +41,7 @@ def wishes(
     found: list[dict[str, Any]] = []
     for _ in range(_HOW_MANY[int(draw() * len(_HOW_MANY))]):
         wanted = list(traits)
-        size = 1 + int(draw() * draw() * 3.6)
+        size = 1 + int(draw() * 3)
         while len(wanted) > size:
             del wanted[int(draw() * len(wanted))]
         chosen = [(option, values[int(draw() * len(values))]) for option, values in offers if draw() < 0.78]
@@ -61,16 +61,21 @@ def wishes(
 
 def _sentence(shelf: Shelf, wanted: Sequence[Trait], chosen: Sequence[tuple[Option, str]], draw: Draw) -> str:
     before: list[str] = []
+    parts: list[str] = []
     behind: list[str] = []
     late: list[str] = []
     for trait in wanted:
         if trait.role == "adj" or (trait.role == "of" and draw() < 0.5):
-            if trait.role == "adj" and draw() < 0.2:
+            if trait.role == "adj" and draw() < 0.2 and trait.predicative:
                 late.append(trait.phrase)
             else:
                 before.append(trait.phrase)
+        elif trait.role == "with":
+            parts.append(trait.named)
         else:
             behind.append(trait.wish)
+    if parts:
+        behind.insert(0, "with " + " and ".join(parts))
     clause = ""
     for option, value in chosen:
         speech = option.speech
@@ -81,17 +86,12 @@ def _sentence(shelf: Shelf, wanted: Sequence[Trait], chosen: Sequence[tuple[Opti
             before.append(speech.before[int(draw() * len(speech.before))] % value)
         else:
             behind.append(speech.after[int(draw() * len(speech.after))] % value)
-    start, noun = shelf.core
-    words = ", ".join(before) + " " + noun if before else noun
-    if shelf.kind.form == "a":
-        start = "an " if words[0] in "aeiou" and not words.startswith(("us", "eau", "uv")) else "a "
-        if words.startswith(("8", "11 ", "11x", "18x", "18 ")):
-            start = "an "
-    if shelf.kind.form == "some" and draw() < 0.5:
-        start = ""
-    text = " ".join([start + words, *behind])
+    joint = ", " if draw() < 0.6 else " "
+    words = joint.join(before) + " " + shelf.noun if before else shelf.noun
+    start = "" if shelf.kind.form == "some" and draw() < 0.5 else shelf.start
+    text = " ".join([with_article(words) if shelf.kind.form == "a" else start + words, *behind])
     if late:
-        text += " that is " + " and ".join(late)
+        text += shelf.verb + " and ".join(late)
     if clause:
         return ASKING_WITH_CLAUSE[int(draw() * len(ASKING_WITH_CLAUSE))] % (text, clause)
     return ASKING[int(draw() * len(ASKING))] % text

@@ -65,7 +65,7 @@ gift box | in | pack | Arrives in a gift box. | The gift box needs no more wrapp
 caffeine free | adj | food | Caffeine free, so late cups are fine.
 certified organic | adj | food | Certified organic by an outside body. | Grown and packed certified organic.
 cold pressed | adj | food | Cold pressed in small lots.
-compostable bags | with | pack | Packed in compostable bags.
+compostable bags | in | pack | Packed in compostable bags.
 dairy free | adj | food | Dairy free, with nothing missing. | The recipe is dairy free.
 egg free | adj | food | Egg free dough.
 fair trade | adj | food | Fair trade, with a fair price for growers.
@@ -87,7 +87,7 @@ palm oil free | adj | food | Palm oil free, as the label says.
 pour spout | with | pack | The pour spout does not drip.
 raw unfiltered | adj | food | Raw unfiltered, just as it comes from the hive.
 real fruit | with | food | Made with real fruit.
-recycled cans | with | pack | Sold in recycled cans.
+recycled cans | in | pack | Sold in recycled cans.
 resealable bag | in | pack | The resealable bag keeps it fresh.
 shade grown | adj | food | Shade grown under tall trees.
 single ingredient | adj | food | A single ingredient snack.

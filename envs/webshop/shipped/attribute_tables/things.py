@@ -241,7 +241,7 @@ thick paper | of | make | Thick paper that takes any pen.
 thorn proof | adj | safe | Thorn proof from palm to tip.
 timer function | with | tech | A timer function for the evening.
 touch control | with | tech | Touch control: one tap does it.
-touch screen | adj | tech | Touch screen tips, so gloves stay on.
+touch screen | for | tech | Tips that work on a touch screen.
 tripod mount | with | tech | A tripod mount underneath.
 two drawers | with | tech | Two drawers that run smoothly.
 two players | for | room | Works for two players as well.

@@ -16,7 +16,7 @@ BEAUTY = Department(
     ),
     closers=(
         "Store in a cool, dry place.",
-        "Filled and packed in small runs.",
+        "Made in small runs.",
         "A nice little gift as well.",
         "Comes in a plain paper box with very little plastic.",
     ),
@@ -31,7 +31,7 @@ BEAUTY = Department(
             form="some",
             styles="daily; repair; clarifying; volume; moisture",
             attributes="""sulfate free; paraben free; cruelty free; plant based; dry hair / curly hair / fine hair /
-            colored hair; coconut oil / argan oil / tea tree / aloe vera; travel size""",
+            colored hair; coconut oil / argan oil / tea tree / aloe vera""",
             uses="everyday washing; a quick morning shower; weekly deep cleaning; the whole family",
             facts="""Work a small amount into wet hair and rinse well.; Rich lather that rinses out in seconds.; The
             flip cap opens with one hand.; Pairs with the conditioner of the same line.; The bottle stands on its cap
@@ -62,7 +62,7 @@ BEAUTY = Department(
             form="some",
             styles="daily; rich; light; whipped; gentle",
             attributes="""paraben free; cruelty free; alcohol free; fast absorbing; plant based; dry skin / sensitive
-            skin / oily skin; coconut oil / shea butter / aloe vera / vitamin e; long lasting; travel size""",
+            skin / oily skin; coconut oil / shea butter / aloe vera / vitamin e; long lasting""",
             uses="the minutes after a shower; winter days; hands and elbows; the bedside table",
             facts="""Spread over damp skin and let it sink in.; Leaves no greasy film on clothes.; The pump locks for
             the suitcase.; For use on the outside of the body only.; Light cream color with nothing added to change
@@ -73,7 +73,7 @@ BEAUTY = Department(
             "face cream",
             "Skin",
             (8, 48),
-            o.SMALL_OZ,
+            o.TINY_OZ,
             form="some",
             styles="day; night; light; rich; daily",
             attributes="""paraben free; cruelty free; fragrance free; fast absorbing; dry skin / sensitive skin /
@@ -121,7 +121,7 @@ BEAUTY = Department(
             form="some",
             styles="creamy; daily; sport; gel; fresh",
             attributes="""sulfate free; paraben free; cruelty free; dry skin / sensitive skin / oily skin; shea
-            butter / coconut oil / tea tree / aloe vera; plant based; travel size; biodegradable formula""",
+            butter / coconut oil / tea tree / aloe vera; plant based; biodegradable formula""",
             uses="the morning shower; after the gym; the gym bag; the whole family",
             facts="""Pour on a sponge or straight into the hand.; Thick gel that does not run through the fingers.;
             Rinses clean in hard and soft water.; The hook cap hangs on a shower rail.; Made for skin, not for hair.""",
@@ -132,11 +132,10 @@ BEAUTY = Department(
             "Fragrance",
             (18, 95),
             o.FLORAL,
-            o.SMALL_OZ,
+            o.TINY_OZ,
             form="some",
             styles="evening; summer; everyday; classic",
-            attributes="""long lasting; cruelty free; paraben free; travel size; spray bottle / roll on; gift box;
-            vegan formula""",
+            attributes="long lasting; cruelty free; paraben free; spray bottle / roll on; gift box; vegan formula",
             uses="evenings out; office days; a wedding; a gift to a friend",
             facts="""Hold a hand's width away from the skin.; Heavy glass with a metal cap.; The scent grows softer
             after an hour.; Keep out of direct sun.; Flammable: keep away from flame.""",

@@ -21,7 +21,7 @@ _CLOSERS = (
 )
 
 WOMEN = Department(
-    category="fashion women",
+    category="women's fashion",
     openers=_OPENERS,
     closers=_CLOSERS,
     kinds=(
@@ -114,7 +114,7 @@ WOMEN = Department(
 )
 
 MEN = Department(
-    category="fashion men",
+    category="men's fashion",
     openers=_OPENERS,
     closers=_CLOSERS,
     kinds=(
@@ -254,7 +254,7 @@ CHILDREN = Department(
             "Baby",
             (12, 48),
             o.KIDS_COLORS,
-            o.CORNERS,
+            o.PATTERNS,
             styles="knitted; quilted; swaddle; stroller",
             attributes="""machine washable; pure cotton / bamboo fiber / merino wool; double sided; light weight;
             tumble dry; gift box; extra soft""",

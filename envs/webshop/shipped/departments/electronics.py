@@ -42,7 +42,7 @@ ELECTRONICS = Department(
             "Phones",
             (7, 36),
             o.TECH,
-            o.CORNERS,
+            o.PATTERNS,
             styles="slim; clear; wallet; rugged",
             attributes="""shock absorbing; scratch resistant; wireless charging; raised edges; faux leather / genuine
             leather / soft silicone; card holder; kick stand; non slip; fade resistant""",
@@ -82,7 +82,7 @@ ELECTRONICS = Department(
             "Computer Extras",
             (18, 120),
             o.TECH,
-            o.any_of("Style", "full; compact; tenkeyless", o.STYLE, 2, 2),
+            o.any_of("Style", "full; compact; tenkeyless", o.TYPE, 2, 2),
             styles="mechanical; slim; desk; folding",
             attributes="""backlit keys; wireless connection; rechargeable battery / battery powered; spill resistant;
             silent keys; wrist rest; aluminum body; media keys; multi device""",
@@ -139,9 +139,9 @@ AUDIO = Department(
         "{brand} listens before it builds.",
     ),
     closers=(
-        "Charge fully before first use.",
+        "Two years of help by mail.",
         "Quick start guide in the box.",
-        "Keep away from strong magnets.",
+        "Keep the box for safe travel.",
     ),
     kinds=(
         kind(

@@ -75,7 +75,7 @@ GROCERY = Department(
             o.PASTAS,
             o.PACKS,
             form="some",
-            styles="durum; bronze cut; rustic; quick",
+            styles="golden; bronze cut; rustic; quick",
             attributes="""gluten free / whole grain; non gmo; certified organic; high protein; kosher certified; egg
             free; slow dried; low sodium""",
             uses="weeknight dinners; big families; soups; Sunday lunch",
@@ -223,7 +223,7 @@ DRINKS = Department(
             form="some",
             styles="morning; house; mountain; breakfast",
             attributes="""fair trade; certified organic; single origin; low acid; small batch; resealable bag; shade
-            grown; kosher certified; sugar free""",
+            grown; kosher certified""",
             uses="the first cup; the office pot; a French press; slow Sundays",
             facts="""Roasted twice a week.; A valve keeps the bag fresh.; Use two spoons a cup.; Full body with a
             soft finish.; Roast date on the back.""",

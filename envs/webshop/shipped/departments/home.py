@@ -84,7 +84,7 @@ BEDDING = Department(
             "Bath",
             (10, 40),
             o.SOFT_HOME,
-            o.CORNERS,
+            o.PATTERNS,
             styles="fabric; waffle; hotel; printed",
             attributes="""water resistant; machine washable; weighted hem; rust proof; hooks included; quick drying;
             mildew resistant; pvc free""",
@@ -111,7 +111,7 @@ BEDDING = Department(
             "bed pillow",
             "Bed",
             (14, 70),
-            o.BEDS,
+            o.PILLOWS,
             o.PACKS,
             styles="hotel; side sleeper; cloud; slim",
             attributes="""memory foam / down alternative; machine washable; washable cover; cooling fabric;
@@ -133,7 +133,7 @@ FURNITURE = Department(
         "All screws and a hex key are in the box.",
         "Measure your room before you order.",
         "Two people lift it with ease.",
-        "Some shades of wood vary by nature.",
+        "Shades on a screen may vary a little.",
     ),
     kinds=(
         kind(
@@ -255,7 +255,7 @@ DECOR = Department(
     ),
     closers=(
         "Carefully packed to arrive whole.",
-        "Small differences are the mark of handwork.",
+        "Easy to pair with what you have.",
         "Looks even better in a group.",
         "A thoughtful gift for a new home.",
     ),
@@ -294,7 +294,7 @@ DECOR = Department(
             (25, 260),
             o.SOFT_HOME,
             o.RUGS,
-            o.CORNERS,
+            o.PATTERNS,
             styles="shag; woven; vintage look; braided",
             attributes="""machine washable; non slip; stain resistant; fade resistant; extra soft; low pile / high
             pile; pet friendly; pure cotton / natural jute / recycled polyester; living room / dining room / kids

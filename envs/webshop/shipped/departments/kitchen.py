@@ -29,7 +29,7 @@ KITCHEN = Department(
             o.KITCHEN,
             o.PANS,
             styles="everyday; deep; chef; omelette",
-            attributes="""non stick; cast iron / carbon steel / stainless steel; oven safe; dishwasher safe;
+            attributes="""non stick; cast iron / carbon steel / stainless steel / dishwasher safe; oven safe;
             induction ready; heat resistant; pfoa free; lid included; stay cool""",
             uses="eggs; quick dinners; searing; camp kitchens",
             facts="""Heats evenly from edge to edge.; Pours well from both sides.; Hangs from the loop in the
@@ -43,7 +43,7 @@ KITCHEN = Department(
             o.run_of("Size", "6 inch; 8 inch; 10 inch", o.LENGTH, 2, 3),
             styles="forged; santoku; classic; carving",
             attributes="""stainless steel / carbon steel; ergonomic handle / wooden handle; full tang; rust proof;
-            razor sharp; gift box; dishwasher safe; blade guard; non slip""",
+            razor sharp; gift box; blade guard; non slip""",
             uses="onions and herbs; Sunday roasts; everyday chopping; a cooking class",
             facts="""Well balanced in the hand.; Dry after washing.; Sharpen it twice a year.; Spine is rounded.;
             Cuts ripe tomatoes without pressure.""",
@@ -55,8 +55,8 @@ KITCHEN = Department(
             (10, 65),
             o.BOARDS,
             styles="carving; cheese; reversible; everyday",
-            attributes="""bamboo wood / solid wood / recycled plastic; juice groove; non slip; dishwasher safe; knife
-            friendly; bpa free; easy clean; hanging hole; heavy duty""",
+            attributes="""bamboo wood / solid wood / recycled plastic; juice groove; non slip; knife friendly; bpa
+            free; easy clean; hanging hole; heavy duty""",
             uses="bread and cheese; vegetables; carving; serving at the table",
             facts="""Does not slide about.; Oil it now and then.; Stands on edge to dry.; Thick enough to last.; Use
             both sides.""",
@@ -155,7 +155,7 @@ GARDEN = Department(
         "{brand} knows gardens.",
     ),
     closers=(
-        "Bring indoors in hard frost.",
+        "Store it dry over the winter.",
         "Made for many seasons outdoors.",
         "Rinse off dirt at the end of the season.",
     ),
@@ -239,8 +239,8 @@ GARDEN = Department(
             o.SOFT_HOME,
             o.UMBRELLAS,
             styles="market; beach; tilting; cantilever",
-            attributes="""uv resistant; water resistant; fade resistant; wind vent; crank handle; push button; solid
-            wood / pure aluminum; rust proof; solar powered""",
+            attributes="""uv resistant; wind vent; crank handle; push button; solid wood / pure aluminum; rust proof;
+            solar powered""",
             uses="long lunches; the pool; a small balcony; café tables",
             facts="""Eight sturdy ribs.; Base sold separately.; Fits a table hole.; Close it in strong wind.; Ties up
             with a strap.""",

@@ -14,7 +14,7 @@ SPORTS = Department(
         "{brand} makes things that want to be used.",
     ),
     closers=(
-        "Start slowly and have fun.",
+        "Have fun out there.",
         "Let it dry before you pack it away.",
         "Made for beginners and old hands alike.",
     ),
@@ -69,8 +69,8 @@ SPORTS = Department(
             o.OUTDOOR,
             o.TENTS,
             styles="dome; cabin; trail; family",
-            attributes="""water resistant / water proof; quick setup; mesh vents; wind proof; uv resistant; carrying
-            case; light weight; rain fly; carbon fiber / pure aluminum""",
+            attributes="""water resistant / water proof; quick setup; mesh vents; wind proof; carrying case; light
+            weight; rain fly; carbon fiber / pure aluminum""",
             uses="festival weekends; lake shores; family trips; the back garden",
             facts="""Doors on two sides.; Pockets for phone and torch.; Pegs and cords included.; Pack it dry.;
             Sleeps best with a mat below.""",
@@ -81,7 +81,7 @@ SPORTS = Department(
             "Camping",
             (25, 140),
             o.OUTDOOR,
-            o.any_of("Style", "mummy; rectangle; double", o.STYLE, 2, 2),
+            o.any_of("Style", "mummy; wide; double", o.TYPE, 2, 2),
             styles="summer; three season; trail; junior",
             attributes="""water resistant; machine washable; light weight; compression sack; soft flannel / recycled
             polyester / down alternative; draft collar; extra warm""",
@@ -140,9 +140,9 @@ PETS = Department(
         "{brand} shares its office with two dogs and a cat.",
     ),
     closers=(
-        "Watch your pet with anything new.",
+        "Tested at home with our own animals.",
         "Loved by four-legged testers.",
-        "Replace when worn.",
+        "Packed with care in our small workshop.",
     ),
     kinds=(
         kind(
@@ -291,7 +291,7 @@ TOYS = Department(
             "board game",
             "Games",
             (14, 58),
-            o.any_of("Style", "family; travel; junior; deluxe", o.STYLE, 2, 3),
+            o.any_of("Style", "family; travel; junior; deluxe", o.TYPE, 2, 3),
             styles="word; strategy; farm; treasure",
             attributes="""family night; easy learn; recycled paper; solid wood; screen free; storage bag; magnetic
             pieces; quick play; two players""",

@@ -105,8 +105,8 @@ SHOES = Department(
             o.WOMEN_SHOES,
             form="pair",
             styles="clog; open back; moccasin; winter",
-            attributes="""memory foam; slip on; rubber sole; faux fur / merino wool / soft suede; machine washable;
-            non slip; indoor outdoor; extra soft""",
+            attributes="""memory foam; slip on; rubber sole; faux fur / merino wool / soft suede; indoor outdoor;
+            extra soft""",
             uses="cold floors; slow mornings; letting the dog out; hotel rooms",
             facts="""Quiet on wooden floors.; Warm without being hot.; The edges are stitched twice.; Easy to pack.;
             Springs back after each step.""",
@@ -137,7 +137,7 @@ TRAVEL = Department(
     ),
     closers=(
         "Check the limits of your airline before you fly.",
-        "Folds flat when it is not needed.",
+        "Comes with a tag for your address.",
         "Photos may show things that are not included.",
     ),
     kinds=(
