@@ -53,7 +53,7 @@ check: .venv/dev.stamp ## format, lint, types, imports
 	.venv/bin/lint-imports
 
 bench: .venv/train.stamp ## speed of the environments
-	.venv/bin/python benchmarks/envs.py $(ARGS)
+	.venv/bin/python benchmarks/environments.py $(ARGS)
 
 clean: ## remove caches and build leftovers; .venv and runs/ stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,6 +1,6 @@
 """Speed of the built-in environments: resets, room generation and steps, beside the peers' figures.
 
-    python benchmarks/envs.py [--json] [--quick]
+    python benchmarks/environments.py [--json] [--quick]
 
 One thread, thread CPU time, medians of several repeats; text observations and the reading of answers are part of a
 step, no wrapper is. Peers that are installed (gymnasium's FrozenLake, gym_sokoban) are measured in the same run; the

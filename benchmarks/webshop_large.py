@@ -1,0 +1,250 @@
+"""The full-size shop: build, open, search and read a catalogue of a million generated products.
+
+    python benchmarks/webshop_large.py [--count 1180000] [--workers 2] [--folder FOLDER] [--json]
+
+Writes products of the shipped generator in the original's format, builds the catalogue in a process of its own (whose
+memory is sampled, workers included), then opens and uses it in a fresh one. Times of searches and reads are thread CPU
+time, with the files in the page cache. Leaves out: the pages and the reward, which do not depend on the size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+FULL = 1_180_000
+"""Products in the original's full data."""
+
+HUMAN_EVERY = 100
+"""One product in this many gets the instructions written for it; the original has 12,087 of them in all."""
+
+BUILD = "import sys; from envs.webshop.disk import build_index; build_index(*sys.argv[1:3], workers=int(sys.argv[3]))"
+SEARCHES = 300
+READS = 3000
+
+
+def write_data(folder: Path, count: int) -> None:
+    """Products of the shipped generator as ``items_shuffle.json`` and its two companions."""
+    from envs.webshop.shipped import generate
+
+    folder.mkdir(parents=True)
+    human: dict[str, Any] = {}
+    with (folder / "items_shuffle.json").open("w") as products, (folder / "items_ins_v2.json").open("w") as made:
+        for number, one in enumerate(generate(count)):
+            products.write(("[" if number == 0 else ", ") + json.dumps(one.record))
+            made.write(("{" if number == 0 else ", ") + f"{json.dumps(one.record['asin'])}: {json.dumps(one.ins)}")
+            if number % HUMAN_EVERY == 0:
+                human[one.record["asin"]] = one.human
+        products.write("]")
+        made.write("}")
+    (folder / "items_human_ins.json").write_text(json.dumps(human))
+
+
+def memory_kb(pid: int | str) -> dict[str, int]:
+    """Memory of a process by kind (Linux): ``Pss`` shares what is shared, ``Pss_Anon`` is what files do not back."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    except OSError:
+        return {}
+    return {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+
+
+class MemoryWatch:
+    """Samples the memory of a process and its children until it is closed."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.peak_kb, self.peak_anonymous_kb = pid, 0, 0
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self.over.wait(0.5):
+            try:
+                children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            except OSError:
+                continue
+            found = [memory_kb(pid) for pid in (self.pid, *children)]
+            self.peak_kb = max(self.peak_kb, sum(one.get("Pss", 0) for one in found))
+            self.peak_anonymous_kb = max(self.peak_anonymous_kb, sum(one.get("Pss_Anon", 0) for one in found))
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self.over.set()
+        self.thread.join()
+
+
+def build(data: Path, out: Path, workers: int) -> dict[str, Any]:
+    """Build in a process of its own; wall and CPU seconds, peak memory, size."""
+    began, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen([sys.executable, "-c", BUILD, str(data), str(out), str(workers)], cwd=ROOT)
+    watch = MemoryWatch(process.pid)
+    status = process.wait()
+    watch.close()
+    if status:
+        raise SystemExit(f"the build ended with status {status}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "build_s": time.perf_counter() - began,
+        "build_cpu_s": after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime,
+        "build_peak_mb": watch.peak_kb / 1024,
+        "build_peak_anonymous_mb": watch.peak_anonymous_kb / 1024,
+        "data_mb": sum(path.stat().st_size for path in data.iterdir()) / 1e6,
+        "index_mb": sum(path.stat().st_size for path in out.iterdir()) / 1e6,
+        "products_mb": (out / "products").stat().st_size / 1e6,
+        "postings_mb": sum(path.stat().st_size for path in out.glob("postings*")) / 1e6,
+    }
+
+
+def timed(calls: Sequence[Callable[[], object]]) -> dict[str, float]:
+    """Median, 95th percentile and maximum of one call, in milliseconds of thread CPU time."""
+    times = []
+    for call in calls:
+        began = time.thread_time()
+        call()
+        times.append((time.thread_time() - began) * 1e3)
+    times.sort()
+    return {"p50": times[len(times) // 2], "p95": times[len(times) * 95 // 100], "max": times[-1]}
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Open a catalogue and use it; run in a fresh process."""
+    began = time.perf_counter()
+    from envs.webshop.disk import open_index
+    from envs.webshop.search import term_weights
+
+    imported = time.perf_counter()
+    catalogue = open_index(path)
+    opened = time.perf_counter()
+    goals, store, index = catalogue.synthetic_goals, catalogue.store, catalogue.index
+    rng = random.Random(3)
+    drawn = [goals[rng.randrange(len(goals))] for _ in range(SEARCHES)]
+    human = [catalogue.human_goals[rng.randrange(len(catalogue.human_goals))] for _ in range(SEARCHES)]
+    queries = {
+        "instructions made from products": [goal.instruction for goal in drawn],
+        "instructions in the words of people": [goal.instruction for goal in human],
+        "titles": [store[rng.randrange(len(store))].title for _ in range(SEARCHES)],
+        "keywords (kind and two attributes)": [" ".join((goal.query, *goal.attributes[:2])) for goal in drawn],
+    }
+    searches = {}
+    for name, texts in queries.items():
+        for text in texts:
+            index.search(text, 50)
+        terms = sum(len(term_weights(text)) for text in texts) / len(texts)
+        searches[name] = {"terms": terms, **timed([lambda text=text: index.search(text, 50) for text in texts])}
+    docs = [rng.randrange(len(store)) for _ in range(READS)]
+    asins = [store[doc].asin for doc in docs]
+    numbers = [rng.randrange(len(goals)) for _ in range(READS)]
+    memory = memory_kb("self")
+    return {
+        "counts": dict(catalogue.manifest.counts),
+        "import_s": imported - began,
+        "open_s": opened - imported,
+        "searches": searches,
+        "reads": {
+            "product by document": timed([lambda doc=doc: store[doc] for doc in docs]),
+            "document by product number": timed([lambda asin=asin: store.find(asin) for asin in asins]),
+            "synthetic goal": timed([lambda number=number: goals[number] for number in numbers]),
+        },
+        "private_mb": memory.get("Pss_Anon", 0) / 1024,
+        "mapped_mb": memory.get("Pss_File", 0) / 1024,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    counts, lines = result["counts"], ["| | |", "|---|---:|"]
+
+    def row(name: str, value: str) -> None:
+        lines.append(f"| {name} | {value} |")
+
+    row("products", f"{counts['products']:,}")
+    row("goals: synthetic, by people", f"{counts['synthetic_goals']:,}, {counts['human_goals']:,}")
+    row("terms, postings", f"{counts['terms']:,}, {counts['postings']:,}")
+    row("input files", f"{result['data_mb']:,.0f} MB")
+    row("build, wall", f"{result['build_s']:,.0f} s")
+    row("build, CPU of all processes", f"{result['build_cpu_s']:,.0f} s")
+    row("peak memory of the build, all processes: not backed by files", f"{result['build_peak_anonymous_mb']:,.0f} MB")
+    row("the same with mapped files", f"{result['build_peak_mb']:,.0f} MB")
+    row("catalogue on disk", f"{result['index_mb']:,.0f} MB")
+    row("of it products, postings", f"{result['products_mb']:,.0f} MB, {result['postings_mb']:,.0f} MB")
+    row("start: import, open", f"{result['import_s']:.2f} s, {result['open_s']:.3f} s")
+    row("memory of a process after all searches and reads: its own", f"{result['private_mb']:,.0f} MB")
+    row("mapped files in memory, shared by all processes", f"{result['mapped_mb']:,.0f} MB")
+    lines += ["", "| top 50 of a search, ms CPU | mean terms | p50 | p95 | max |", "|---|---:|---:|---:|---:|"]
+    for name, found in result["searches"].items():
+        lines.append(
+            f"| {name} | {found['terms']:.1f} | {found['p50']:.1f} | {found['p95']:.1f} | {found['max']:.1f} |"
+        )
+    lines += ["", "| one read, ms CPU | p50 | p95 |", "|---|---:|---:|"]
+    for name, found in result["reads"].items():
+        lines.append(f"| {name} | {found['p50']:.3f} | {found['p95']:.3f} |")
+    return "\n".join(lines)
+
+
+def run(folder: Path, count: int, workers: int) -> dict[str, Any]:
+    """Everything, in an empty folder."""
+    began = time.perf_counter()
+    write_data(folder / "data", count)
+    generated_s = time.perf_counter() - began
+    built = build(folder / "data", folder / "catalogue", workers)
+    command = [sys.executable, __file__, "--measure", str(folder / "catalogue")]
+    measured = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    return {
+        "date": str(date.today()),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "load_average": os.getloadavg(),
+        "workers": workers,
+        "generate_s": generated_s,
+        **built,
+        **measured,
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=FULL)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--folder", type=Path, help="where the files go (default: a temporary folder); removed at the end"
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--measure", type=Path, metavar="CATALOGUE", help="only open and use this catalogue; JSON")
+    options = parser.parse_args()
+    if options.measure is not None:
+        print(json.dumps(measure(options.measure)))
+        return
+    folder = Path(tempfile.mkdtemp(prefix="webshop_large_", dir=options.folder))
+    try:
+        result = run(folder, options.count, options.workers)
+    finally:
+        shutil.rmtree(folder)
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print(
+            f"{result['date']}, {result['machine']}, {result['workers']} workers, load {result['load_average'][0]:.1f}\n"
+        )
+        print(table(result))
+
+
+if __name__ == "__main__":
+    main()
