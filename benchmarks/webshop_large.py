@@ -240,9 +240,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(result, indent=1))
     else:
-        print(
-            f"{result['date']}, {result['machine']}, {result['workers']} workers, load {result['load_average'][0]:.1f}\n"
-        )
+        print(f"{result['date']}, {result['machine']}, load {result['load_average'][0]:.1f}\n")
         print(table(result))
 
 

@@ -1,7 +1,6 @@
-"""WebShop: build the catalogue of the full data once, and look at one that was built.
+"""Build the catalogue of the shop's full data once (build-index DATA OUT), and look at one that was built (info OUT).
 
-roll-envs webshop build-index DATA OUT     DATA: folder of items_shuffle.json, items_ins_v2.json, ... (or the first)
-roll-envs webshop info OUT [--verify]
+It is then opened in milliseconds, by any number of processes that share its memory.
 """
 
 from __future__ import annotations

@@ -30,10 +30,10 @@ _SLACK = np.float32(1e-4)
 _LOOKUP_COST = 12
 """Finding one document in a list by bisection takes about as long as adding up this many entries."""
 
-_LEADERS = 3
+_LEADERS = 2
 """Leaders of the race for each document wanted."""
 
-_LOOK_AHEAD = 30_000
+_LOOK_AHEAD = 100_000
 """After so many entries were added (and then twice as many), it pays to look up the final scores of the leaders."""
 
 _SAMPLE = 61
@@ -65,6 +65,7 @@ class DiskIndex:
         self._offsets = map_array(folder, "postings.offsets", manifest)
         self._docs = map_array(folder, "postings.docs", manifest)
         self._saturations = map_array(folder, "postings.saturations", manifest)
+        self._ranks = map_array(folder, "asins.ranks", manifest)
         self._num_docs = manifest.counts["products"]
         self._num_filled = manifest.counts["filled_products"]
 
@@ -75,7 +76,7 @@ class DiskIndex:
         return self._num_docs
 
     def search(self, query: str, k: int) -> Sequence[int]:
-        """Document numbers of the best ``k`` matches, best first; equal scores in order of document number."""
+        """Document numbers of the best ``k`` matches, best first; equal scores in order of product number."""
         return [doc for doc, _ in self.scores(query, k)]
 
     def scores(self, query: str, k: int) -> list[tuple[int, float]]:
@@ -86,7 +87,7 @@ class DiskIndex:
             return []
         docs = self._candidates(sorted(terms, key=lambda term: -term.most), k)
         scores = self._exact(terms, docs)
-        order = np.lexsort((docs, -scores))[:k]
+        order = np.lexsort((self._ranks[docs], -scores))[:k]
         return list(zip(docs[order].tolist(), scores[order].tolist(), strict=True))
 
     def _read_terms(self, query: str) -> list[_Term]:

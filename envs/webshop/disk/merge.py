@@ -96,7 +96,7 @@ def merge_segments(
 
 
 def _merge_asins(segments: Sequence[_Segment], output: _Output) -> None:
-    """Product numbers in order, with the document of each."""
+    """Product numbers in order with the document of each, and the place of each document in that order."""
     numbers: list[tuple[bytes, int]] = []
     for segment in segments:
         asins = segment.blobs("asins")
@@ -107,7 +107,11 @@ def _merge_asins(segments: Sequence[_Segment], output: _Output) -> None:
         for asin, _ in numbers:
             writer.append(asin)
         output.files.update(writer.close())
-    output.array("asins.docs", "<u4", np.fromiter((doc for _, doc in numbers), "<u4", len(numbers)))
+    docs = np.fromiter((doc for _, doc in numbers), "<u4", len(numbers))
+    ranks = np.empty(len(docs), "<u4")
+    ranks[docs] = np.arange(len(docs))
+    output.array("asins.docs", "<u4", docs)
+    output.array("asins.ranks", "<u4", ranks)
 
 
 def _write_goals(
