@@ -1,0 +1,189 @@
+"""What the formats share: JSON in the middle of a text, and calls made of JSON objects.
+
+Every function here takes time linear in what it reads, and none raises for any text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from roll_envs.errors import ConfigError
+from roll_envs.tools.types import BadCall, ToolCall, ToolResult, ToolSpec
+
+__all__ = [
+    "MAX_CALLS",
+    "Call",
+    "JsonRead",
+    "after_thought",
+    "call_of",
+    "calls_of_list",
+    "clip",
+    "dump",
+    "limited",
+    "looks_like_a_call",
+    "read_json",
+    "signature",
+    "skip_space",
+    "tool_list",
+]
+
+Call = ToolCall | BadCall
+
+MAX_CALLS = 64
+"""Calls read of one answer; the rest becomes one :class:`BadCall`."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NAME_NEAR = 400
+_MOST_SHOWN = 40
+
+
+class JsonRead(NamedTuple):
+    """A JSON value and where it ends; or what is wrong, and where."""
+
+    value: Any
+    end: int
+    problem: str = ""
+
+
+def after_thought(text: str) -> str:
+    """The text after a model's thoughts: after the first ``</think>``; nothing when ``<think>`` is never closed.
+
+    A call that is only thought about is not made. A template may open the thought in the prompt, so that only its end
+    is in the text.
+    """
+    _, closing, rest = text.partition("</think>")
+    if closing:
+        return rest
+    return "" if text.lstrip().startswith("<think>") else text
+
+
+def skip_space(text: str, start: int) -> int:
+    """Where the white space that begins at ``start`` ends."""
+    match = _SPACE.match(text, start)
+    return match.end() if match else start
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {clip(digits)} is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+
+
+def read_json(text: str, start: int) -> JsonRead:
+    """The JSON value at ``start`` (after white space). ``end`` is where reading stopped, for a problem too."""
+    start = skip_space(text, start)
+    if start >= len(text):
+        return JsonRead(None, start, "there is no JSON")
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        at = max(error.pos, start)
+        found = repr(clip(text[at : at + 12])) if at < len(text) else "the end of the text"
+        return JsonRead(None, at, f"{error.msg.lower()} at character {at - start} of the JSON, before {found}")
+    except ValueError as error:  # numbers of thousands of digits, NaN, Infinity
+        return JsonRead(None, start + 1, str(error).split(";")[0].lower())
+    except RecursionError:
+        return JsonRead(None, start + 1, "it is nested too deep")
+    return JsonRead(value, end)
+
+
+def call_of(value: Any, form: str) -> Call:
+    """The call that a JSON value means: an object with ``name`` and ``arguments`` (or ``parameters``).
+
+    The arguments may be an object or a text that holds one; a function call in OpenAI's wrapping is taken out of it.
+    """
+    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
+        value = value["function"]
+    if not isinstance(value, Mapping):
+        return BadCall(reason=f"a call is a JSON object, not {_kind(value)}; write {form}")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        found = f"'name' is {_kind(name)}" if "name" in value else "'name' is missing"
+        return BadCall(reason=f"{found}; write {form}")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        read = read_json(arguments, 0)
+        if read.problem or skip_space(arguments, read.end) < len(arguments):
+            why = read.problem or "there is more text after the JSON object"
+            return BadCall(reason=f"the arguments of {clip(name)!r} are a text that is no JSON object: {why}")
+        arguments = read.value
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        return BadCall(reason=f"the arguments of {clip(name)!r} must be a JSON object, not {_kind(arguments)}")
+    return ToolCall(name=name, arguments=dict(arguments))
+
+
+def calls_of_list(value: Any, form: str) -> tuple[Call, ...]:
+    """The calls of a JSON list (or of one object)."""
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        return (BadCall(reason=f"the list of calls is empty; write {form}"),)
+    return limited(call_of(item, form) for item in items)
+
+
+def limited(calls: Iterable[Call]) -> tuple[Call, ...]:
+    """The first :data:`MAX_CALLS` calls; one :class:`BadCall` stands for all others."""
+    kept: list[Call] = []
+    for call in calls:
+        if len(kept) == MAX_CALLS:
+            return (*kept, BadCall(reason=f"only the first {MAX_CALLS} calls of an answer are read"))
+        kept.append(call)
+    return tuple(kept)
+
+
+def looks_like_a_call(text: str, start: int) -> bool:
+    """Whether malformed JSON at ``start`` was meant as a call: it opens an object or list and soon says ``"name"``."""
+    return text[start : start + 1] in ("{", "[") and '"name"' in text[start : start + _NAME_NEAR]
+
+
+def dump(value: Any) -> str:
+    """JSON in one line. Raises :class:`ConfigError` for what is no JSON (so that nothing unreadable is rendered)."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the arguments of a call must be plain JSON: {error}") from error
+
+
+def signature(spec: ToolSpec) -> dict[str, Any]:
+    """A tool as the JSON object that models are trained to read."""
+    about = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+    return {"type": "function", "function": about}
+
+
+def tool_list(specs: Sequence[ToolSpec]) -> str:
+    """One JSON signature a line."""
+    return "\n".join(dump(signature(spec)) for spec in specs)
+
+
+def clip(text: str) -> str:
+    """The first characters of a text that is only quoted."""
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+
+
+def _kind(value: Any) -> str:
+    names = {
+        str: "a text",
+        bool: "a truth value",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+Results = Sequence[tuple[Call, ToolResult]]
+"""What a format is given to show: each call with its result."""

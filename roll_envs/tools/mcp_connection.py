@@ -1,0 +1,210 @@
+"""One open connection to a Model Context Protocol server, for callers that are not asynchronous.
+
+The official client library is asynchronous and wants its contexts left by the task that entered them, so each
+connection has a thread with an event loop, in which one task opens it, waits, and closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import importlib
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll_envs.errors import DeadlineExceededError, EnvironmentFaultError, MissingExtraError
+
+__all__ = ["McpConnection", "McpEndpoint", "McpRefusalError", "ServerGoneError"]
+
+PING_S = 3.0
+_STOP_S = 8.0
+_STDERR_SHOWN = 600
+
+
+class ServerGoneError(EnvironmentFaultError):
+    """The server ended, or answers nothing any more."""
+
+
+class McpRefusalError(Exception):
+    """The server is well and refused a request, or did not finish it in time; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class McpEndpoint:
+    """Where a server is: a command that speaks over stdin and stdout, or a URL of streamable HTTP."""
+
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables added to a small fixed environment, for a command."""
+    url: str = ""
+
+    def __str__(self) -> str:
+        return self.url or " ".join(self.command)
+
+
+class McpConnection:
+    """Open from its making until :meth:`close`. Raises :class:`ServerGoneError` when the server cannot be reached."""
+
+    def __init__(self, endpoint: McpEndpoint, *, start_s: float) -> None:
+        self._modules = _library()
+        self._endpoint = endpoint
+        self._loop = asyncio.new_event_loop()
+        self._session: Any = None
+        self._ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
+        self._stop: asyncio.Event | None = None
+        self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close
+        self._thread = threading.Thread(target=self._work, name=f"mcp {endpoint}", daemon=True)
+        self._thread.start()
+        try:
+            self.tools = self._ready.result(start_s)
+            """What the server offers, each as ``{"name": ..., "description": ..., "inputSchema": {...}}``."""
+        except TimeoutError:
+            said = self._said()
+            self.close()
+            raise ServerGoneError(f"the MCP server {endpoint} was not ready after {start_s:g} s{said}") from None
+        except Exception as error:  # whatever the library raises when a server cannot be reached
+            said = self._said()
+            self.close()
+            raise ServerGoneError(f"the MCP server {endpoint} cannot be reached: {_why(error)}{said}") from error
+
+    def call(self, name: str, arguments: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
+        """The result of a tool call, as the protocol's ``CallToolResult`` in plain data.
+
+        Raises :class:`McpRefusalError` when the server is well but refuses or is too slow, else
+        :class:`ServerGoneError`.
+        """
+        try:
+            result = self._run(lambda: self._session.call_tool(name, dict(arguments)), deadline_s)
+        except DeadlineExceededError:
+            self._need_ping(f"it did not answer {name!r} within {deadline_s:g} s")
+            raise McpRefusalError(f"the tool did not answer within {deadline_s:g} s") from None
+        except Exception as error:  # errors of the protocol, and those of a broken connection, differ by release
+            self._need_ping(_why(error))
+            raise McpRefusalError(_why(error)) from error
+        plain: dict[str, Any] = result.model_dump(by_alias=True, mode="json")
+        return plain
+
+    def close(self) -> None:
+        """End the connection, and the server where it is a command; any number of times."""
+        if self._stop is not None and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop may end at this moment
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(_STOP_S)
+        self._stderr.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection is still open on our side."""
+        return self._thread.is_alive()
+
+    def _need_ping(self, problem: str) -> None:
+        try:
+            self._run(lambda: self._session.send_ping(), PING_S)
+        except Exception as error:  # any failure of a ping means the same
+            raise ServerGoneError(f"the MCP server {self._endpoint} is gone: {problem}{self._said()}") from error
+
+    def _run(self, work: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+        async def bounded() -> Any:
+            return await asyncio.wait_for(work(), timeout_s)
+
+        if not self.alive:
+            raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}")
+        future = asyncio.run_coroutine_threadsafe(bounded(), self._loop)
+        try:
+            return future.result(timeout_s + PING_S)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            future.cancel()
+            raise DeadlineExceededError(f"the MCP server {self._endpoint}", timeout_s) from None
+        except concurrent.futures.CancelledError as error:
+            raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}") from error
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._live())
+        except BaseException as error:  # handed to the maker, or seen by the next call as a dead connection
+            if not self._ready.done():
+                self._ready.set_exception(error if isinstance(error, Exception) else ServerGoneError(repr(error)))
+        finally:
+            with contextlib.suppress(RuntimeError):
+                for task in asyncio.all_tasks(self._loop):
+                    task.cancel()
+                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _live(self) -> None:
+        self._stop = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            streams = await stack.enter_async_context(self._transport())
+            session = self._modules.session(streams[0], streams[1])
+            self._session = await stack.enter_async_context(session)
+            await self._session.initialize()
+            self._ready.set_result(await self._listed())
+            await self._stop.wait()
+
+    def _transport(self) -> Any:
+        if self._endpoint.url:
+            return self._modules.http(self._endpoint.url)
+        command, *arguments = self._endpoint.command
+        server = self._modules.parameters(command=command, args=arguments, env=dict(self._endpoint.env))
+        return self._modules.stdio(server, errlog=self._stderr)
+
+    async def _listed(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        for _ in range(100):  # pages; a server that goes on for ever is not followed
+            page = await self._session.list_tools(params=self._modules.page(cursor=cursor) if cursor else None)
+            plain = page.model_dump(by_alias=True, mode="json")
+            found += plain["tools"]
+            cursor = plain.get("nextCursor")
+            if not cursor:
+                break
+        return found
+
+    def _said(self) -> str:
+        """The end of what the server wrote to stderr."""
+        try:
+            self._stderr.seek(0)
+            text = self._stderr.read().strip()
+        except ValueError:  # closed
+            return ""
+        return f"; its stderr ends: {text[-_STDERR_SHOWN:]}" if text else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Library:
+    """What is used of the client library."""
+
+    session: Callable[..., Any]
+    parameters: Callable[..., Any]
+    page: Callable[..., Any]
+    stdio: Callable[..., Any]
+    http: Callable[..., Any]
+
+
+def _library() -> _Library:
+    try:
+        mcp = importlib.import_module("mcp")
+        http = importlib.import_module("mcp.client.streamable_http")
+        types: Sequence[Any] = [importlib.import_module("mcp.types")]
+    except ImportError as error:
+        raise MissingExtraError("the tool 'mcp'", "mcp") from error
+    opened = getattr(http, "streamable_http_client", None) or getattr(http, "streamablehttp_client")  # noqa: B009
+    return _Library(
+        session=mcp.ClientSession,
+        parameters=mcp.StdioServerParameters,
+        page=types[0].PaginatedRequestParams,
+        stdio=mcp.stdio_client,
+        http=opened,
+    )
+
+
+def _why(error: BaseException) -> str:
+    """The innermost reason; asynchronous libraries wrap errors in groups."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

@@ -1,0 +1,177 @@
+"""ToolRunner: runs the calls of one episode under its budget, and writes down what each one gave."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, RollError, nearest
+from roll_envs.tools.arguments import check_arguments
+from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult, ToolSpec
+
+__all__ = ["ToolRunner"]
+
+
+class ToolRunner:
+    """Holds the tools of one environment open; one episode at a time.
+
+    A call that cannot run (malformed, unknown, arguments that do not fit, budget) is answered with a text that says
+    why. Raises what a tool raises, as :class:`EnvironmentFaultError` where it is no error of ours, and
+    :class:`DeadlineExceededError` for a tool that does not come back.
+    """
+
+    def __init__(self, tools: Sequence[Tool], budget: ToolBudget, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tools = {tool.spec.name: tool for tool in tools}
+        if len(self.tools) != len(tools):
+            names = [tool.spec.name for tool in tools]
+            double = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"two tools have the name {double!r}; leave one out, or rename it")
+        self.specs: dict[str, ToolSpec] = {name: tool.spec for name, tool in self.tools.items()}
+        self.budget = budget
+        self.records: list[CallRecord] = []
+        """The calls of this episode so far."""
+        self._clock = clock
+        self._hung = ""
+
+    def open(self) -> None:
+        """Begin an episode."""
+        if self._hung:
+            raise EnvironmentFaultError(f"the tool {self._hung!r} hangs in an earlier call; make a new environment")
+        self.records = []
+        for tool in self.tools.values():
+            tool.open()
+
+    def close(self) -> None:
+        """End the episode; tools free what they hold."""
+        for tool in self.tools.values():
+            tool.close()
+
+    def dispose(self) -> None:
+        """Free everything, all tools even where one fails."""
+        errors = []
+        for tool in self.tools.values():
+            try:
+                tool.dispose()
+            except Exception as error:  # code of others
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    @property
+    def seconds(self) -> float:
+        """What the calls of this episode took."""
+        return sum(record.seconds for record in self.records)
+
+    @property
+    def shown_chars(self) -> int:
+        """Characters of results shown in this episode (of tools that ran)."""
+        return sum(len(record.text) for record in self.records if record.ran)
+
+    def run(self, calls: Sequence[ToolCall | BadCall]) -> list[CallRecord]:
+        """Run the calls of one answer in order; each is answered, whatever happens to the others."""
+        most = self.budget.calls_per_turn
+        if len(calls) > most:
+            reason = f"{len(calls) - most} more calls were not run: one answer may have {most}"
+            calls = [*calls[:most], BadCall(reason=reason)]
+        first = len(self.records)
+        for call in calls:
+            self.records.append(self._answer(call))
+        return self.records[first:]
+
+    def _answer(self, call: ToolCall | BadCall) -> CallRecord:
+        refusal = self._refusal(call)
+        if refusal or isinstance(call, BadCall):
+            return CallRecord(call=call, text=f"Error: {refusal}", ok=False, ran=False)
+        allowed_s = min(self.budget.call_seconds, self.budget.seconds - self.seconds)
+        result = self._timed(self.tools[call.name], call, allowed_s)
+        shown = self._cut(result.text)
+        return CallRecord(call=call, text=shown, ok=result.ok, seconds=result.seconds, digest=digest(result.text))
+
+    def _refusal(self, call: ToolCall | BadCall) -> str:
+        budget = self.budget
+        if len(self.records) >= budget.calls:
+            return f"no call is left: an episode may have {budget.calls}; answer without a tool"
+        if self.seconds >= budget.seconds:
+            return f"no time is left: all calls of an episode may take {budget.seconds:g} s; answer without a tool"
+        if self.shown_chars >= budget.output_chars:
+            return (
+                f"this call was not run: results may have {budget.output_chars} characters in an episode, and they are "
+                "used up; answer without a tool"
+            )
+        if isinstance(call, BadCall):
+            return call.reason
+        tool = self.tools.get(call.name)
+        if tool is None:
+            close = nearest(call.name, self.tools, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            name = call.name if len(call.name) <= 60 else call.name[:60] + "..."
+            return f"there is no tool {name!r}{hint}; tools: {', '.join(self.tools)}"
+        return check_arguments(call.arguments, tool.spec.parameters)
+
+    def _timed(self, tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult:
+        """The result, from a thread of its own, so that a tool that hangs is left behind and not waited for."""
+        outcome: list[ToolResult | BaseException] = []
+
+        def work() -> None:
+            try:
+                outcome.append(tool.call(call.arguments, deadline_s=deadline_s))
+            except BaseException as error:  # handed to the caller's thread
+                outcome.append(error)
+
+        started = self._clock()
+        thread = threading.Thread(target=work, name=f"tool {call.name}", daemon=True)
+        thread.start()
+        thread.join(deadline_s + tool.grace_s)
+        if not outcome:
+            self._hung = call.name
+            raise DeadlineExceededError(f"the tool {call.name!r}", deadline_s + tool.grace_s)
+        result = outcome[0]
+        if isinstance(result, RollError):
+            raise result
+        if isinstance(result, BaseException):
+            raise EnvironmentFaultError(f"tool {call.name!r} raised {type(result).__name__}: {result}") from result
+        if not isinstance(result, ToolResult):
+            raise EnvironmentFaultError(f"tool {call.name!r} returned a {type(result).__name__}, not a ToolResult")
+        return replace(result, seconds=max(0.0, self._clock() - started))
+
+    def _cut(self, text: str) -> str:
+        room = min(self.budget.call_chars, self.budget.output_chars - self.shown_chars)
+        if len(text) <= room:
+            return text
+        # The beginning and the end say most (a traceback ends with its error).
+        head = room - room // 4
+        tail = text[len(text) - room // 4 :] if room // 4 else ""
+        return f"{text[:head]}\n[... {len(text) - head - len(tail)} of {len(text)} characters are cut ...]\n{tail}"
+
+    def replay(self, records: Sequence[CallRecord]) -> None:
+        """Build the tools' state up again by making the recorded calls of tools that keep state, in their order.
+
+        Raises :class:`ConfigError` for a tool whose state cannot be brought back, and :class:`EnvironmentFaultError`
+        when a call gives another result than the one recorded.
+        """
+        for number, record in enumerate(records, 1):
+            tool = self.tools.get(record.call.name) if isinstance(record.call, ToolCall) else None
+            if not record.ran or tool is None or tool.state == "none":
+                continue
+            assert isinstance(record.call, ToolCall)
+            if tool.state == "outside":
+                raise ConfigError(
+                    f"the snapshot was taken after a call of {record.call.name!r}, which keeps its state outside of "
+                    "this process, so the episode cannot be restored; take the snapshot before the first such call, "
+                    "or play the episode again from its seed"
+                )
+            result = self._timed(tool, record.call, self.budget.call_seconds)
+            if digest(result.text) != record.digest:
+                raise EnvironmentFaultError(
+                    f"call {number} (tool {record.call.name!r}) gives another result than when the snapshot was taken, "
+                    f"so the tool's state cannot be restored; now: {result.text[:200]!r}"
+                )
+        self.records = list(records)
+
+
+def digest(text: str) -> str:
+    """A short fingerprint of a result."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

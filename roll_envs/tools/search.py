@@ -1,0 +1,103 @@
+"""The tool ``search``: the best documents of a local corpus for a query, each with a snippet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from roll_envs.errors import ConfigError
+from roll_envs.tools.search_index import Document, SearchIndex, load_index, words_of_text
+from roll_envs.tools.types import Tool, ToolResult, ToolSpec
+
+__all__ = ["SearchTool", "snippet"]
+
+_WORD = re.compile(r"[^\W_]+")
+
+
+class SearchTool(Tool):
+    """Search in a JSON-lines file (see :mod:`roll_envs.tools.search_index`); keeps nothing from call to call."""
+
+    def __init__(
+        self,
+        *,
+        corpus: str,
+        index: str | None = None,
+        results: int = 3,
+        most_results: int = 10,
+        snippet_chars: int = 400,
+        name: str = "search",
+        about: str = "a collection of documents",
+    ) -> None:
+        """``results`` documents are shown where the call does not say how many, up to ``most_results``; ``about`` tells
+        the model what it searches in. Raises :class:`ConfigError` for a corpus or number that cannot be used."""
+        for label, value, least in (
+            ("results", results, 1),
+            ("most_results", most_results, 1),
+            ("snippet_chars", snippet_chars, 20),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{label} must be a whole number of {least} or more, not {value!r}")
+        if results > most_results:
+            raise ConfigError(f"results ({results}) must not be more than most_results ({most_results})")
+        self.index: SearchIndex = load_index(corpus, index)
+        self._results, self._chars = results, snippet_chars
+        self.spec = ToolSpec(
+            name=name,
+            description=f"Searches {about} and shows the best matches, each with its id, title and a snippet.",
+            parameters={
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "Words to look for."},
+                    "k": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": most_results,
+                        "description": f"How many documents (default {results}).",
+                    },
+                },
+                "required": ["query"],
+            },
+        )
+
+    def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
+        query = arguments["query"]
+        if not words_of_text(query[:2000]):
+            return ToolResult(text="Error: the query has no word to look for", ok=False)
+        found = self.index.search(query, int(arguments.get("k", self._results)))
+        if not found:
+            return ToolResult(text="No document holds any of these words.")
+        documents = (self.index.document(number) for number, _ in found)
+        return ToolResult(text="\n\n".join(self._entry(place, d, query) for place, d in enumerate(documents, 1)))
+
+    def _entry(self, place: int, document: Document, query: str) -> str:
+        title = f" {document.title}" if document.title else ""
+        return f"{place}. [{document.id}]{title}\n{snippet(document.text, query, self._chars)}"
+
+
+def snippet(text: str, query: str, chars: int) -> str:
+    """The part of ``text`` of about ``chars`` characters with the most different words of ``query``, the first such."""
+    flat = " ".join(text.split())
+    if len(flat) <= chars:
+        return flat
+    wanted = set(words_of_text(query[:2000]))
+    hits = [(m.start(), w) for m in _WORD.finditer(flat) for w in words_of_text(m.group()) if w in wanted]
+    best, start, first = 0, 0, 0
+    inside: dict[str, int] = {}
+    for last, (place, word) in enumerate(hits):
+        inside[word] = inside.get(word, 0) + 1
+        while place - hits[first][0] > chars * 3 // 4:
+            old = hits[first][1]
+            inside[old] -= 1
+            if not inside[old]:
+                del inside[old]
+            first += 1
+        if len(inside) > best:
+            best, start = len(inside), hits[min(first, last)][0]
+    begin = max(0, min(start - chars // 8, len(flat) - chars))
+    if begin:
+        begin = flat.find(" ", begin) + 1 or begin
+    end = min(len(flat), begin + chars)
+    if end < len(flat):
+        end = max(flat.rfind(" ", begin, end), begin + 1)
+    return ("... " if begin else "") + flat[begin:end] + (" ..." if end < len(flat) else "")

@@ -1,0 +1,133 @@
+"""The contract of tools: what an agent may call inside an episode, what it may use up, and what comes back.
+
+A mistake of the model (an unknown tool, arguments that do not fit, code that raises) is a :class:`ToolResult` with
+``ok=False`` whose text the model reads. A fault of ours (a dead sandbox, a server that does not answer) raises; the
+episode then becomes ``failed``. Neither is ever an empty answer.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from roll_envs.errors import ConfigError
+
+__all__ = ["BadCall", "CallRecord", "Tool", "ToolBudget", "ToolCall", "ToolResult", "ToolSpec", "ToolState"]
+
+ToolState = Literal["none", "replay", "outside"]
+"""What a tool keeps from call to call: nothing; something that the same calls build up again; or something that lives
+outside of this process and cannot be brought back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolSpec:
+    """What a model is told about a tool."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments: an object with ``properties`` and ``required``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolResult:
+    """What one call gave; ``text`` is never empty."""
+
+    text: str
+    ok: bool = True
+    """False for a mistake of the caller, which ``text`` explains."""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise ValueError("a tool result needs a text; say '(no output)' where there is none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A call as a model wrote it."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadCall:
+    """Something that was meant as a call and cannot be read; ``reason`` is shown to the model."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallRecord:
+    """One call of an episode with what the model was shown."""
+
+    call: ToolCall | BadCall
+    text: str
+    """As shown: cut to the budget."""
+    ok: bool
+    seconds: float = 0.0
+    ran: bool = True
+    """False when the call was refused before it reached the tool (malformed, unknown, arguments, budget)."""
+    digest: str = ""
+    """Of the whole result text, to compare a replay with; empty when the call did not run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolBudget:
+    """What the calls of one episode may use. What goes over is refused or cut, and the text says so."""
+
+    calls: int = 16
+    """Calls of an episode; malformed ones count."""
+    calls_per_turn: int = 8
+    """Calls of one answer."""
+    seconds: float = 120.0
+    """Of all calls of an episode together."""
+    call_seconds: float = 10.0
+    """Of one call."""
+    output_chars: int = 32_000
+    """Shown of all results of an episode together."""
+    call_chars: int = 4_000
+    """Shown of one result."""
+
+    def __post_init__(self) -> None:
+        for name in ("calls", "calls_per_turn", "output_chars", "call_chars"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"budget.{name} must be a whole number of 1 or more, not {value!r}")
+        for name in ("seconds", "call_seconds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ConfigError(f"budget.{name} must be a number above 0, not {value!r}")
+
+
+class Tool(abc.ABC):
+    """Something an agent can call by name. One instance serves one episode at a time, from one thread at a time.
+
+    The life of an instance: ``open`` at the start of an episode, ``call`` any number of times, ``close`` at its end,
+    again and again; ``dispose`` once when nobody needs it any more.
+    """
+
+    spec: ToolSpec
+    state: ToolState = "none"
+    grace_s: float = 5.0
+    """How long after its deadline a call may come back (after repairs of its own) before the tool counts as hung."""
+
+    def open(self) -> None:  # noqa: B027 - a tool that keeps nothing has nothing to do
+        """Begin an episode with nothing kept from another; may leave real work to the first call."""
+
+    @abc.abstractmethod
+    def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
+        """Run with arguments that fit ``spec.parameters``, within ``deadline_s`` seconds.
+
+        Returns what the model is to read, its own mistakes included; raises for faults of ours only.
+        """
+
+    def close(self) -> None:  # noqa: B027 - as above
+        """End the episode and free what it held; any number of times."""
+
+    def dispose(self) -> None:
+        """Free what is held across episodes (processes, connections); any number of times."""
+        self.close()
