@@ -28,6 +28,7 @@ from roll_envs.parsing import ActionFormat, FreeFormat, ParsedAnswer, make_actio
 from roll_envs.policy import Policy, Renderer
 from roll_envs.registry import Registration, card, discover, environments, make, register, unregister
 from roll_envs.types import Completion, Group, Message, Outcome, SamplingParams, Task, Trajectory, Turn
+from roll_envs.verifiers import Failed, Score, Verifier, make_verifier, register_verifier
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "EngineError",
     "EnvironmentCard",
     "EnvironmentFaultError",
+    "Failed",
     "FreeFormat",
     "Group",
     "Message",
@@ -53,11 +55,13 @@ __all__ = [
     "Renderer",
     "RollError",
     "SamplingParams",
+    "Score",
     "Task",
     "TextEnv",
     "Trajectory",
     "Turn",
     "UnknownNameError",
+    "Verifier",
     "__version__",
     "card",
     "discover",
@@ -65,7 +69,9 @@ __all__ = [
     "make",
     "make_action_format",
     "make_free_format",
+    "make_verifier",
     "register",
+    "register_verifier",
     "unregister",
 ]
 

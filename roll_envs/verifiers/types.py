@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,12 +15,17 @@ class Score:
     """What an answer is worth."""
 
     value: float
-    """Usually 0 to 1; a penalty may be negative. Finite."""
+    """Usually 0 to 1; a penalty may be negative. Finite (:class:`ValueError` otherwise)."""
     passed: bool
     detail: str = ""
     """Why, for people, in one or a few lines."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named numbers for metrics."""
+    """Named numbers for metrics. Finite."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("value", self.value), *self.parts.items()):
+            if not math.isfinite(number):
+                raise ValueError(f"a score must be finite, but {name!r} is {number!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,163 @@
+r"""``choice``: multiple choice, A to J.
+
+A letter counts where the answer commits to it: in ``\boxed{}``, after "the answer is", alone, at the start of the last
+line, or in brackets. An answer that commits to two letters is wrong where one was asked for; hedging does not pay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll_envs.errors import ConfigError
+from roll_envs.verifiers.extract import after_thinking, answer_phrase, boxed, tail
+from roll_envs.verifiers.matching import normalize
+from roll_envs.verifiers.types import Failed, Score, Verdict
+
+__all__ = ["LETTERS", "ChoiceVerifier", "read_choice"]
+
+LETTERS = "ABCDEFGHIJ"
+
+_DRESS = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"']")
+_LEADING = re.compile(r"(?:the\s+)?(?:options?|choices?|letters?|answers?)\b[\s:]*", re.IGNORECASE)
+_LETTER = r"(?:[\(\[]\s*([A-Z])\s*[\)\]]|([A-Z])(?![A-Za-z0-9'’]))"
+_LIST = re.compile(rf"{_LETTER}(?:\s*(?:,|;|/|&|\band\b|\bor\b|,\s*and\b|,\s*or\b)?\s*(?={_LETTER}))?")
+_BRACKETED = re.compile(r"[\(\[]\s*([A-Z])\s*[\)\]]")
+_DENIAL = re.compile(
+    r"(?:\bnot|n't|\brule[sd]?\s+out|\beliminate[sd]?|\bexcept|\bincorrect|\bwrong)\W{0,3}(?:\w+\W+){0,2}$",
+    re.IGNORECASE,
+)
+_CHOSEN = re.compile(
+    r"\b(?:choose|chose|pick|select|go(?:ing)?\s+with|correct\s+(?:option|choice)\s+is)\s+(?:option\s+|choice\s+)?\**"
+    r"[\(\[]?([A-Z])\b(?![a-z'’])"
+)
+
+
+class ChoiceVerifier:
+    """1.0 when the letters that the answer commits to are the reference's.
+
+    ``reference``: a letter (``"B"``, ``"(b)"``), several for questions with several right answers (``"A, C"``), the
+    number of the option from 0 on, or the text of an option. ``options``: texts of the options in order, where they are
+    the same for all rows; else ``context[options_key]`` may hold them (a list, or a mapping from letters).
+    """
+
+    def __init__(
+        self, *, options: Sequence[str] | None = None, letters: str = LETTERS, options_key: str = "options"
+    ) -> None:
+        if not letters or len(set(letters)) != len(letters) or not set(letters) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZ"):
+            raise ConfigError(f"letters must be different capital letters, such as 'ABCD', not {letters!r}")
+        if options is not None and len(options) > len(letters):
+            raise ConfigError(f"there are {len(options)} options for {len(letters)} letters")
+        self.letters, self.options_key = letters, options_key
+        self.options = None if options is None else tuple(map(str, options))
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        options = self._options(context)
+        letters = self.letters[: len(options)] if options else self.letters
+        wanted = _reference_letters(reference, letters, options)
+        if not wanted:
+            return Failed(reason=f"the reference {str(reference)[:100]!r} names none of the choices {letters}")
+        said = read_choice(answer, letters, options)
+        right = said == wanted
+        detail = "" if right else f"read {', '.join(sorted(said)) or 'no choice'}"
+        return Score(value=float(right), passed=right, detail=detail)
+
+    def _options(self, context: Mapping[str, Any] | None) -> tuple[str, ...]:
+        if self.options is not None:
+            return self.options
+        given = (context or {}).get(self.options_key)
+        if isinstance(given, Mapping):
+            given = [given[letter] for letter in self.letters if letter in given]
+        if isinstance(given, Sequence) and not isinstance(given, str):
+            return tuple(map(str, given))[: len(self.letters)]
+        return ()
+
+
+def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> frozenset[str]:
+    if isinstance(reference, int) and not isinstance(reference, bool):
+        return frozenset(letters[reference]) if 0 <= reference < len(letters) else frozenset()
+    if isinstance(reference, list | tuple | set | frozenset):
+        each = [_reference_letters(item, letters, options) for item in reference]
+        return frozenset().union(*each) if all(each) else frozenset()
+    if not isinstance(reference, str):
+        return frozenset()
+    by_text = _by_text(reference, letters, options)
+    bare = re.sub(r"[\s()\[\].,;:/&]|\band\b", "", _DRESS.sub("", reference).strip())
+    if (
+        bare
+        and set(bare.upper()) <= set(letters)
+        and len(set(bare)) == len(bare)
+        and (bare.isupper() or len(bare) == 1)
+    ):
+        return frozenset(bare.upper())
+    return by_text or _committed(reference, letters, options)
+
+
+def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()) -> frozenset[str]:
+    """The letters an answer commits to; empty when it commits to none.
+
+    ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
+    """
+    text = after_thinking(tail(answer)).strip()
+    boxes = boxed(text)
+    if boxes:
+        found = [_committed(box, letters, options) for box in boxes]
+        return frozenset().union(*found) if all(found) else frozenset()
+    whole = _committed(text, letters, options) if len(text) <= 400 else frozenset()
+    if whole and len(text.split()) <= 3:
+        return whole
+    phrase = answer_phrase(_DRESS.sub("", text))
+    if phrase is not None:
+        said = _committed(phrase, letters, options)
+        if said:
+            return said
+    chosen = [m for m in _CHOSEN.finditer(_DRESS.sub("", text)) if m[1] in letters]
+    if chosen and not _DENIAL.search(_DRESS.sub("", text)[max(0, chosen[-1].start() - 40) : chosen[-1].start()]):
+        return frozenset(chosen[-1][1])
+    if whole:
+        return whole
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = _committed(lines[-1], letters, options) if lines else frozenset()
+    return last or _bracketed(text, letters)
+
+
+def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
+    """Letters at the start of a short text, or those of the option whose text it is."""
+    exact = _by_text(text, letters, options)
+    if exact:
+        return exact
+    bare = _LEADING.sub("", _DRESS.sub("", text).strip(), count=1).strip()
+    found: list[str] = []
+    at = 0
+    while match := _LIST.match(bare, at):
+        found.append(match[1] or match[2])
+        at = match.end()
+        if match[3] is None and match[4] is None:
+            break
+    if not found:
+        lone = bare.strip("()[]. ")
+        return frozenset(lone.upper()) if len(lone) == 1 and lone.upper() in letters else frozenset()
+    rest = bare[at:]
+    # "A big cat" and "I think" begin with words, not with choices.
+    if rest and not re.match(r"\s*(?:[.):,\]\-–—]|$|\n|because\b|since\b|as\b|is\b|\()", rest):
+        return frozenset()
+    return frozenset(found) if set(found) <= set(letters) else frozenset()
+
+
+def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
+    said = normalize(_DRESS.sub("", text))
+    return frozenset(
+        x for x, option in zip(letters, options, strict=False) if normalize(_DRESS.sub("", option)) == said
+    )
+
+
+def _bracketed(text: str, letters: str) -> frozenset[str]:
+    """The last letter in brackets, unless the words before it deny it."""
+    last = None
+    for match in _BRACKETED.finditer(text):
+        if match[1] in letters:
+            last = match
+    if last is None or _DENIAL.search(text[max(0, last.start() - 40) : last.start()]):
+        return frozenset()
+    return frozenset(last[1])

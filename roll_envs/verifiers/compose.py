@@ -1,0 +1,223 @@
+"""Verifiers made of verifiers: weighted sum, all, any, and a gate before the rest.
+
+Parts have names; the numbers of part ``answer`` are ``answer`` and, below it, ``answer/...`` in ``Score.parts``. A part
+is a verifier, a name, or ``{"name": ..., **arguments}``. Where the reference of a row is a mapping, a part given as a
+mapping with ``reference_key`` is handed that item of it.
+
+A part that could not judge makes the whole :class:`Failed` wherever its verdict was needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.verifiers.judging import close_verifier, judge
+from roll_envs.verifiers.registry import as_verifier
+from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
+
+__all__ = ["AllOf", "AnyOf", "Gate", "PartSpec", "WeightedSum"]
+
+PartSpec = str | Mapping[str, Any] | Verifier
+
+
+class Keyed:
+    """A verifier that is given one item of a mapping as its reference."""
+
+    def __init__(self, verifier: Verifier, key: str) -> None:
+        self.verifier, self.key = verifier, key
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        if not isinstance(reference, Mapping) or self.key not in reference:
+            return Failed(reason=f"the reference has no item {self.key!r}: {str(reference)[:100]!r}")
+        return self.verifier(answer, reference[self.key], context)
+
+    def close(self) -> None:
+        close_verifier(self.verifier)
+
+
+class _Parts:
+    """Named parts and how they are asked."""
+
+    def __init__(self, parts: Mapping[str, PartSpec]) -> None:
+        if not isinstance(parts, Mapping) or not parts:
+            raise ConfigError(f"parts must name at least one verifier, such as {{'answer': 'math'}}, not {parts!r}")
+        for name in parts:
+            if not isinstance(name, str) or not name or "/" in name:
+                raise ConfigError(f"the name of a part is a text without '/', not {name!r}")
+        self.parts = {name: _make_part(spec) for name, spec in parts.items()}
+
+    def close(self) -> None:
+        """Close every part that can be closed."""
+        for part in self.parts.values():
+            close_verifier(part)
+
+    def _ask(
+        self, answer: str, reference: Any, context: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Score], dict[str, str]]:
+        """Scores by name, and by name the reasons of those that failed."""
+        scores, reasons = {}, {}
+        for name, part in self.parts.items():
+            verdict = judge(part, answer, reference, context)
+            if isinstance(verdict, Failed):
+                reasons[name] = verdict.reason
+            else:
+                scores[name] = verdict
+        return scores, reasons
+
+
+def _make_part(spec: PartSpec) -> Verifier:
+    if isinstance(spec, Mapping) and "reference_key" in spec:
+        rest = {key: value for key, value in spec.items() if key != "reference_key"}
+        return Keyed(as_verifier(rest), str(spec["reference_key"]))
+    return as_verifier(spec)
+
+
+class WeightedSum(_Parts):
+    """``value``: the sum of weight times value; ``passed``: every part of ``required`` passed.
+
+    ``weights`` are 1 for parts that are not named; a part of weight 0 that is not required is a metric only, and the
+    only kind whose failure does not fail the whole. ``required``: by default every part with a weight above 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        parts: Mapping[str, PartSpec],
+        weights: Mapping[str, float] | None = None,
+        required: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(parts)
+        given = weights or {}
+        for name, weight in given.items():
+            if name not in self.parts:
+                raise UnknownNameError("part", name, self.parts)
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise ConfigError(f"the weight of part {name!r} must be a finite number, not {weight!r}")
+        self.weights = {name: float(given.get(name, 1.0)) for name in self.parts}
+        self.required = _chosen(required, self.parts, [n for n, w in self.weights.items() if w > 0])
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        scores, reasons = self._ask(answer, reference, context)
+        needed = {name: why for name, why in reasons.items() if self.weights[name] != 0 or name in self.required}
+        if needed:
+            return _failed(needed)
+        value = sum(self.weights[name] * score.value for name, score in scores.items())
+        return _score(value, all(scores[name].passed for name in self.required), scores, reasons)
+
+
+class AllOf(_Parts):
+    """``value``: the lowest of the parts; ``passed``: all passed. Every part is needed."""
+
+    def __init__(self, *, parts: Mapping[str, PartSpec]) -> None:
+        super().__init__(parts)
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        scores, reasons = self._ask(answer, reference, context)
+        if reasons:
+            return _failed(reasons)
+        return _score(min(s.value for s in scores.values()), all(s.passed for s in scores.values()), scores)
+
+
+class AnyOf(_Parts):
+    """``value``: the highest of the parts; ``passed``: some part passed.
+
+    Parts are asked in order until one passes with at least ``enough``; those after it are not asked. A part that failed
+    is not needed once another has reached ``enough``, for nothing it could have said would change the verdict; else
+    the whole is :class:`Failed`: it might have been the one that passes.
+    """
+
+    def __init__(self, *, parts: Mapping[str, PartSpec], enough: float = 1.0) -> None:
+        super().__init__(parts)
+        if isinstance(enough, bool) or not isinstance(enough, int | float) or not math.isfinite(enough):
+            raise ConfigError(f"enough, the value that settles it, must be a finite number, not {enough!r}")
+        self.enough = float(enough)
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        scores: dict[str, Score] = {}
+        reasons: dict[str, str] = {}
+        for name, part in self.parts.items():
+            verdict = judge(part, answer, reference, context)
+            if isinstance(verdict, Failed):
+                reasons[name] = verdict.reason
+                continue
+            scores[name] = verdict
+            if verdict.passed and verdict.value >= self.enough:
+                break
+        else:
+            if reasons:
+                return _failed(reasons)
+        return _score(max(s.value for s in scores.values()), any(s.passed for s in scores.values()), scores, reasons)
+
+
+class Gate(_Parts):
+    """``then`` judges only answers that pass every gate of ``parts`` (in order); others get ``closed``, not passed.
+
+    With gates open the verdict is ``then``'s. What lies behind a closed gate is not asked, so its failures do not
+    matter.
+    """
+
+    def __init__(
+        self,
+        *,
+        parts: Mapping[str, PartSpec],
+        then: PartSpec,
+        then_name: str = "answer",
+        closed: float = 0.0,
+    ) -> None:
+        super().__init__(parts)
+        if then_name in self.parts:
+            raise ConfigError(f"then_name {then_name!r} is the name of a gate; choose another")
+        if isinstance(closed, bool) or not isinstance(closed, int | float) or not math.isfinite(closed):
+            raise ConfigError(f"closed, the value behind a closed gate, must be a finite number, not {closed!r}")
+        self.then, self.then_name, self.closed = _make_part(then), then_name, float(closed)
+
+    def close(self) -> None:
+        super().close()
+        close_verifier(self.then)
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        scores: dict[str, Score] = {}
+        for name, part in self.parts.items():
+            verdict = judge(part, answer, reference, context)
+            if isinstance(verdict, Failed):
+                return _failed({name: verdict.reason})
+            scores[name] = verdict
+            if not verdict.passed:
+                return _score(self.closed, False, scores)
+        last = judge(self.then, answer, reference, context)
+        if isinstance(last, Failed):
+            return _failed({self.then_name: last.reason})
+        scores[self.then_name] = last
+        return _score(last.value, last.passed, scores)
+
+
+def _chosen(given: Collection[str] | None, known: Mapping[str, Verifier], otherwise: list[str]) -> tuple[str, ...]:
+    if given is None:
+        return tuple(otherwise)
+    if isinstance(given, str):
+        raise ConfigError(f"required must be a list of names of parts, not the text {given!r}")
+    for name in given:
+        if name not in known:
+            raise UnknownNameError("part", name, known)
+    return tuple(given)
+
+
+def _failed(reasons: Mapping[str, str]) -> Failed:
+    return Failed(reason="; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+
+
+def _score(
+    value: float, passed: bool, scores: Mapping[str, Score], reasons: Mapping[str, str] | None = None
+) -> Verdict:
+    parts: dict[str, float] = {}
+    for name, score in scores.items():
+        parts[name] = float(score.value)
+        parts |= {f"{name}/{key}": number for key, number in score.parts.items()}
+    lines = [f"{name}: {score.detail}" for name, score in scores.items() if score.detail]
+    lines += [f"{name}: no verdict ({reason})" for name, reason in (reasons or {}).items()]
+    if not math.isfinite(value):
+        return Failed(reason=f"the parts add up to {value!r}: {parts!r}")
+    return Score(value=float(value), passed=passed, detail="\n".join(lines), parts=parts)

@@ -1,0 +1,104 @@
+r"""The final answer in what a model wrote: after its thoughts, in ``\boxed{...}`` or after "the answer is".
+
+Reading takes time linear in the text, whatever it says. Left out: what the answer means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+__all__ = ["MAX_CHARS", "after_thinking", "answer_phrase", "boxed", "tail"]
+
+MAX_CHARS = 100_000
+"""Of a longer text only the end is read: that is where a final answer stands."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
+_PHRASE = re.compile(
+    r"(?:(?:final|correct|best)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
+    r"(?:\([^()\n]{0,40}\)\s*)?(?:(?:is|are|would\s+be|must\s+be|should\s+be|will\s+be)\b(?:\s+(?:therefore|thus|then|simply|just))?"
+    r"\s*:?|:|=|\$?\\boxed)\s*",
+    re.IGNORECASE,
+)
+_HASHES = re.compile(r"^#### *", re.MULTILINE)
+_JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNORECASE)
+
+
+def tail(text: str) -> str:
+    """The last :data:`MAX_CHARS` of a text."""
+    return text[-MAX_CHARS:]
+
+
+def after_thinking(text: str) -> str:
+    """What follows the last ``</think>``; nothing when thoughts are begun and never ended."""
+    for tag in ("think", "thinking", "reasoning"):
+        _, closed, rest = text.rpartition(f"</{tag}>")
+        if closed:
+            text = rest
+        elif f"<{tag}>" in text:
+            return text.partition(f"<{tag}>")[0]
+    return text
+
+
+def boxed(text: str) -> list[str]:
+    r"""What stands in the last ``\boxed{...}``, and in those that stand directly before it (``\boxed{1}`` and
+    ``\boxed{2}``), in order; empty when there is none. ``\boxed 5`` is read as ``\boxed{5}``."""
+    found: list[tuple[int, int, str]] = []
+    closed_by = _closing(text)
+    end_of_last = -1
+    for match in _BOX.finditer(text):
+        if match.start() < end_of_last:
+            continue  # a box within a box
+        content, end = _argument(text, match.end(), closed_by)
+        if content is None:
+            continue
+        found.append((match.start(), end, content))
+        end_of_last = end
+    if not found:
+        return []
+    chosen = [found[-1]]
+    for before in reversed(found[:-1]):
+        between = text[before[1] : chosen[0][0]]
+        if len(between) > 20 or not _JOIN.fullmatch(between) or not re.search(r"and|or|,|;", between):
+            break
+        chosen.insert(0, before)
+    return [content.strip() for _, _, content in chosen]
+
+
+def _closing(text: str) -> dict[int, int]:
+    """Where each brace that is closed opens and closes; one pass, so that many open ones cost no more."""
+    closed_by: dict[int, int] = {}
+    opened: list[int] = []
+    for match in _BRACES.finditer(text):
+        if match.group() == "{":
+            opened.append(match.start())
+        elif match.group() == "}" and opened:
+            closed_by[opened.pop()] = match.start()
+    return closed_by
+
+
+def _argument(text: str, start: int, closed_by: Mapping[int, int]) -> tuple[str | None, int]:
+    """The group in braces at ``start`` (``None`` when it never closes), or the one word there; and where it ends."""
+    if text.startswith("{", start):
+        end = closed_by.get(start)
+        return (None, start) if end is None else (text[start + 1 : end], end + 1)
+    word = _WORD.match(text, start)
+    return (word.group().rstrip(".,;"), word.end()) if word else (None, start)
+
+
+def answer_phrase(text: str) -> str | None:
+    """What follows the last "the answer is", "Answer:" or ``####``, to the end of its line; ``None`` without one.
+
+    An empty line after the words is passed over ("Answer:", then the answer below).
+    """
+    start = -1
+    for pattern in (_PHRASE, _HASHES):
+        for match in pattern.finditer(text):
+            if match.group().endswith("boxed"):
+                continue
+            start = max(start, match.end())
+    if start < 0:
+        return None
+    return text[start:].lstrip(" \t\r\n*_").partition("\n")[0].strip().rstrip("*_ ")

@@ -1,0 +1,47 @@
+"""Calling verifiers that others wrote: whatever goes wrong in one becomes ``Failed``, never a score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
+
+__all__ = ["ajudge", "close_verifier", "judge"]
+
+
+def judge(verifier: Verifier, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+    """The verdict of ``verifier``; an exception of it, or a verdict that no verifier may give, is :class:`Failed`."""
+    try:
+        verdict = verifier(answer, reference, context)
+    except Exception as error:  # verifiers of others
+        return Failed(reason=f"{name_of(verifier)} raised {type(error).__name__}: {error}")
+    if isinstance(verdict, Failed):
+        return verdict
+    if not isinstance(verdict, Score):
+        return Failed(reason=f"{name_of(verifier)} returned a {type(verdict).__name__}, not a Score or Failed")
+    if not math.isfinite(verdict.value):  # a subclass, or a value that was put in by force
+        return Failed(reason=f"{name_of(verifier)} returned the value {verdict.value!r}; it must be finite")
+    return verdict
+
+
+async def ajudge(
+    verifier: Verifier, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None
+) -> Verdict:
+    """:func:`judge` in a thread, for asynchronous callers."""
+    import asyncio  # here, for it would double the time that importing roll_envs takes
+
+    return await asyncio.to_thread(judge, verifier, answer, reference, context)
+
+
+def close_verifier(verifier: Verifier) -> None:
+    """Call ``verifier.close()`` where it has one: a verifier may hold a sandbox or worker processes."""
+    close = getattr(verifier, "close", None)
+    if callable(close):
+        close()
+
+
+def name_of(verifier: Verifier) -> str:
+    """How messages name a verifier."""
+    return f"verifier {getattr(verifier, '__name__', type(verifier).__name__)}"

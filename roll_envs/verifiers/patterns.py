@@ -1,0 +1,82 @@
+"""``regex``: the answer matches a pattern, decided in a worker process, since a match may take for ever.
+
+A pattern that cannot decide within the deadline is :class:`Failed`, not a wrong answer: the pattern is ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.verifiers.types import Failed, Score, Verdict
+from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
+
+__all__ = ["FLAGS", "RegexVerifier"]
+
+FLAGS = {"ignorecase": re.IGNORECASE, "multiline": re.MULTILINE, "dotall": re.DOTALL, "verbose": re.VERBOSE}
+MODES = ("search", "fullmatch", "match")
+
+_POOL = PoolSettings(module="roll_envs.verifiers.pattern_tasks", workers=2, memory_mb=512)
+
+
+class RegexVerifier:
+    """1.0 when the pattern is found in the answer.
+
+    ``pattern``: Python's syntax; without one the reference of each row is the pattern. With ``compare`` the pattern's
+    first group (the whole match without groups) must also be the reference, white space around it aside; ``last``
+    looks at the last match instead of the first. Answers beyond ``max_chars`` do not match.
+    """
+
+    def __init__(
+        self,
+        *,
+        pattern: str | None = None,
+        mode: Literal["search", "fullmatch", "match"] = "search",
+        flags: Collection[str] = (),
+        compare: bool = False,
+        last: bool = False,
+        max_chars: int = 100_000,
+        deadline_s: float = 2.0,
+        pool: WorkerPool | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        for flag in [flags] if isinstance(flags, str) else flags:
+            if flag not in FLAGS:
+                raise UnknownNameError("flag of a pattern", str(flag), FLAGS)
+        if compare and pattern is None:
+            raise ConfigError("compare needs a pattern: the reference is then the text to find, not the pattern")
+        if last and mode != "search":
+            raise ConfigError(f"last looks through all matches, so it needs mode='search', not {mode!r}")
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s <= 3600:
+            raise ConfigError(f"deadline_s must be above 0 and at most 3600, not {deadline_s!r}")
+        self.flags = int(sum(FLAGS[f] for f in ({flags} if isinstance(flags, str) else set(flags))))
+        if pattern is not None:
+            try:
+                re.compile(pattern, self.flags)
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ConfigError(f"the pattern {pattern!r} cannot be used: {error}") from error
+        self.pattern, self.mode, self.compare, self.last = pattern, mode, compare, last
+        self.max_chars, self.deadline_s, self._pool = max_chars, float(deadline_s), pool
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        pattern = reference if self.pattern is None else self.pattern
+        if not isinstance(pattern, str):
+            return Failed(reason=f"the reference must be a pattern, not {str(pattern)[:100]!r}")
+        if self.compare and not isinstance(reference, str | int | float):
+            return Failed(
+                reason=f"the reference must be a text to compare the match with, not {str(reference)[:100]!r}"
+            )
+        if len(answer) > self.max_chars:
+            return Score(value=0.0, passed=False, detail=f"{len(answer)} characters; at most {self.max_chars} are read")
+        pool = self._pool if self._pool is not None else shared_pool(_POOL)
+        arguments = [pattern, self.flags, "last" if self.last else self.mode, answer]
+        outcome = pool.call("find", arguments, deadline_s=self.deadline_s)
+        if outcome.status != "ok":
+            return Failed(reason=f"the pattern {pattern[:200]!r} gave no result: {outcome.detail}")
+        found = outcome.value
+        right = found is not None and (not self.compare or found.strip() == str(reference).strip())
+        detail = "" if right else "no match" if found is None else f"found {found[:200]!r}"
+        return Score(value=float(right), passed=right, detail=detail)

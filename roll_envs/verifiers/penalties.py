@@ -1,0 +1,93 @@
+"""``length`` and ``repetition``: what is taken off for answers that are too long or say the same again and again.
+
+Both need no reference, give values from ``-penalty`` to 0, and pass when nothing is taken off.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from roll_envs.errors import ConfigError
+from roll_envs.verifiers.types import Score, Verdict
+
+__all__ = ["LengthPenalty", "RepetitionPenalty"]
+
+_MAX_CHARS = 1_000_000
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class LengthPenalty:
+    """0 up to ``limit`` (and from ``least`` on), then linearly down to ``-penalty`` at ``limit + slack``.
+
+    The soft punishment of over-long answers of DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 13) with ``limit`` =
+    L_max - L_cache and ``slack`` = L_cache. ``unit``: ``words`` (by white space) or ``chars``. Below ``least`` the
+    whole penalty is due.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit: int,
+        slack: int = 0,
+        least: int = 0,
+        penalty: float = 1.0,
+        unit: Literal["words", "chars"] = "words",
+    ) -> None:
+        for name, value, lowest in (("limit", limit, 1), ("slack", slack, 0), ("least", least, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise ConfigError(f"{name} must be a whole number of {lowest} or more, not {value!r}")
+        if least > limit:
+            raise ConfigError(f"least must be at most limit ({limit}), not {least}")
+        if unit not in ("words", "chars"):
+            raise ConfigError(f"unit must be 'words' or 'chars', not {unit!r}")
+        self.limit, self.slack, self.least, self.unit = limit, slack, least, unit
+        self.penalty = _penalty(penalty)
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        length = len(answer.split()) if self.unit == "words" else len(answer)
+        if length < self.least:
+            share = 1.0
+        else:
+            over = length - self.limit
+            share = 0.0 if over <= 0 else 1.0 if over >= self.slack else over / self.slack
+        detail = f"{length} {self.unit}" if share else ""
+        return Score(
+            value=0.0 - self.penalty * share, passed=share == 0, detail=detail, parts={self.unit: float(length)}
+        )
+
+
+class RepetitionPenalty:
+    """``-penalty`` times the share of repeated ``n``-grams of words above ``allowed``, scaled to reach ``-penalty``
+    when all are repeats.
+
+    The share is 1 - distinct / all, the measure of repetition of Welleck et al. 2019 (arXiv:1908.04319, seq-rep-n); an
+    answer with fewer than two n-grams repeats nothing. Signs count as words: endless punctuation is a repetition too.
+    """
+
+    def __init__(self, *, n: int = 3, allowed: float = 0.0, penalty: float = 1.0) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ConfigError(f"n, the words of a repeat, must be a whole number of 1 or more, not {n!r}")
+        if isinstance(allowed, bool) or not isinstance(allowed, int | float) or not 0 <= allowed < 1:
+            raise ConfigError(f"allowed, the share of repeats that costs nothing, must be in [0, 1), not {allowed!r}")
+        self.n, self.allowed, self.penalty = n, float(allowed), _penalty(penalty)
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        words = _WORD.findall(answer[:_MAX_CHARS].casefold())
+        count = len(words) - self.n + 1
+        share = 0.0
+        if count > 1:
+            # Hashes of runs, not the runs: long n on a long text would copy each word n times.
+            share = 1.0 - len({hash(tuple(words[i : i + self.n])) for i in range(count)}) / count
+        over = max(0.0, share - self.allowed) / (1.0 - self.allowed)
+        detail = f"{share:.0%} of the runs of {self.n} words are repeats" if over else ""
+        return Score(value=0.0 - self.penalty * over, passed=over == 0, detail=detail, parts={"repeated": share})
+
+
+def _penalty(value: Any) -> float:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if not usable:
+        raise ConfigError(f"penalty is what is taken off at most, a number above 0, not {value!r}")
+    return float(value)
