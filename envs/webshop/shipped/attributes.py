@@ -63,8 +63,10 @@ ATTRIBUTES: dict[str, Attribute] = {
 
 
 def stated(attribute: Attribute) -> tuple[str, ...]:
-    "All sentences that may state ``attribute``: its own more likely than the general ones of its role."
-    frames = [f for f in FRAMES[attribute.role] if attribute.predicative or " is %s" not in f]
+    """All sentences that may state ``attribute``: its own more likely than the general ones of its role."""
+    frames = FRAMES[attribute.role]
+    if attribute.role == "adj" and not attribute.predicative:
+        frames = () if attribute.heads == HEADS["care"] else frames[:1]  # "Long sleeve by design.", never "It is ..."
     general = tuple(frame % attribute.named for frame in frames)
     own = attribute.statements * (6 // len(attribute.statements))
     return own + tuple(text[0].upper() + text[1:] for text in general)

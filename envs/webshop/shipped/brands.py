@@ -7,9 +7,9 @@ from envs.webshop.shipped.kinds import split
 __all__ = ["BRANDS", "LINES"]
 
 _STARTS = split(
-    """Alder; Bram; Brenn; Cald; Carro; Copp; Corl; Dorn; Dun; Ebb; Elm; Embr; Fenn; Ferr; Garn; Glenn; Hald; Harl;
+    """Alder; Bram; Brenn; Cald; Carr; Copp; Corl; Dorn; Dun; Ebb; Elm; Embr; Fenn; Ferr; Garn; Glenn; Hald; Harl;
     Hest; Inver; Ivel; Jor; Kest; Kilb; Lark; Lorn; Lund; Marl; Merr; Nett; Noll; Oak; Orl; Pell; Pemb; Quill; Ravel;
-    Rook; Sable; Sedg; Sorr; Tarn; Thal; Tumb; Ulv; Vell; Wend; Wick; Yarr; Zell""",
+    Rook; Sabl; Sedg; Sorr; Tarn; Thal; Tumb; Ulv; Vell; Wend; Wick; Yarr; Zell""",
 )
 _ENDS = split(
     """acre; amere; andry; anova; ardo; arrow; avane; ebrook; efield; elune; enholt; ensby; erly; ettin; evane;

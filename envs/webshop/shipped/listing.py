@@ -5,19 +5,15 @@ What the title does not say about a product's attributes stands in the descripti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from envs.webshop.shipped.families import Draw, Family
 from envs.webshop.shipped.phrases import REVIEWS
 from envs.webshop.shipped.shelves import BULLETS, Shelf, Trait
 
-if TYPE_CHECKING:
-    from envs.webshop.shipped.generator import Family
-
 __all__ = ["bullets_of", "description_of", "price_of", "reviews_of", "title_of"]
 
-Draw = Callable[[], float]
-
+MOST_BULLETS = 6
 _CODE = "BCDFGHKLMNPRSTVX"
 
 
@@ -58,7 +54,7 @@ def description_of(family: Family, brand: str, untold: Sequence[Trait], draw: Dr
         sentences.append(own[int(draw() * len(own))].replace("\0", brand))
     unsaid: list[Trait] = []
     for trait in untold:
-        if len(sentences) < 4 and draw() < 0.34:
+        if (len(sentences) < 4 and draw() < 0.34) or len(unsaid) == MOST_BULLETS:
             sentences.append(trait.stated[int(draw() * len(trait.stated))])
         else:
             unsaid.append(trait)
@@ -72,10 +68,10 @@ def description_of(family: Family, brand: str, untold: Sequence[Trait], draw: Dr
 
 
 def bullets_of(shelf: Shelf, unsaid: Sequence[Trait], traits: Sequence[Trait], draw: Draw) -> list[str]:
-    """Three to eight bullet points: one for each of ``unsaid``, then facts and perhaps more on ``traits``."""
+    """Three to six bullet points: one for each of ``unsaid``, then facts and perhaps more on ``traits``."""
     form = int(draw() * len(BULLETS))
     told = list(unsaid)
-    if traits and draw() < 0.3:
+    if draw() < 0.3 and len(told) < MOST_BULLETS:
         trait = traits[int(draw() * len(traits))]
         if trait not in unsaid:
             told.append(trait)

@@ -24,7 +24,7 @@ SIZE = Speech(
 WAIST = Speech(after=("with a %s waist", "in size %s"), clause=("my waist size is %s", "the size should be %s"))
 DIMENSIONS = Speech(
     before=("%s",),
-    after=("in the %s size", "with a size of %s", "in size %s"),
+    after=("in the %s size", "in size %s"),
     clause=("the size should be %s", "i need the %s size", "it has to be the %s one"),
 )
 FLAVOR = Speech(

@@ -21,7 +21,9 @@ def title_case(text: str) -> str:
     """``usb port for men's jeans`` as ``USB Port for Men's Jeans``; the first letter of the last word is upper case
     whatever the word is, unless it is a unit."""
     words = text.split(" ")
-    small = [word in _UNITS or (word in _SMALL_WORDS and n < len(words) - 1) for n, word in enumerate(words)]
+    small = [
+        word.rstrip(")") in _UNITS or (word in _SMALL_WORDS and n < len(words) - 1) for n, word in enumerate(words)
+    ]
     return " ".join(
         _ABBREVIATIONS.get(word) or (word if keep else word[0].upper() + word[1:])
         for word, keep in zip(words, small, strict=True)

@@ -12,7 +12,7 @@ from envs.webshop.shipped.shelves import SHELVES
 __all__ = ["vocabulary", "words_of"]
 
 _WORD = re.compile(r"\w+(?:[.'-]\w+)*")
-_GLUE = "Find me with for made of in that is and a an some pair set price lower than dollars"
+_GLUE = "Find me with for made of in that is are and a an some pair set price lower than dollars"
 
 
 def words_of(text: str) -> list[str]:

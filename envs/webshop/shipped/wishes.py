@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from envs.webshop.shipped.families import Draw
 from envs.webshop.shipped.kinds import Option, with_article
 from envs.webshop.shipped.phrases import ASKING, ASKING_WITH_CLAUSE
 from envs.webshop.shipped.shelves import Shelf, Trait
 
 __all__ = ["find_me", "wishes"]
 
-Draw = Callable[[], float]
 _HOW_MANY = (0, 0, 1, 1, 1, 2, 2, 2, 3, 3)
 
 
