@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from envs.webshop.disk import is_index, open_index
 from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
 from envs.webshop.nouns import nouns_of
 from envs.webshop.original import Listing, listings, read_listings
@@ -29,6 +30,8 @@ DATA_VARIABLE = "ROLL_WEBSHOP_DATA"
 
 MOST_HITS = 50
 _REMEMBERED_SEARCHES = 4_096
+_LISTED_PRODUCTS = 20_000
+"""Operators that list products look through these first ones, so that no query reads a catalogue of millions."""
 
 
 class MemoryStore:
@@ -66,7 +69,7 @@ class Catalogue:
 
     def __post_init__(self) -> None:
         remember = lru_cache(maxsize=_REMEMBERED_SEARCHES)
-        object.__setattr__(self, "_found", remember(lambda query: tuple(self.index.search(query, MOST_HITS))))
+        object.__setattr__(self, "_found", remember(self._look_up))
 
     def search(self, query: str) -> tuple[int, ...]:
         """Document numbers of the best 50 products at most, best first.
@@ -74,17 +77,20 @@ class Catalogue:
         A query that begins with ``<c>``, ``<q>`` or ``<a>`` lists the products of that department, kind or attribute,
         and ``<r>`` a fixed random choice, as in the original.
         """
+        return self._found(query)
+
+    def _look_up(self, query: str) -> tuple[int, ...]:
         head, _, rest = query.partition(" ")
         if head in ("<r>", "<c>", "<q>", "<a>"):
             return self._listed(head, rest.strip())
-        return self._found(query)
+        return tuple(self.index.search(query, MOST_HITS))
 
     def _listed(self, operator: str, wanted: str) -> tuple[int, ...]:
         count = len(self.store)
         if operator == "<r>":
             return tuple(random.Random(0).sample(range(count), min(MOST_HITS, count)))
         found: list[int] = []
-        for doc in range(count):
+        for doc in range(min(count, _LISTED_PRODUCTS)):
             product = self.store[doc]
             own = {"<c>": (product.category,), "<q>": (product.query,), "<a>": product.attributes}[operator]
             if wanted in own:
@@ -112,20 +118,23 @@ def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: i
         store=MemoryStore(products, prices),
         index=MemoryIndex.build(map(document_text, products), [product.asin for product in products]),
         goals=shuffled(goals),
-        nouns=_Nouns(known),
+        nouns=_Nouns(known.get),
     )
 
 
 class _Nouns:
     """Nouns of titles: those that are known, else by rule; remembered."""
 
-    def __init__(self, known: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, known: Callable[[str], tuple[str, ...] | None]) -> None:
         self._known = known
-        self._found = lru_cache(maxsize=65_536)(lambda title: tuple(nouns_of(title)))
+        self._found = lru_cache(maxsize=65_536)(self._look_up)
+
+    def _look_up(self, title: str) -> tuple[str, ...]:
+        known = self._known(title)
+        return tuple(nouns_of(title)) if known is None else known
 
     def __call__(self, title: str) -> Sequence[str]:
-        known = self._known.get(title)
-        return self._found(title) if known is None else known
+        return self._found(title)
 
 
 def shipped_listings(made: Iterable[Shipped]) -> Iterable[Listing]:
@@ -180,4 +189,26 @@ def _load(place: str, num_products: int | None, human: bool, seed: int) -> Catal
     if not place:
         made = generate(num_products or SHIPPED_COUNT)
         return build_catalogue("shipped", shipped_listings(made), human=human, seed=seed)
+    if is_index(place):
+        return _opened(place, num_products, human, seed)
     return build_catalogue(place, read_listings(Path(place), num_products), human=human, seed=seed)
+
+
+def _opened(place: str, num_products: int | None, human: bool, seed: int) -> Catalogue:
+    """A built index; what was fixed when it was built cannot be asked for otherwise."""
+    found = open_index(place)
+    if seed != found.manifest.seed:
+        raise ConfigError(
+            f"the index {place} was built with seed {found.manifest.seed}, not {seed}; pass "
+            f"seed={found.manifest.seed}, or build another one (roll-envs webshop build-index --seed)"
+        )
+    if num_products not in (None, len(found.store)):
+        raise ConfigError(
+            f"the index {place} has {len(found.store)} products and is used whole: num_products cannot be "
+            f"{num_products}"
+        )
+    goals = found.goals(human=human)
+    if not len(goals):
+        other = "human_goals=False" if human else "human_goals=True"
+        raise ConfigError(f"the index {place} has no {'human' if human else 'synthetic'} goals; try {other}")
+    return Catalogue(name=place, store=found.store, index=found.index, goals=goals, nouns=_Nouns(found.nouns.get))
