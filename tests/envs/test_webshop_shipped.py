@@ -27,7 +27,7 @@ from envs.webshop.shipped import SHIPPED_COUNT, Shipped, generate, nouns_of_titl
 from envs.webshop.shipped.attributes import ATTRIBUTES, stated
 from envs.webshop.shipped.brands import BRANDS
 from envs.webshop.shipped.families import BLOCK
-from envs.webshop.shipped.generator import asin_of
+from envs.webshop.shipped.generator import ASIN_STEPS, asin_of
 from envs.webshop.shipped.nouns import OTHER_WORDS
 from envs.webshop.shipped.options import LETTERS
 from envs.webshop.shipped.phrases import ASKING, ASKING_WITH_CLAUSE, REVIEWS
@@ -126,7 +126,7 @@ def test_unusable_numbers_are_refused_at_once(arguments: dict[str, Any]) -> None
 
 def test_product_numbers_are_all_different() -> None:
     # Both steps x -> a x + c modulo 30**8 are one to one, because a shares no factor with 30.
-    assert math.gcd(188_760_743_281, 30) == math.gcd(241_987_654_321, 30) == 1
+    assert [math.gcd(factor, 30) for factor in ASIN_STEPS] == [1, 1]
     numbers = [asin_of(i) for i in (*range(60_000), *range(4_950_000, 5_000_000))]
     assert len(set(numbers)) == len(numbers)
     assert all(re.fullmatch("B0[0-9B-DF-HJ-NP-TV-XZ]{8}", number) for number in numbers)
@@ -190,7 +190,7 @@ def test_there_is_enough_of_everything(shop: list[Shipped]) -> None:
     assert sum(len(one.human) for one in shop) >= 3_000
     assert len({*ASKING, *ASKING_WITH_CLAUSE}) >= 30
     sentences = Counter(entry["instruction"] for one in shop for entry in one.human)
-    assert max(sentences.values()) == 1
+    assert max(sentences.values()) <= 2
     assert len({one.record["name"] for one in shop}) > 0.97 * len(shop)
 
 

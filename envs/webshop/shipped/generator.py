@@ -14,13 +14,15 @@ from envs.webshop.shipped.nouns import nouns_of_title
 from envs.webshop.shipped.shelves import title_case
 from envs.webshop.shipped.wishes import find_me, wishes
 
-__all__ = ["SHIPPED_COUNT", "Shipped", "asin_of", "generate", "product"]
+__all__ = ["ASIN_STEPS", "SHIPPED_COUNT", "Shipped", "asin_of", "generate", "product"]
 
 SHIPPED_COUNT = 2_400
 """Size of the catalogue that ships with WebShop."""
 
 _LETTERS = "0123456789BCDFGHJKLMNPQRSTVWXZ"
 _ASINS = len(_LETTERS) ** 8
+ASIN_STEPS = (188_760_743_281, 241_987_654_321)
+"""Factors of the two steps from an index to a product number; neither shares a factor with 30."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,14 +68,14 @@ def asin_of(index: int, seed: int = 0) -> str:
 
     Two steps of ``x -> a x + c`` modulo 30**8 with the digits turned round in between; both are one to one.
     """
-    number = (index * 188_760_743_281 + 97_000_000_033 * (seed + 1)) % _ASINS
+    number = (index * ASIN_STEPS[0] + 97_000_000_033 * (seed + 1)) % _ASINS
     digits = []
     for _ in range(8):
         number, digit = divmod(number, 30)
         digits.append(digit)
     for digit in digits:
         number = number * 30 + digit
-    number = (number * 241_987_654_321 + 12_345_678_911) % _ASINS
+    number = (number * ASIN_STEPS[1] + 12_345_678_911) % _ASINS
     letters = []
     for _ in range(8):
         number, digit = divmod(number, 30)
