@@ -1,0 +1,140 @@
+"""One question to the service: repeated after faults of the infrastructure, never after a verdict, never for long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
+
+__all__ = ["Asker", "Reply", "TransientError"]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+CONNECT_S = 5.0
+TRANSIENT = frozenset({408, 429, 502, 503, 504})
+"""Statuses that say nothing about the question. 500 is among the others: a fault that comes again."""
+
+Read = Callable[["Reply"], Any]
+"""Makes an answer of a reply with status 200 or 201; raises :class:`TransientError` for one that is none."""
+
+
+class TransientError(Exception):
+    """This try failed, another may not. ``waited``: because no slot was free in time."""
+
+    def __init__(self, reason: str, *, pause_s: float | None = None, waited: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.pause_s, self.waited = reason, pause_s, waited
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    data: Any
+    """The JSON; ``None`` when the body is none."""
+
+
+class Asker:
+    """Asks with bounded patience. Belongs to one event loop."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], *, retries: int, max_connections: int) -> None:
+        self.url, self.retries = url, retries
+        limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+        self._client = httpx.AsyncClient(
+            base_url=url, headers=dict(headers), limits=limits, timeout=None, follow_redirects=False, trust_env=False
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Callable[[float], Mapping[str, Any]] | None,
+        read: Read,
+        *,
+        deadline: float,
+        timeout_s: float,
+        what: str,
+    ) -> Any:
+        """``read`` of the reply to ``body(seconds left)``.
+
+        Raises :class:`DeadlineExceededError` when there was no slot or no answer before ``deadline`` (of
+        ``time.monotonic``; ``timeout_s`` is for its message), :class:`SandboxError` when the service could not be
+        reached or failed at every try, :class:`ConfigError` when it refuses the question.
+        """
+        tries = 0
+        while True:
+            tries += 1
+            left_s = deadline - time.monotonic()
+            try:
+                if left_s <= 0:
+                    raise TransientError("no time was left", waited=True)
+                async with asyncio.timeout(left_s):
+                    return read(await self._try(method, path, None if body is None else body(left_s), left_s))
+            except TransientError as error:
+                fault = error
+            except TimeoutError:
+                raise DeadlineExceededError(f"{what} by {self.url}", timeout_s) from None
+            pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))
+            pause_s = max(pause_s, min(fault.pause_s or 0.0, LONGEST_PAUSE_S) * random.uniform(1.0, 1.25))
+            # Waiting for a slot is patience, not a fault: it is bounded by the deadline alone.
+            if (tries > self.retries and not fault.waited) or time.monotonic() + pause_s >= deadline:
+                raise _given_up(fault, what, self.url, tries, timeout_s)
+            await asyncio.sleep(pause_s)
+
+    async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, left_s: float) -> Reply:
+        timeout = httpx.Timeout(None, connect=min(CONNECT_S, left_s))
+        try:
+            if body is None:
+                response = await self._client.request(method, path, timeout=timeout)
+            else:
+                content = json.dumps(body, allow_nan=False).encode()
+                headers = {"Content-Type": "application/json"}
+                response = await self._client.request(method, path, content=content, headers=headers, timeout=timeout)
+        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+            raise TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        try:
+            data = response.json()
+        except ValueError:
+            data = None
+        return _checked(Reply(status=response.status_code, data=data), response)
+
+
+def _checked(reply: Reply, response: httpx.Response) -> Reply:
+    """``reply`` when it can be read. Raises :class:`TransientError` and :class:`ConfigError` for the others."""
+    if response.is_success or reply.status == 404:
+        return reply
+    told = reply.data.get("detail") if isinstance(reply.data, dict) else None
+    shown = told if isinstance(told, str) else response.text[:300]
+    kind = reply.data.get("kind") if isinstance(reply.data, dict) else None
+    if reply.status in TRANSIENT:
+        waited = reply.status in (429, 504) or kind == "queue_full"
+        raise TransientError(f"{reply.status} {shown}", pause_s=_retry_after(response), waited=waited)
+    if reply.status >= 500:
+        raise SandboxError(f"{response.url} failed with {reply.status}: {shown}")
+    if reply.status == 401:
+        raise ConfigError(f"{response.url} wants a token (RemoteSandbox(token=...)), or another one: {shown}")
+    raise ConfigError(f"{response.url} refused with {reply.status}: {shown}")
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None
+
+
+def _given_up(fault: TransientError, what: str, url: str, tries: int, timeout_s: float) -> RollError:
+    if fault.waited:
+        return DeadlineExceededError(f"{what} by {url} ({fault.reason})", timeout_s)
+    times = "once" if tries == 1 else f"{tries} times"
+    return SandboxError(f"{what} by {url} failed, tried {times}: {fault.reason}")

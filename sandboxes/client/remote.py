@@ -1,0 +1,306 @@
+"""RemoteSandbox: programs run by the code-reward service, or by a SandboxFusion server that exists already."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession
+from sandboxes.client import fusion
+from sandboxes.client.asking import Asker, Reply, TransientError
+from sandboxes.client.background import Background
+from sandboxes.service.wire import VERSION, decode_bytes, dump_limits, dump_program, encode_bytes, load_result
+
+__all__ = ["RemoteSandbox", "RemoteSession"]
+
+T = TypeVar("T")
+
+APIS = ("auto", "native", "fusion")
+ROUTES = ("/run_code", "/v1/run")
+ANSWER_S = 5.0
+"""Kept of a deadline for the way back, so that the service's own answer arrives before we give up."""
+
+
+class RemoteSandbox(Sandbox):
+    """A sandbox over HTTP. Safe to use from many threads and event loops; it can be pickled, and used after a fork.
+
+    ``url`` is the service's, with or without ``/run_code``. After faults of the infrastructure (no connection, 429, 502,
+    503, 504, ``SandboxError``) a question is repeated up to ``retries`` times with growing, jittered pauses, always
+    within the caller's deadline; after a verdict it never is. ``timeout_s`` bounds calls that bring no time limit of
+    their own. ``api`` is found out with the first call; name it to do without that.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 5,
+        max_connections: int = 64,
+        api: str = "auto",
+    ) -> None:
+        """Raises :class:`ConfigError`; connects with the first call."""
+        if api not in APIS:
+            raise ConfigError(f"api must be one of {', '.join(APIS)}, not {api!r}")
+        if not timeout_s > 0 or retries < 0 or max_connections < 1:
+            raise ConfigError(
+                "timeout_s must be above 0, retries 0 or more, max_connections 1 or more; "
+                f"not {timeout_s!r}, {retries!r}, {max_connections!r}"
+            )
+        if token is not None and (not token.isascii() or not token.isprintable()):
+            raise ConfigError("token must be printable ASCII, without line ends")
+        self.url = _base_of(url)
+        self.timeout_s, self.retries, self.max_connections = timeout_s, retries, max_connections
+        self._token, self._wanted_api = token, api
+        self._closed = False
+        self._asker: Asker | None = None
+        self._fresh()
+
+    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        """Run a program there; ``timeout_s`` bounds the call with all its repetitions."""
+        return self.wait(self._run(program, limits or Limits(), timeout_s))
+
+    async def arun(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        """:meth:`run` without a thread per call; cancelling it ends the program there too."""
+        return await self.await_(self._run(program, limits or Limits(), timeout_s))
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> RemoteSession:
+        """Open a session there. Raises :class:`ConfigError` where the server is a plain SandboxFusion."""
+        return self.wait(self._session(language, limits or Limits()))
+
+    async def asession(self, *, language: Language = "python", limits: Limits | None = None) -> RemoteSession:
+        """:meth:`session` for asynchronous callers."""
+        return await self.await_(self._session(language, limits or Limits()))
+
+    def close(self) -> None:
+        """Close the connections; requests in progress raise :class:`SandboxError`."""
+        self._closed = True
+        asker, self._asker = self._asker, None
+        if self._pid == os.getpid():
+            if asker is not None:
+                self._background.submit(asker.close()).result(timeout=5)
+            self._background.stop()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """For sessions: ``work`` on the connections' loop, waited for here."""
+        self._check_open(work)
+        future = self._background.submit(work)
+        try:
+            return future.result()
+        except CancelledError:
+            raise self._was_closed() from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def await_(self, work: Coroutine[Any, Any, T]) -> T:
+        """:meth:`wait` for asynchronous callers."""
+        self._check_open(work)
+        try:
+            return await asyncio.wrap_future(self._background.submit(work))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
+                raise self._was_closed() from None
+            raise
+
+    def _was_closed(self) -> SandboxError:
+        return SandboxError(f"this RemoteSandbox ({self.url}) has been closed")
+
+    async def ask(self, method: str, path: str, body: Any, read: Any, *, timeout_s: float, what: str) -> Any:
+        """For sessions: see :meth:`Asker.ask`."""
+        deadline = time.monotonic() + timeout_s
+        return await self._asking().ask(method, path, body, read, deadline=deadline, timeout_s=timeout_s, what=what)
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("url", "timeout_s", "retries", "max_connections", "_token", "_wanted_api", "_closed")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._background = Background("remote-sandbox")
+        self._asker = None
+        self._api: str | None = None if self._wanted_api == "auto" else self._wanted_api
+        self._pid = os.getpid()
+
+    def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
+        if self._closed:
+            work.close()
+            raise self._was_closed()
+        if self._pid != os.getpid():
+            self._fresh()
+
+    def _asking(self) -> Asker:
+        if self._asker is None:
+            headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+            self._asker = Asker(self.url, headers, retries=self.retries, max_connections=self.max_connections)
+        return self._asker
+
+    async def _run(self, program: Program, limits: Limits, timeout_s: float) -> RunResult:
+        deadline = time.monotonic() + timeout_s
+        api = await self._find_api(deadline, timeout_s)
+        path = "/v1/run" if api == "native" else "/run_code"
+        whole = {"program": dump_program(program), "limits": dump_limits(limits)} if api == "native" else None
+        plain = fusion.to_request(program, limits) if whole is None else {}
+
+        work_s = limits.wall_s + (limits.compile_s if program.language == "cpp" else 0.0)
+
+        def body(left_s: float) -> dict[str, Any]:
+            if whole is None:
+                return plain
+            return {**whole, "timeout_s": max(0.0, left_s - min(ANSWER_S, left_s / 4) - work_s)}
+
+        def read(reply: Reply) -> RunResult:
+            _expect_route(reply, self.url, path)
+            if whole is None:
+                return fusion.to_result(reply.data, limits)
+            return _result_of(reply)
+
+        result: RunResult = await self._asking().ask(
+            "POST", path, body, read, deadline=deadline, timeout_s=timeout_s, what="the run of a program"
+        )
+        return result
+
+    async def _session(self, language: Language, limits: Limits) -> RemoteSession:
+        deadline = time.monotonic() + self.timeout_s
+        if await self._find_api(deadline, self.timeout_s) == "fusion":
+            raise ConfigError(
+                f"{self.url} speaks plain SandboxFusion, which keeps nothing from call to call; for sessions use "
+                "`roll-sandbox serve`, or make_sandbox('local')"
+            )
+        asked = {"language": language, "limits": dump_limits(limits)}
+
+        def read(reply: Reply) -> str:
+            _expect_route(reply, self.url, "/v1/sessions")
+            name = reply.data.get("id") if isinstance(reply.data, dict) else None
+            if not isinstance(name, str):
+                raise TransientError("an answer without the id of the session")
+            return name
+
+        name = await self.ask(
+            "POST", "/v1/sessions", lambda _: asked, read, timeout_s=self.timeout_s, what="the opening of a session"
+        )
+        return RemoteSession(self, name, limits)
+
+    async def _find_api(self, deadline: float, timeout_s: float) -> str:
+        if self._api is None:
+
+            def read(reply: Reply) -> str:
+                data = reply.data if isinstance(reply.data, dict) else {}
+                if data.get("service") != "roll-sandbox":
+                    return "fusion"
+                if data.get("api") != VERSION:
+                    raise ConfigError(
+                        f"{self.url} speaks version {data.get('api')!r} of the service's format, this client "
+                        f"{VERSION}; install the same release on both sides"
+                    )
+                return "native"
+
+            self._api = await self._asking().ask(
+                "GET", "/v1/health", None, read, deadline=deadline, timeout_s=timeout_s, what="the first answer"
+            )
+        return self._api or "fusion"
+
+
+class RemoteSession(SandboxSession):
+    """A session there. A cell whose answer is lost is asked for again, and runs once all the same."""
+
+    def __init__(self, sandbox: RemoteSandbox, name: str, limits: Limits) -> None:
+        self._sandbox, self._limits = sandbox, limits
+        self._path = f"/v1/sessions/{name}"
+        self._number = 0
+        self._closed = False
+
+    def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
+        """Run a cell; waits ``wall_s`` and the sandbox's ``timeout_s`` for its answer."""
+        return self._sandbox.wait(self._run(source, limits))
+
+    async def arun(self, source: str, *, limits: Limits | None = None) -> RunResult:
+        """:meth:`run` without a thread per call."""
+        return await self._sandbox.await_(self._run(source, limits))
+
+    def upload(self, path: str, content: bytes) -> None:
+        """Write a file there."""
+        body = {"path": path, "content": encode_bytes(content)}
+        self._sandbox.wait(self._ask("/files", body, lambda _: None, self._sandbox.timeout_s, "the writing of a file"))
+
+    def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Read a file there; the service may allow less than ``max_bytes``."""
+
+        def read(reply: Reply) -> bytes:
+            try:
+                return decode_bytes(reply.data["content"], "content")
+            except (ConfigError, KeyError, TypeError) as error:
+                raise TransientError("an answer without the file") from error
+
+        body = {"path": path, "max_bytes": max_bytes}
+        work = self._ask("/files", body, read, self._sandbox.timeout_s, "the reading of a file")
+        content: bytes = self._sandbox.wait(work)
+        return content
+
+    def close(self) -> None:
+        """End it there. When the service cannot be reached it ends by itself, once it has not been used for long."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            sandbox = self._sandbox
+            what = "the closing of a session"
+            sandbox.wait(
+                sandbox.ask("DELETE", self._path, None, lambda _: None, timeout_s=sandbox.timeout_s, what=what)
+            )
+        except (SandboxError, DeadlineExceededError):
+            return
+
+    async def _run(self, source: str, limits: Limits | None) -> RunResult:
+        self._number += 1
+        body = {"source": source, "number": self._number, "limits": None if limits is None else dump_limits(limits)}
+        timeout_s = (limits or self._limits).wall_s + self._sandbox.timeout_s
+        result: RunResult = await self._ask("/run", body, _result_of, timeout_s, "the run of a cell")
+        return result
+
+    async def _ask(self, route: str, body: dict[str, Any], read: Any, timeout_s: float, what: str) -> Any:
+        if self._closed:
+            raise SandboxError("this session has been closed")
+
+        def checked(reply: Reply) -> Any:
+            if reply.status == 404:
+                told = reply.data.get("detail") if isinstance(reply.data, dict) else "unknown there"
+                raise SandboxError(f"the session at {self._sandbox.url} is lost, and what it held: {told}")
+            return read(reply)
+
+        return await self._sandbox.ask(
+            "POST", self._path + route, lambda _: body, checked, timeout_s=timeout_s, what=what
+        )
+
+
+def _base_of(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"url must be like http://127.0.0.1:8080, not {url!r}")
+    base = url.rstrip("/")
+    for route in ROUTES:
+        base = base.removesuffix(route)
+    return base.rstrip("/")
+
+
+def _expect_route(reply: Reply, url: str, path: str) -> None:
+    if reply.status == 404:
+        raise ConfigError(f"{url} has no {path}: it is no code-reward service and no SandboxFusion, or behind a prefix")
+
+
+def _result_of(reply: Reply) -> RunResult:
+    try:
+        return load_result(reply.data["result"])
+    except (ConfigError, KeyError, TypeError) as error:
+        raise TransientError(f"an answer without a result: {error}") from error

@@ -1,0 +1,135 @@
+"""``POST /v1/run`` and ``/v1/sessions``: the contract of :mod:`roll_envs.sandbox` over HTTP, exact to the byte.
+
+A limit above what the service allows is refused, not cut: cutting it would change the verdict behind the caller's back.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from roll_envs.errors import ConfigError
+from roll_envs.sandbox import LANGUAGES, Limits, Program
+from sandboxes.service.pool import Pool
+from sandboxes.service.reading import check_code, check_paths
+from sandboxes.service.replies import Answer, Refusal
+from sandboxes.service.run_code import RUN_MARGIN_S
+from sandboxes.service.sessions import Sessions
+from sandboxes.service.settings import Settings
+from sandboxes.service.wire import decode_bytes, dump_result, encode_bytes, load_limits, load_program
+
+__all__ = ["close_session", "move_file", "open_session", "read_limits", "run_cell", "run_native"]
+
+LONGEST_ARGUMENTS = 64 * 1024
+"""Characters of all arguments and of the environment together."""
+
+
+async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
+    """``{program, limits?, timeout_s?}`` -> ``{result}``. Raises :class:`Refusal` and what :meth:`Pool.run` raises."""
+    limits = read_limits(data.get("limits"), settings)
+    try:
+        program = load_program(data.get("program"))
+    except ConfigError as error:
+        raise Refusal(422, "form", str(error)) from error
+    _check(program, settings)
+    work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if program.language == "cpp" else 0.0)
+    started = time.monotonic()
+    timeout_s = read_timeout(data, settings)
+    result = await pool.run(
+        lambda sandbox: sandbox.run(program, limits=limits, timeout_s=work_s), wait_s=timeout_s, work_s=work_s
+    )
+    body = {"result": dump_result(result), "request_s": time.monotonic() - started}
+    return Answer(body=body, outcome=result.status)
+
+
+def read_limits(data: object, settings: Settings) -> Limits:
+    """The limits of a request. Raises :class:`Refusal` for malformed ones, for 0, and for those above the service's."""
+    most = {
+        "wall_s": settings.max_run_s,
+        "compile_s": settings.max_run_s,
+        "memory_mb": settings.max_memory_mb,
+        "processes": settings.max_processes,
+        "output_bytes": settings.max_output_bytes,
+        "files_mb": settings.max_memory_mb,
+    }
+    try:
+        limits = load_limits(data)
+    except ConfigError as error:
+        raise Refusal(422, "form", str(error)) from error
+    if not isinstance(data, dict):  # nothing was asked for
+        return replace(limits, **{n: min(getattr(limits, n), m) for n, m in most.items()})
+    for name, bound in most.items():
+        value = getattr(limits, name)
+        if name in data and not 0 < value <= bound:
+            message = f"limits.{name} must be above 0 and at most {bound:g} on this service, not {value:g}"
+            raise Refusal(422, "limits", message)
+    return replace(limits, **{n: min(getattr(limits, n), m) for n, m in most.items()})
+
+
+def read_timeout(data: dict[str, Any], settings: Settings) -> float:
+    """``timeout_s`` of a request: how long its client waits; at most the service's longest request."""
+    given = data.get("timeout_s", settings.queue_timeout_s)
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given >= 0:
+        raise Refusal(422, "form", f"timeout_s must be a number of 0 or more, not {given!r:.40}")
+    return min(given, settings.max_request_s)
+
+
+async def open_session(sessions: Sessions, settings: Settings, data: dict[str, Any]) -> Answer:
+    """``{language?, limits?}`` -> ``{id, idle_s}``."""
+    language = data.get("language", "python")
+    if language not in LANGUAGES:
+        raise Refusal(422, "language", f"language must be one of {', '.join(LANGUAGES)}, not {language!r:.40}")
+    opened = await sessions.open(language, read_limits(data.get("limits"), settings))
+    return Answer(body={"id": opened, "idle_s": settings.session_idle_s}, status=201, outcome="opened")
+
+
+async def run_cell(sessions: Sessions, settings: Settings, name: str, data: dict[str, Any]) -> Answer:
+    """``{source, limits?, number}`` -> ``{result}``. ``number`` counts the cells from 1: one that is sent again because
+    its answer was lost is answered, and not run again."""
+    source, number = data.get("source"), data.get("number")
+    if not isinstance(source, str):
+        raise Refusal(422, "form", f"source must be text, not {type(source).__name__}")
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise Refusal(422, "form", f"number must be a whole number of 1 or more, not {number!r:.40}")
+    limits = None if data.get("limits") is None else read_limits(data["limits"], settings)
+    result = await sessions.run(name, check_code(source, settings, "source"), limits, number)
+    return Answer(body={"result": dump_result(result)}, outcome=result.status)
+
+
+async def move_file(sessions: Sessions, settings: Settings, name: str, data: dict[str, Any]) -> Answer:
+    """``{path, content}`` writes a file, ``{path, max_bytes?}`` reads one -> ``{content}``, in base64."""
+    path = data.get("path")
+    if not isinstance(path, str):
+        raise Refusal(422, "form", f"path must be text, not {type(path).__name__}")
+    check_paths([path], settings, "path")
+    if "content" in data:
+        try:
+            content = decode_bytes(data["content"], "content")
+        except ConfigError as error:
+            raise Refusal(422, "base64", str(error)) from error
+        await sessions.upload(name, path, content)
+        return Answer(body={}, outcome="written")
+    most = data.get("max_bytes", settings.max_body_bytes)
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise Refusal(422, "form", f"max_bytes must be a whole number of 1 or more, not {most!r:.40}")
+    content = await sessions.download(name, path, min(most, settings.max_body_bytes))
+    return Answer(body={"content": encode_bytes(content)}, outcome="read")
+
+
+async def close_session(sessions: Sessions, name: str) -> Answer:
+    """End a session; one that is not there is as good as ended."""
+    await sessions.close(name)
+    return Answer(body={}, outcome="closed")
+
+
+def _check(program: Program, settings: Settings) -> None:
+    check_code(program.source, settings, "program.source")
+    check_paths(program.files, settings, "program.files")
+    check_paths(program.fetch, settings, "program.fetch")
+    words = [*program.arguments, *program.environ, *program.environ.values()]
+    if sum(len(word) for word in words) > LONGEST_ARGUMENTS:
+        message = f"program.arguments and program.environ may have {LONGEST_ARGUMENTS} characters together"
+        raise Refusal(413, "too_large", message)
+    if any("\0" in word for word in words) or any("=" in key or not key for key in program.environ):
+        raise Refusal(422, "form", "program.arguments and program.environ may hold no NUL, and names no '='")

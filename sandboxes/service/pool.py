@@ -1,0 +1,218 @@
+"""The pool: a bounded queue of requests in front of workers that are replaced when they die.
+
+All methods belong to one event loop; the work itself is done in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
+from roll_envs.sandbox import Isolation, Sandbox
+from sandboxes.service.metrics import Metrics
+from sandboxes.service.settings import Settings
+from sandboxes.service.worker import Worker, make_worker
+
+__all__ = ["DrainingError", "Pool", "QueueFullError"]
+
+T = TypeVar("T")
+log = logging.getLogger("roll_sandbox.pool")
+
+OVERRUN_S = 15.0
+"""What a job may take beyond its own limits before its worker counts as stuck."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+"""Between tries to make a worker."""
+
+
+class QueueFullError(RollError):
+    """As many requests wait already as may."""
+
+
+class DrainingError(RollError):
+    """The service is about to stop and takes nothing new."""
+
+
+class Pool:
+    """``slots`` workers, each of them a sandbox of its own, and at most ``queue`` requests that wait for one."""
+
+    def __init__(self, make: Callable[[], Sandbox], settings: Settings, metrics: Metrics) -> None:
+        self.slots, self.queue = settings.slots, settings.queue
+        self._make, self._metrics, self._settings = make, metrics, settings
+        # A stuck call keeps its thread until its sandbox has been closed, which needs a thread too.
+        threads = 4 * settings.slots + 2 * settings.sessions + 8
+        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="worker")
+        self._idle: deque[Worker] = deque()
+        self._workers: set[Worker] = set()
+        self._waiters: deque[asyncio.Future[Worker]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = self._closed = False
+        self.running = 0
+        self.last_fault = ""
+        self.isolation: Isolation | None = None
+        self.has_pytest = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiters)
+
+    @property
+    def alive(self) -> int:
+        """Workers that can be used."""
+        return len(self._workers)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return not self.running and not self._waiters
+
+    async def start(self) -> None:
+        """Make the workers. Raises what making one raises, when none could be made."""
+        made = await asyncio.gather(*(self._new_worker() for _ in range(self.slots)), return_exceptions=True)
+        faults = [each for each in made if isinstance(each, BaseException)]
+        if len(faults) == self.slots:
+            await self.close()
+            raise faults[0]
+        for _ in faults:
+            self._spawn(self._replace(0.0))
+
+    @contextlib.asynccontextmanager
+    async def lease(self, timeout_s: float) -> AsyncIterator[Worker]:
+        """A worker for this caller alone. Raises :class:`QueueFullError`, :class:`DrainingError`, and
+        :class:`DeadlineExceededError` when none was free in time."""
+        started = time.monotonic()
+        worker = await self._take(timeout_s)
+        self._metrics.observe_wait(time.monotonic() - started)
+        self.running += 1
+        try:
+            yield worker
+        finally:
+            self.running -= 1
+            if worker.broken or (worker.busy is not None and not worker.busy.done()):
+                self._spawn(self._settle(worker))
+            else:
+                self._give(worker)
+
+    async def run(self, job: Callable[[Sandbox], T], *, wait_s: float, work_s: float) -> T:
+        """``job`` on some worker: waits at most ``wait_s`` for one; a job that ends by its own limits within
+        ``work_s``. After a fault of ours it is tried again on another worker, if it can still start in time. Raises
+        :class:`SandboxError` when that failed too, what ``job`` raises, and what :meth:`lease` raises."""
+        last_start = time.monotonic() + wait_s
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with self.lease(max(0.0, last_start - time.monotonic())) as worker:
+                    return await worker.call(job, timeout_s=work_s + OVERRUN_S)
+            except SandboxError as error:
+                self.last_fault = str(error)
+                again = attempt < self._settings.attempts and time.monotonic() < last_start and not self._draining
+                log.warning("attempt %d failed (%s): %s", attempt, "trying again" if again else "giving up", error)
+                if not again:
+                    raise
+
+    async def make_extra(self) -> Worker:
+        """A worker beside the pool, for a session; the caller closes it."""
+        if self._draining:
+            raise DrainingError("the service is stopping and opens no sessions; ask another instance")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
+
+    def drain(self) -> None:
+        """Take nothing new; what waits and runs is finished."""
+        self._draining = True
+
+    async def close(self) -> None:
+        """End everything: who waits gets :class:`DrainingError`, what runs :class:`SandboxError`. Any number of
+        times."""
+        self._draining = self._closed = True
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(DrainingError("the service has stopped"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.close() for worker in list(self._workers)))
+        self._workers.clear()
+        self._idle.clear()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _take(self, timeout_s: float) -> Worker:
+        if self._draining:
+            raise DrainingError("the service is stopping and takes no new requests; ask another instance")
+        if self._idle and not self._waiters:
+            return self._idle.popleft()
+        if len(self._waiters) >= self.queue:
+            raise QueueFullError(f"{self.queue} requests wait already; ask again later, or start with a longer --queue")
+        waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            return await asyncio.wait_for(asyncio.shield(waiter), timeout_s)
+        except TimeoutError as error:
+            self._leave(waiter)
+            raise DeadlineExceededError(f"one of {self.slots} slots", timeout_s) from error
+        except asyncio.CancelledError:
+            self._leave(waiter)
+            raise
+
+    def _leave(self, waiter: asyncio.Future[Worker]) -> None:
+        """Undo a wait; a worker that was handed over in the same moment goes to the next."""
+        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            self._give(waiter.result())
+            return
+        with contextlib.suppress(ValueError):
+            self._waiters.remove(waiter)
+        waiter.cancel()
+
+    def _give(self, worker: Worker) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(worker)
+                return
+        self._idle.append(worker)
+
+    async def _settle(self, worker: Worker) -> None:
+        await worker.settle(self._settings.cancel_grace_s)
+        if not worker.broken:
+            self._give(worker)
+            return
+        self._workers.discard(worker)
+        self._metrics.restarts += 1
+        self._spawn(worker.close())
+        await self._replace(0.0)
+
+    async def _replace(self, pause_s: float) -> None:
+        while not self._closed:
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            try:
+                await self._new_worker()
+                return
+            except Exception as error:  # a backend of others
+                self.last_fault = str(error)
+                log.error("no worker could be made: %s", error)
+                pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
+
+    async def _new_worker(self) -> None:
+        loop = asyncio.get_running_loop()
+        worker = await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
+        if self._closed:
+            await worker.close()
+            return
+        self._workers.add(worker)
+        self.isolation, self.has_pytest = worker.isolation, worker.has_pytest
+        self._give(worker)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

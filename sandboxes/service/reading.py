@@ -1,0 +1,128 @@
+"""Reads what clients send, whatever it is: bounded bodies, JSON, forms, paths. Everything wrong is a 4xx."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any, NoReturn, TypeVar
+
+import pydantic
+from starlette.requests import ClientDisconnect, Request
+
+from roll_envs.errors import ConfigError
+from sandboxes.service.replies import Refusal
+from sandboxes.service.settings import Settings
+from sandboxes.service.wire import decode_bytes
+
+__all__ = ["check_code", "check_paths", "fill", "read_body", "read_files", "read_json"]
+
+F = TypeVar("F", bound=pydantic.BaseModel)
+
+BIG_BYTES = 1 << 18
+"""Longer bodies are parsed in a thread, so that others do not wait meanwhile."""
+MOST_PATH_BYTES = 1024
+MOST_ERRORS = 5
+
+
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """The body. Raises :class:`Refusal`: 413 when it is too long (before it is read, where its length is told), 408
+    when it does not come, 499 when the client goes away."""
+    most = settings.max_body_bytes
+    told = request.headers.get("content-length", "")
+    if told.isdigit() and int(told[:20]) > most:
+        _too_long(most)
+    parts: list[bytes] = []
+    length = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            async for part in request.stream():
+                length += len(part)
+                if length > most:
+                    _too_long(most)
+                parts.append(part)
+    except TimeoutError as error:
+        message = f"the body did not arrive within {settings.body_timeout_s:g} s"
+        raise Refusal(408, "slow_body", message, {"Connection": "close"}) from error
+    except ClientDisconnect as error:
+        raise Refusal(499, "gone", "the client went away") from error
+    return b"".join(parts)
+
+
+async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
+    """The body as a JSON object. Raises :class:`Refusal` (415, 400, and those of :func:`read_body`)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A web page can send other kinds to a service on the reader's own machine without being asked; not this one.
+        raise Refusal(415, "content_type", f"send Content-Type: application/json, not {kind[:80] or 'none'!r}")
+    body = await read_body(request, settings)
+    if len(body) > BIG_BYTES:
+        return await asyncio.to_thread(_parse, body)
+    return _parse(body)
+
+
+def fill(form: type[F], data: dict[str, Any]) -> F:
+    """``data`` as ``form``. Raises :class:`Refusal` (422) that names each field that does not fit."""
+    try:
+        return form.model_validate(data)
+    except pydantic.ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        told = [f"{'.'.join(str(p)[:80] for p in fault['loc']) or 'body'}: {fault['msg']}" for fault in faults]
+        more = [f"and {len(told) - MOST_ERRORS} more"] if len(told) > MOST_ERRORS else []
+        raise Refusal(422, "form", "; ".join([*told[:MOST_ERRORS], *more])) from error
+
+
+def check_code(source: str, settings: Settings, what: str = "code") -> str:
+    """``source``. Raises :class:`Refusal` (413) when it is too long."""
+    if len(source) > settings.max_code_bytes or len(source.encode("utf-8", "replace")) > settings.max_code_bytes:
+        raise Refusal(413, "too_large", f"{what} may have {settings.max_code_bytes} bytes in UTF-8 (--max-code)")
+    return source
+
+
+def check_paths(paths: Iterable[str], settings: Settings, what: str) -> tuple[str, ...]:
+    """``paths``. Raises :class:`Refusal` (422) for too many, and for one that is not below the working folder."""
+    listed = tuple(paths)
+    if len(listed) > settings.max_files:
+        raise Refusal(422, "too_many", f"{what} may name {settings.max_files} files, not {len(listed)} (--max-files)")
+    for path in listed:
+        parts = path.split("/")
+        if (
+            path.startswith("/")
+            or "\0" in path
+            or ".." in parts
+            or all(part in ("", ".") for part in parts)
+            or len(path.encode("utf-8", "replace")) > MOST_PATH_BYTES
+            or any(len(part.encode("utf-8", "replace")) > 255 for part in parts)
+        ):
+            message = f"{what}: {path[:80]!r} is no path below the working folder; give one like 'data/input.txt'"
+            raise Refusal(422, "path", message)
+    return listed
+
+
+def read_files(files: dict[str, str | None], settings: Settings) -> dict[str, bytes]:
+    """Base64 contents by path; those that are null are left out. Raises :class:`Refusal` (422)."""
+    check_paths(files, settings, "files")
+    try:
+        return {path: decode_bytes(text, f"files[{path!r}]") for path, text in files.items() if text is not None}
+    except ConfigError as error:
+        raise Refusal(422, "base64", str(error)) from error
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(body, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise Refusal(400, "json", "the body is nested too deeply") from error
+    except ValueError as error:  # also what is no UTF-8, and numbers with thousands of digits
+        raise Refusal(400, "json", f"the body is not JSON: {error}"[:300]) from error
+    if not isinstance(data, dict):
+        raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
+    return data
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _too_long(most: int) -> NoReturn:
+    raise Refusal(413, "too_large", f"a body may have {most} bytes (--max-body)")

@@ -1,0 +1,64 @@
+"""What a request becomes: an answer, or a refusal with an honest HTTP status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from sandboxes.service.pool import DrainingError, QueueFullError
+
+__all__ = ["Answer", "Refusal", "encode_json", "refusal_of"]
+
+RETRY_AFTER_S = "1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A JSON answer. ``outcome`` is what the metrics and the log say of it."""
+
+    body: Mapping[str, Any]
+    status: int = 200
+    outcome: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refusal(Exception):
+    """A request that is not carried out; ``kind`` is a word for programs, the message is for people."""
+
+    def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, kind, message)
+        self.status, self.kind, self.message, self.headers = status, kind, message, dict(headers or {})
+
+    def answer(self) -> Answer:
+        """It as JSON."""
+        body = {"detail": self.message, "kind": self.kind}
+        return Answer(body=body, status=self.status, outcome=self.kind, headers=self.headers)
+
+
+def refusal_of(error: Exception, full_status: int = 429) -> Refusal | None:
+    """How an error of the pool or of a sandbox is told over HTTP; ``None`` for one that is nobody's fault but ours."""
+    if isinstance(error, Refusal):
+        return error
+    again = {"Retry-After": RETRY_AFTER_S}
+    if isinstance(error, QueueFullError):
+        return Refusal(full_status, "queue_full", str(error), again)
+    if isinstance(error, DrainingError):
+        return Refusal(503, "draining", str(error), again)
+    if isinstance(error, DeadlineExceededError):
+        return Refusal(504, "deadline", str(error), again)
+    if isinstance(error, SandboxError):
+        return Refusal(503, "sandbox", str(error), again)
+    if isinstance(error, ConfigError):
+        return Refusal(422, "unusable", str(error))
+    return None
+
+
+def encode_json(body: Mapping[str, Any]) -> bytes:
+    """JSON in UTF-8; text that is no valid Unicode is written as escapes."""
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,162 @@
+"""``POST /run_code``: SandboxFusion's request and answer, so that clients made for it work unchanged.
+
+What differs is told in ``docs/sandbox_service.md``: output is correct at any size up to a bound, a byte that is not
+UTF-8 costs one character, paths do not lead out of the working folder, nothing of the host is inherited.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+
+from roll_envs.errors import SandboxError
+from roll_envs.sandbox import Language, Limits, Program, RunResult
+from sandboxes.service.pool import Pool
+from sandboxes.service.reading import check_code, check_paths, fill, read_files
+from sandboxes.service.replies import Answer, Refusal
+from sandboxes.service.settings import Settings
+from sandboxes.service.wire import encode_bytes
+
+__all__ = ["LANGUAGE_NAMES", "RunCodeForm", "execute", "fusion_body", "fusion_program", "run_code"]
+
+LANGUAGE_NAMES: dict[str, Language] = {
+    "python": "python",
+    "bash": "bash",
+    "cpp": "cpp",
+    "nodejs": "javascript",
+    "javascript": "javascript",
+    "pytest": "python",
+}
+"""SandboxFusion's names of languages -> ours."""
+
+PYTEST = (
+    "import sys, pytest\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:], 'test_solution.py']))\n"
+)
+RUN_MARGIN_S = 5.0
+"""For starting and cleaning up, beside the program's own time."""
+
+
+class RunCodeForm(pydantic.BaseModel):
+    """SandboxFusion's ``RunCodeRequest``; fields it does not have are ignored, as there."""
+
+    model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    compile_timeout: float = pydantic.Field(default=10.0, gt=0)
+    run_timeout: float = pydantic.Field(default=10.0, gt=0)
+    memory_limit_MB: int = -1
+    code: str
+    stdin: str | None = None
+    language: str
+    files: dict[str, str | None] = {}
+    fetch_files: list[str] = []
+    args: list[str] = []
+
+
+async def run_code(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
+    """Answer a request. Raises :class:`Refusal` and what :meth:`Pool.run` raises, except :class:`SandboxError`, which
+    is the status of an answer here."""
+    form = fill(RunCodeForm, data)
+    program, limits = fusion_program(form, pool, settings)
+    body = await execute(pool, settings, program, limits)
+    notes = [body["message"]] if body["message"] else []
+    if form.run_timeout > limits.wall_s:
+        notes.append(f"run_timeout {form.run_timeout:g} was cut to {limits.wall_s:g} (--max-run)")
+    return Answer(body={**body, "message": "; ".join(notes)}, outcome=body["status"])
+
+
+def fusion_program(form: RunCodeForm, pool: Pool, settings: Settings) -> tuple[Program, Limits]:
+    """The program of a request and its limits, cut to what the service allows. Raises :class:`Refusal`."""
+    if form.language not in LANGUAGE_NAMES:
+        known = ", ".join(sorted(LANGUAGE_NAMES))
+        raise Refusal(422, "language", f"language: this service runs {known}, not {form.language[:40]!r}")
+    if form.language == "pytest" and not pool.has_pytest:
+        raise Refusal(422, "language", "language: 'pytest' is not installed in this service's sandboxes")
+    check_code(form.code, settings)
+    files = read_files(form.files, settings)
+    source = form.code
+    if form.language == "pytest":
+        files, source = {**files, "test_solution.py": source.encode()}, PYTEST
+    program = Program(
+        source=source,
+        language=LANGUAGE_NAMES[form.language],
+        stdin=(form.stdin or "").encode(),
+        files=files,
+        fetch=check_paths(form.fetch_files, settings, "fetch_files"),
+        arguments=tuple(form.args),
+    )
+    memory_mb = form.memory_limit_MB if form.memory_limit_MB > 0 else settings.default_memory_mb
+    limits = Limits(
+        wall_s=min(form.run_timeout, settings.max_run_s),
+        compile_s=min(form.compile_timeout, settings.max_run_s),
+        memory_mb=min(memory_mb, settings.max_memory_mb),
+        output_bytes=settings.max_output_bytes,
+    )
+    return program, limits
+
+
+async def execute(pool: Pool, settings: Settings, program: Program, limits: Limits) -> dict[str, Any]:
+    """Run ``program`` and describe what happened as SandboxFusion does."""
+    work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if program.language == "cpp" else 0.0)
+    try:
+        result = await pool.run(
+            lambda sandbox: sandbox.run(program, limits=limits, timeout_s=work_s),
+            wait_s=settings.queue_timeout_s,
+            work_s=work_s,
+        )
+    except SandboxError as error:
+        return _body("SandboxError", message=str(error))
+    return fusion_body(result)
+
+
+def fusion_body(result: RunResult) -> dict[str, Any]:
+    """A result as SandboxFusion's ``RunCodeResponse``, and with what that has no place for: bytes that were dropped."""
+    compiled = None if result.compile is None else _part(result.compile)
+    if result.compile is not None and not result.compile.ok:
+        return _body("Failed", message=_why(result.compile), compile_result=compiled)
+    return _body(
+        "Success" if result.ok else "Failed",
+        message=_why(result),
+        compile_result=compiled,
+        run_result=_part(result),
+        files={path: encode_bytes(content) for path, content in result.files.items()},
+    )
+
+
+def _body(status: str, **parts: Any) -> dict[str, Any]:
+    empty: dict[str, Any] = {
+        "message": "",
+        "compile_result": None,
+        "run_result": None,
+        "executor_pod_name": None,
+        "files": {},
+    }
+    return {"status": status, **empty, **parts}
+
+
+def _part(result: RunResult) -> dict[str, Any]:
+    if result.status == "timeout":
+        return_code = None
+    elif result.exit_code is not None:
+        return_code = result.exit_code
+    else:  # as subprocess says it; a limit ends with SIGKILL
+        return_code = -(result.signal or 9)
+    part: dict[str, Any] = {
+        "status": "TimeLimitExceeded" if result.status == "timeout" else "Finished",
+        "execution_time": result.wall_s,
+        "return_code": return_code,
+        "stdout": result.stdout.decode("utf-8", "replace"),
+        "stderr": result.stderr.decode("utf-8", "replace"),
+    }
+    dropped = {"stdout_dropped": result.stdout_dropped, "stderr_dropped": result.stderr_dropped}
+    return part | {name: count for name, count in dropped.items() if count}
+
+
+def _why(result: RunResult) -> str:
+    """What the original's fields cannot say."""
+    notes = {"memory": "the memory limit ended the program", "output": "the output limit ended the program"}
+    told = [notes[result.status]] if result.status in notes else []
+    for name, count in (("stdout", result.stdout_dropped), ("stderr", result.stderr_dropped)):
+        if count:
+            told.append(f"{name}: {count} bytes beyond the bound were dropped (--max-output)")
+    return "; ".join(told)

@@ -1,0 +1,137 @@
+"""The service as one object: its pool, its sessions, its numbers, and how one request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roll_envs.sandbox import Sandbox
+from sandboxes.service.auth import is_allowed
+from sandboxes.service.metrics import Metrics
+from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool
+from sandboxes.service.reading import read_json
+from sandboxes.service.replies import Answer, Refusal, encode_json, refusal_of
+from sandboxes.service.sessions import Sessions
+from sandboxes.service.settings import Settings
+
+__all__ = ["Handler", "Service"]
+
+log = logging.getLogger("roll_sandbox.requests")
+
+Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
+
+GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+DRAIN_STEP_S = 0.05
+
+
+class Service:
+    """Started and closed by the application's life span; all of it belongs to one event loop."""
+
+    def __init__(self, make: Callable[[], Sandbox], settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.pool = Pool(make, settings, self.metrics)
+        self.sessions = Sessions(self.pool, settings)
+        self.active = 0
+        """Requests whose answer is not out yet."""
+        self.draining = False
+        self._reaper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make the workers."""
+        await self.pool.start()
+        self._reaper = asyncio.get_running_loop().create_task(self.sessions.reap())
+
+    async def drain(self) -> bool:
+        """Refuse what is new and wait for the rest, at most ``drain_timeout_s``; whether all of it was finished."""
+        self.draining = True
+        self.pool.drain()
+        deadline = time.monotonic() + self.settings.drain_timeout_s
+        while self.active and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_STEP_S)
+        return not self.active
+
+    async def close(self) -> None:
+        """End everything that is left."""
+        self.draining = True
+        if self._reaper is not None:
+            self._reaper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reaper
+        await self.sessions.close_all()
+        await self.pool.close()
+
+    async def answer(
+        self, request: Request, route: str, handler: Handler, *, full_status: int = 429, body: bool = True
+    ) -> Response:
+        """What ``handler`` says, or the refusal that its error stands for; counted, logged, bounded in time, and given
+        up when the client goes away. ``handler`` gets the JSON object of the body, or nothing without ``body``."""
+        given = request.headers.get("x-request-id", "")
+        name = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+        started = time.monotonic()
+        self.active += 1
+        try:
+            try:
+                self._admit(request)
+                data = await read_json(request, self.settings) if body else {}
+                answer = await self._until_gone(request, handler(data))
+            except Exception as error:
+                answer = self._refuse(error, full_status, name)
+        finally:
+            self.active -= 1
+        seconds = time.monotonic() - started
+        self.metrics.observe_request(route, answer.status, seconds)
+        if answer.outcome:
+            self.metrics.outcomes[route, answer.outcome] += 1
+        if answer.status == 499:
+            self.metrics.cancelled += 1
+        log.info("%s %s %d %s %.3f s", name, route, answer.status, answer.outcome or "-", seconds)
+        headers = {"X-Request-Id": name, **answer.headers}
+        return Response(encode_json(answer.body), answer.status, headers, "application/json")
+
+    def _refuse(self, error: Exception, full_status: int, name: str) -> Answer:
+        refusal = refusal_of(error, full_status)
+        if refusal is not None:
+            return refusal.answer()
+        log.error("%s failed", name, exc_info=error)
+        return Refusal(500, "fault", f"a fault of this service, logged as {name}").answer()
+
+    def _admit(self, request: Request) -> None:
+        if not is_allowed(request.headers.get("authorization"), self.settings.tokens):
+            challenge = {"WWW-Authenticate": 'Bearer realm="roll-sandbox"'}
+            message = "send Authorization: Bearer TOKEN (or a URL like http://x:TOKEN@host:port)"
+            raise Refusal(401, "unauthorized", message, challenge)
+        if self.draining:
+            raise DrainingError("the service is stopping and takes no new requests; ask another instance")
+
+    async def _until_gone(self, request: Request, answering: Coroutine[Any, Any, Answer]) -> Answer:
+        """What ``answering`` gives, unless the client goes away or the longest time for a request is over."""
+        most_s = self.settings.max_request_s + 2 * self.settings.queue_timeout_s + OVERRUN_S
+        work = asyncio.create_task(answering)
+        gone = asyncio.create_task(_until_disconnect(request))
+        try:
+            await asyncio.wait([work, gone], timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            if gone.done():
+                raise Refusal(499, "gone", "the client went away")
+            raise Refusal(504, "deadline", f"the request took more than {most_s:g} s", {"Retry-After": "1"})
+        finally:
+            unfinished = [task for task in (work, gone) if not task.done()]
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+async def _until_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

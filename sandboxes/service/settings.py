@@ -1,0 +1,111 @@
+"""What the service is told when it starts: addresses, numbers of workers, waits and bounds."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from roll_envs.errors import ConfigError
+
+__all__ = ["Settings", "is_loopback", "read_tokens"]
+
+MIB = 1 << 20
+LEAST_TOKEN_CHARS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything that bounds the service. Sizes are in bytes, times in seconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    slots: int = 4
+    """Programs that run at one time."""
+    queue: int = 1024
+    """Requests that may wait for a slot; one more is refused with 429."""
+    queue_timeout_s: float = 8.0
+    """Longest wait for a slot on the SandboxFusion routes. verl gives up ``compile_timeout + run_timeout + 10`` seconds
+    after it asked, and asks again only after a 504, so this stays below 10."""
+    full_status: int = 429
+    """What the SandboxFusion routes answer when the queue is full: 429, or 504 for clients that only repeat that."""
+    sessions: int = 16
+    """Sessions that may be open at one time, each with a worker of its own."""
+    session_idle_s: float = 600.0
+    attempts: int = 2
+    """How often a request is tried on another worker after a fault of ours."""
+    max_body_bytes: int = 32 * MIB
+    max_code_bytes: int = 2 * MIB
+    max_files: int = 256
+    max_output_bytes: int = 8 * MIB
+    """Of stdout and of stderr each. SandboxFusion's requests cannot ask, and get this much."""
+    max_run_s: float = 120.0
+    max_request_s: float = 600.0
+    """Longest whole request with its wait, all cells or all test cases."""
+    max_memory_mb: int = 4096
+    default_memory_mb: int = 1024
+    """For SandboxFusion's requests that name no limit."""
+    max_processes: int = 256
+    max_connections: int = 4096
+    max_cases: int = 1000
+    """Cells of a notebook, or test cases, in one request."""
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 60.0
+    keep_alive_s: float = 75.0
+    drain_timeout_s: float = 60.0
+    cancel_grace_s: float = 1.0
+    """How long a program whose client has gone may still run before its worker is ended and replaced."""
+    tokens: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                continue
+            least = 0 if each.name in ("port", "queue", "sessions", "cancel_grace_s") else 1e-3
+            if not least <= value < float("inf"):
+                raise ConfigError(f"{each.name} must be {'0 or more' if least == 0 else 'above 0'}, not {value!r}")
+        if self.port > 65535:
+            raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
+        if self.full_status not in (429, 504):
+            raise ConfigError(f"full_status must be 429 or 504, not {self.full_status}")
+        if self.default_memory_mb > self.max_memory_mb:
+            raise ConfigError(
+                f"default_memory_mb ({self.default_memory_mb}) must not be above max_memory_mb ({self.max_memory_mb})"
+            )
+        if not self.tokens and not is_loopback(self.host):
+            raise ConfigError(
+                f"the service runs programs for whoever can reach it, and {self.host} can be reached from other "
+                "machines: give --token-file FILE (one token a line), or listen on 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` can only be reached from this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def read_tokens(path: Path) -> tuple[str, ...]:
+    """The tokens of a file, one a line; empty lines and lines that begin with ``#`` are skipped. More than one is
+    accepted, so that they can be changed without a pause. Raises :class:`ConfigError`; no message shows a token."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {path} cannot be read: {error}") from error
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    tokens = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    if not tokens:
+        raise ConfigError(f"the token file {path} holds no token; write one of {LEAST_TOKEN_CHARS} characters or more")
+    for number, token in tokens:
+        if len(token) < LEAST_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+            raise ConfigError(
+                f"line {number} of the token file {path} is no token: {LEAST_TOKEN_CHARS} or more printable ASCII "
+                'characters without spaces, such as from `python -c "import secrets; print(secrets.token_urlsafe())"`'
+            )
+    return tuple(token for _, token in tokens)

@@ -1,0 +1,273 @@
+"""``POST /submit``: judges a completion with tests that come with the request (``config.provided_data``).
+
+Of SandboxFusion's data sets two kinds are served, by ``config.dataset_type``: ``AutoEvalDataset`` (tests appended to
+the program, or put around it) and ``CommonOJDataset`` (stdin -> stdout). Rows are never looked up by id: there is no
+data base here. ``custom_extract_logic`` is refused, because it is a program that would run in the service itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pydantic
+
+from roll_envs.errors import SandboxError
+from sandboxes.service.pool import Pool
+from sandboxes.service.reading import check_code, fill
+from sandboxes.service.replies import Answer, Refusal
+from sandboxes.service.run_code import RunCodeForm, execute, fusion_program
+from sandboxes.service.settings import Settings
+
+__all__ = ["KINDS", "SubmitForm", "extract_code", "same_output", "submit"]
+
+MARK = "#<INSERT>"
+"""Where the program goes in a test that does not want to be appended."""
+AUTO_EVAL_TIMEOUTS_S = (40.0, 20.0)
+OJ_TIMEOUTS_S = (10.0, 20.0)
+SHOWN_CHARS = 1000
+"""Of inputs and outputs in ``test_info``, unless ``extra.return_full_case``."""
+CLOSE_ENOUGH = 1e-5
+
+ALIASES = {"py": "python", "python3": "python", "c++": "cpp", "cc": "cpp", "sh": "bash", "shell": "bash"} | {
+    "js": "nodejs",
+    "javascript": "nodejs",
+    "node": "nodejs",
+}
+FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+OPEN_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*)\Z", re.MULTILINE | re.DOTALL)
+
+CHEATABLE = "the tests ran inside the sandbox beside the program, which could fake them; POST /judge cannot be faked so"
+
+
+class TestConfig(pydantic.BaseModel):
+    """SandboxFusion's ``TestConfig``."""
+
+    __test__ = False
+    model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    dataset_type: str | None = None
+    language: str | None = None
+    compile_timeout: float | None = pydantic.Field(default=None, gt=0)
+    run_timeout: float | None = pydantic.Field(default=None, gt=0)
+    custom_extract_logic: str | None = None
+    provided_data: dict[str, Any] | list[Any] | None = None
+    extra: dict[str, Any] = {}
+
+
+class SubmitForm(pydantic.BaseModel):
+    """SandboxFusion's ``SubmitRequest``."""
+
+    model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    dataset: str
+    id: int | str
+    completion: str
+    config: TestConfig
+
+
+async def submit(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
+    """Answer a request. Raises :class:`Refusal` and what :func:`execute` raises."""
+    form = fill(SubmitForm, data)
+    kind = form.config.dataset_type or form.dataset
+    if kind not in KINDS:
+        raise Refusal(
+            400,
+            "unsupported",
+            f"data sets of the kind {kind[:80]!r} are not served; set config.dataset_type to one of "
+            f"{', '.join(KINDS)} and give the row as config.provided_data",
+        )
+    row = form.config.provided_data
+    if not isinstance(row, dict):
+        raise Refusal(400, "unsupported", "config.provided_data must hold the row; this service keeps no data sets")
+    if form.config.custom_extract_logic is not None:
+        message = (
+            "config.custom_extract_logic is not run: it is a program for the service itself. Extract before asking"
+        )
+        raise Refusal(400, "unsupported", message)
+    check_code(form.completion, settings, "completion")
+    body = await KINDS[kind](pool, settings, form, row)
+    return Answer(body=body, outcome="accepted" if body["accepted"] else "rejected")
+
+
+def extract_code(completion: str, language: str) -> tuple[str, str]:
+    """The program in a completion, and how it was found: the first closed fence of the language, else the first closed
+    fence, else one that was not closed, else nothing (``empty``)."""
+    for pattern, found_by in ((FENCE, "fenced"), (OPEN_FENCE, "incomplete_fenced")):
+        blocks = [(ALIASES.get(name.lower(), name.lower()), code) for name, code in pattern.findall(completion)]
+        if blocks:
+            return next((code for name, code in blocks if name == language), blocks[0][1]), found_by
+    return "", "empty"
+
+
+def same_output(shown: str, wanted: str) -> bool:
+    """Whether two outputs agree as SandboxFusion has it: line by line without case and outer blanks, and numbers to a
+    relative 1e-5."""
+    lines, expected = shown.strip().split("\n"), wanted.strip().split("\n")
+    return len(lines) == len(expected) and all(_same_line(a, b) for a, b in zip(lines, expected, strict=True))
+
+
+def _same_line(shown: str, wanted: str) -> bool:
+    left, right = shown.strip().lower(), wanted.strip().lower()
+    if left == right:
+        return True
+    try:
+        a, b = float(left), float(right)
+    except ValueError:
+        return False
+    return math.isfinite(a) and math.isfinite(b) and abs(a - b) / max(abs(b), 1e-10) < CLOSE_ENOUGH
+
+
+async def _auto_eval(pool: Pool, settings: Settings, form: SubmitForm, row: Mapping[str, Any]) -> dict[str, Any]:
+    test, labels = _part(row, "test"), _part(row, "labels")
+    test_code = test.get("code")
+    if not isinstance(test_code, str):
+        raise Refusal(422, "form", "config.provided_data.test.code must be text")
+    asset = _decoded(test.get("asset") or {}, "test.asset")
+    written_in = labels.get("programming_language", form.config.language or "python")
+    language = labels.get("execution_language", written_in)
+    mode = form.config.extra.get("autoeval_extract_code_mode", "first")
+    if mode != "first":
+        raise Refusal(
+            400, "unsupported", f"extra.autoeval_extract_code_mode {str(mode)[:40]!r} is not served; use 'first'"
+        )
+    if not isinstance(written_in, str) or not isinstance(language, str):
+        raise Refusal(422, "form", "config.provided_data.labels: languages must be text")
+    code, found_by = extract_code(form.completion, ALIASES.get(written_in, written_in))
+    flag = ""
+    full = _assemble(code, test_code, repr_code=bool(form.config.extra.get("repr_code")))
+    if form.config.extra.get("append_flag") and language == "python":
+        flag = secrets.token_hex(10)
+        full += f'\n\nprint("{flag}")'
+    compile_s, run_s = AUTO_EVAL_TIMEOUTS_S
+    request = {
+        "code": full,
+        "language": language,
+        "files": asset,
+        "compile_timeout": form.config.compile_timeout or compile_s,
+        "run_timeout": form.config.run_timeout or run_s,
+    }
+    ran = await _execute(pool, settings, request)
+    accepted = ran["status"] == "Success" and flag in ran["run_result"]["stdout"]
+    return {
+        "id": form.id,
+        "accepted": accepted,
+        "extracted_code": code,
+        "full_code": full,
+        "test_code": test_code,
+        "tests": [{"passed": accepted, "exec_info": ran, "test_info": None}],
+        "extracted_type": found_by,
+        "extra": {"note": CHEATABLE},
+    }
+
+
+async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapping[str, Any]) -> dict[str, Any]:
+    if form.config.language is None:
+        raise Refusal(400, "unsupported", "config.language must be given for a CommonOJDataset")
+    cases = _decoded(row.get("test"), "test")
+    if not isinstance(cases, list) or not cases or len(cases) > settings.max_cases:
+        raise Refusal(422, "form", f"config.provided_data.test must be a list of 1 to {settings.max_cases} cases")
+    pairs = [_case(case, number) for number, case in enumerate(cases)]
+    language = ALIASES.get(form.config.language, form.config.language)
+    code, found_by = extract_code(form.completion, language)
+    compile_s, run_s = OJ_TIMEOUTS_S
+    request = {
+        "code": code,
+        "language": language,
+        "compile_timeout": form.config.compile_timeout or compile_s,
+        "run_timeout": form.config.run_timeout or (compile_s if language == "cpp" else run_s),
+    }
+    whole = bool(form.config.extra.get("return_full_case"))
+    run_all = bool(form.config.extra.get("run_all_cases"))
+    enough = asyncio.Semaphore(pool.slots)
+    wrong: list[int] = []
+
+    async def run_case(number: int) -> dict[str, Any] | None:
+        stdin, wanted = pairs[number]
+        async with enough:
+            if wrong and not run_all and min(wrong) < number:
+                return None
+            ran = await _execute(pool, settings, {**request, "stdin": stdin})
+        passed = ran["status"] == "Success" and same_output(ran["run_result"]["stdout"], wanted)
+        if not passed:
+            wrong.append(number)
+        shown = [text if whole or len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..." for text in (stdin, wanted)]
+        info = {"input": {"stdin": shown[0]}, "output": {"stdout": shown[1]}}
+        return {"passed": passed, "exec_info": ran, "test_info": info}
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run_case(number)) for number in range(len(pairs))]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    results = [task.result() for task in tasks]
+    upto = len(results) if run_all or not wrong else min(wrong) + 1
+    tests = [each for each in results[:upto] if each is not None]
+    return {
+        "id": form.id,
+        "accepted": not wrong,
+        "extracted_code": code,
+        "full_code": None,
+        "test_code": None,
+        "tests": tests,
+        "extracted_type": found_by,
+        "extra": None,
+    }
+
+
+KINDS: dict[str, Callable[[Pool, Settings, SubmitForm, Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
+    "AutoEvalDataset": _auto_eval,
+    "AutoEvalV4Dataset": _auto_eval,
+    "AutoEvalV5Dataset": _auto_eval,
+    "AutoEvalV6Dataset": _auto_eval,
+    "CommonOJDataset": _common_oj,
+}
+
+
+async def _execute(pool: Pool, settings: Settings, request: dict[str, Any]) -> dict[str, Any]:
+    """Run a program; a fault of ours is no verdict, and refuses the whole request."""
+    ran = await execute(pool, settings, *fusion_program(fill(RunCodeForm, request), pool, settings))
+    if ran["status"] == "SandboxError":
+        raise SandboxError(ran["message"])
+    return ran
+
+
+def _assemble(code: str, test: str, *, repr_code: bool) -> str:
+    before, mark, after = test.partition(MARK)
+    if mark:
+        return before + (repr(code) if repr_code else code) + after
+    code = code.partition("if __name__ ==")[0]
+    return (repr(code) if repr_code else code) + "\n" + test
+
+
+def _part(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = _decoded(row.get(name, {}), name)
+    if not isinstance(part, dict):
+        raise Refusal(422, "form", f"config.provided_data.{name} must be an object, not {type(part).__name__}")
+    return part
+
+
+def _decoded(value: Any, name: str) -> Any:
+    """Rows of a data base hold their parts as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(422, "form", f"config.provided_data.{name} is text, but no JSON") from error
+
+
+def _case(case: Any, number: int) -> tuple[str, str]:
+    try:
+        stdin, wanted = case["input"]["stdin"], case["output"]["stdout"]
+    except (KeyError, TypeError, IndexError) as error:
+        message = f"config.provided_data.test[{number}] must be {{'input': {{'stdin'}}, 'output': {{'stdout'}}}}"
+        raise Refusal(422, "form", message) from error
+    if not isinstance(stdin, str) or not isinstance(wanted, str):
+        raise Refusal(422, "form", f"config.provided_data.test[{number}]: stdin and stdout must be text")
+    return stdin, wanted

@@ -1,0 +1,99 @@
+"""One worker: a sandbox with one slot, and calls on it that can be given up from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
+from roll_envs.sandbox import Isolation, Limits, Program, Sandbox
+
+__all__ = ["Worker", "make_worker"]
+
+T = TypeVar("T")
+
+PROBE = "import importlib.util\nprint('pytest', importlib.util.find_spec('pytest') is not None)\n"
+PROBE_TIMEOUT_S = 30.0
+
+
+class Worker:
+    """A sandbox for one job at a time. ``broken`` ones are not used again: they are closed and another is made."""
+
+    def __init__(self, sandbox: Sandbox, isolation: Isolation, *, has_pytest: bool, executor: Executor) -> None:
+        self.sandbox = sandbox
+        self.isolation = isolation
+        self.has_pytest = has_pytest
+        self.broken = False
+        self.busy: asyncio.Future[Any] | None = None
+        """The call in progress, also when nobody waits for it any more."""
+        self._executor = executor
+
+    async def call(self, job: Callable[[Sandbox], T], *, timeout_s: float) -> T:
+        """``job(sandbox)`` in a thread.
+
+        When it takes longer than ``timeout_s``, the sandbox is closed, which ends its programs, and
+        :class:`SandboxError` is raised: a job has limits of its own, so this is a fault of ours. When the caller is
+        cancelled the job goes on until :meth:`settle` ends it.
+        """
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, functools.partial(job, self.sandbox))
+        self.busy = future
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), timeout_s)
+        except SandboxError:
+            self.broken = True
+            raise
+        except TimeoutError as error:
+            self.broken = True
+            if future.done():
+                raise SandboxError(f"a worker failed: {error!r}") from error
+            raise SandboxError(f"a worker did not come back within {timeout_s:g} s and was replaced") from error
+        except DeadlineExceededError as error:
+            # The worker's only slot was taken although nobody else uses it.
+            self.broken = True
+            raise SandboxError(f"a worker was stuck: {error}") from error
+        except RollError:
+            raise
+        except Exception as error:  # a backend of others
+            self.broken = True
+            raise SandboxError(f"a worker failed: {type(error).__name__}: {error}") from error
+
+    async def settle(self, grace_s: float) -> None:
+        """Wait for a call that was given up; after ``grace_s`` the worker is broken."""
+        if self.busy is not None and not self.busy.done() and not self.broken:
+            await asyncio.wait([self.busy], timeout=grace_s)
+            self.broken = self.broken or not self.busy.done()
+        if self.busy is not None and self.busy.done() and not self.busy.cancelled():
+            self.broken = self.broken or isinstance(self.busy.exception(), SandboxError)
+
+    async def close(self) -> None:
+        """End the sandbox, and with it a call in progress; errors of a dead one are not of interest."""
+        loop = asyncio.get_running_loop()
+        self.broken = True
+        try:
+            await loop.run_in_executor(self._executor, self.sandbox.close)
+        except Exception:
+            return
+
+
+def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:
+    """A worker that has proved to work: a small program ran on it. Raises :class:`SandboxError` and what ``make``
+    raises."""
+    sandbox = make()
+    try:
+        started = time.monotonic()
+        result = sandbox.run(Program(source=PROBE), limits=Limits(wall_s=PROBE_TIMEOUT_S), timeout_s=PROBE_TIMEOUT_S)
+        words = result.stdout.decode("ascii", "replace").split()
+        if not result.ok or len(words) != 2 or words[0] != "pytest":
+            raise SandboxError(
+                f"a new worker failed its first program: status {result.status} after "
+                f"{time.monotonic() - started:.1f} s, stdout {result.stdout[:200]!r}, stderr {result.stderr[-500:]!r}"
+            )
+    except BaseException:
+        sandbox.close()
+        raise
+    return Worker(sandbox, result.isolation, has_pytest=words[1] == "True", executor=executor)
