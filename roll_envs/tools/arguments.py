@@ -1,9 +1,9 @@
 """Do arguments fit a tool's JSON schema? A precise sentence for the model when they do not.
 
 Read of a schema: ``type`` (one or several), ``enum``, ``const``, ``properties``, ``required``, ``items``, ``minimum``,
-``maximum``, ``minLength``, ``maxLength``, ``minItems``, ``maxItems``, and ``additionalProperties`` (where it is missing,
-no other names are allowed, so that a misspelt one is told). Other keywords (``anyOf``, ``$ref``, ``pattern``, ...) are
-left to the tool itself.
+``maximum``, ``minLength``, ``maxLength``, ``minItems``, ``maxItems``, and ``additionalProperties`` (where it is
+missing, no other names are allowed, so that a misspelt one is told). Other keywords (``anyOf``,
+``$ref``, ...) are left to the tool itself.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _log(a: Number, base: Number = Fraction(10)) -> Number:
 
 def _circular(function: Callable[[float], float]) -> Callable[[Number], Number]:
     def apply(a: Number) -> Number:
-        if abs(a) > 10**15:
+        if not -(10**15) <= a <= 10**15:
             raise CalculatorError("angles (in radians) may be up to 10^15")
         try:
             return Decimal(function(float(a)))

@@ -56,7 +56,8 @@ class McpConnection:
         self._session: Any = None
         self._ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
         self._stop: asyncio.Event | None = None
-        self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close
+        # Opened for appending: the server writes at the end wherever we read.
+        self._stderr = tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close
         self._thread = threading.Thread(target=self._work, name=f"mcp {endpoint}", daemon=True)
         self._thread.start()
         try:
@@ -169,7 +170,7 @@ class McpConnection:
         """The end of what the server wrote to stderr."""
         try:
             self._stderr.seek(0)
-            text = self._stderr.read().strip()
+            text = " ".join(self._stderr.read().split())
         except ValueError:  # closed
             return ""
         return f"; its stderr ends: {text[-_STDERR_SHOWN:]}" if text else ""

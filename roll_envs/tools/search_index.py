@@ -189,7 +189,7 @@ def _digest(path: Path) -> str:
 def _read(saved: Path, digest: str) -> dict[str, npt.NDArray[Any]] | None:
     """The saved arrays; None when there are none, of another corpus, or damaged (they are then built again)."""
     try:
-        with np.load(saved, allow_pickle=False) as file:
+        with open(saved, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             if str(file["stamp"]) != f"{FORMAT} {digest}":
                 return None
             return {name: file[name] for name in ("places", "lengths", "words", "starts", "docs", "counts")}

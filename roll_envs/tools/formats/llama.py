@@ -131,8 +131,8 @@ def describe_llama(specs: Sequence[ToolSpec]) -> str:
     """The tools and how to call them as JSON alone."""
     return (
         f"These are the tools you may call:\n{tool_list(specs)}\n\n"
-        'To call one, answer with nothing but a JSON object {"name": <tool name>, "parameters": <object of arguments>}, '
-        'or with several joined by ";". Do not use variables.'
+        'To call one, answer with nothing but a JSON object {"name": <tool name>, "parameters": <JSON of arguments>}; '
+        'several are joined by ";". Do not use variables.'
     )
 
 
