@@ -169,7 +169,9 @@ def _watch(browser: Any, url: str) -> None:
     assert browser.find_elements("css selector", ".card.next")
     press(keys.ARROW_RIGHT, "2")
     assert _text(browser, ".button.next") == "red"
+    browser.find_element("css selector", "#agent summary").click()
     press(keys.ARROW_LEFT, "1")
+    assert "click[back to search]" in _text(browser, "#agent .actions")  # as open as it was
     press(keys.ARROW_RIGHT, "2")
     assert browser.find_elements("css selector", ".notice.stop") == []
     browser.get(f"{url}/watch/1/5?play=1")

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from envs.webshop.env import WebShopEnv
 from envs.webshop.serve.forms import read_form, whole_number
+from envs.webshop.serve.pictures import drawing, tint
 from envs.webshop.serve.records import Record
 from envs.webshop.serve.replay import MakeShop, Replay, play_again
 from envs.webshop.serve.scene import of_replay, of_visit
@@ -33,7 +34,6 @@ __all__ = ["make_app"]
 
 MOST_VISITS = 64
 _REMEMBERED_REPLAYS = 16
-_TINTS = 6
 _FILES = {"style.css": "text/css", "watch.js": "text/javascript"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
@@ -102,7 +102,7 @@ class _Site:
             loader=jinja2.PackageLoader("envs.webshop.serve"), autoescape=True, undefined=jinja2.StrictUndefined
         )
         self._templates.filters["dollars"] = lambda value: f"${value:,.2f}"
-        self._templates.filters["tint"] = lambda text: sum(text.encode("utf-8", "replace")) % _TINTS
+        self._templates.filters |= {"tint": tint, "drawing": drawing}
         self._templates.filters["points"] = lambda value: f"{value:.3f}".rstrip("0").rstrip(".")
         self._replaying = threading.Lock()
         self._replay = lru_cache(maxsize=_REMEMBERED_REPLAYS)(self._play_again)

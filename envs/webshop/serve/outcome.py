@@ -78,7 +78,7 @@ def explain(env: WebShopEnv) -> Outcome | None:
             Part(name=name, points=weight * share, most=weight, checks=checks) for name, weight, share, checks in slots
         ),
         type_factor=whole.r_type,
-        type_reason=_type_reason(whole),
+        type_reason=_type_reason(whole, goal),
     )
 
 
@@ -92,11 +92,14 @@ def _single(goal: Goal) -> Iterator[tuple[str, Mapping[str, str] | tuple[str, ..
             yield value, (value,)
 
 
-def _type_reason(whole: Purchase) -> str:
+def _type_reason(whole: Purchase, goal: Goal) -> str:
     score = f"{100 * whole.title_score:.0f}% of the nouns in the title of the wanted product"
     if whole.r_type < 0.5:
         return f"Another kind of product: its title has {score}."
-    if whole.r_type == 1.0:
-        why = "the same kind of product" if whole.query_match else "the same categories" if whole.category_match else ""
-        return f"The right kind of product: {why}." if why else f"The right kind of product: its title has {score}."
-    return f"Only a similar product: another kind and category, and its title has {score}."
+    if whole.r_type < 1.0:
+        return f"Only a similar product: of another kind and category, and its title has {score}."
+    if whole.query_match:
+        return f"The right kind of product ({goal.query})."
+    if whole.category_match:
+        return "The right kind of product: it is in two or more of the wanted categories."
+    return f"The right kind of product: its title has {score}."
