@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from envs.webshop import commands
 from envs.webshop.disk import CatalogueError, DiskCatalogue, Progress, build_index, is_index, open_index
 from envs.webshop.disk import index as index_module
+from envs.webshop.disk import merge as merge_module
 from envs.webshop.disk.index import DiskIndex
 from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
 from envs.webshop.original import Listing, read_listings
@@ -73,6 +74,7 @@ def make_data(folder: Path, count: int) -> Path:
                 {"instruction": "i need it.", "instruction_attributes": attributes, "instruction_options": ["red"]}
                 for attributes in ([], ["soft"], ["a", "b"])
             ]
+    records[9] = {"asin": records[9]["asin"]}  # nothing to index
     records.insert(count // 2, {**records[3], "name": "the second of its number"})
     records.insert(count // 3, {**records[0], "asin": "nan"})
     records.insert(5, {**records[0], "asin": "B0000000000"})
@@ -229,6 +231,17 @@ def test_bytes_do_not_depend_on_how_the_work_was_cut(
     data: Path, built: Path, tmp_path: Path, segment_records: int, workers: int
 ) -> None:
     again = build_index(data, tmp_path / "i", seed=5, segment_records=segment_records, workers=workers)
+    assert contents(again) == contents(built)
+
+
+def test_postings_are_merged_a_few_at_a_time(
+    data: Path, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_index(built).manifest.counts["postings"] > 10_000
+    monkeypatch.setattr(merge_module, "_BATCH_POSTINGS", 2000)
+    reports: list[Progress] = []
+    again = build_index(data, tmp_path / "i", seed=5, segment_records=500, workers=0, progress=reports.append)
+    assert sum(report.stage == "postings" for report in reports) > 5
     assert contents(again) == contents(built)
 
 
