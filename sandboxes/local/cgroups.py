@@ -1,0 +1,145 @@
+"""Where this process may make cgroups for its sandboxes, in version 2 or 1; they are removed by the keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["PREFIX", "CgroupPlace", "find_place"]
+
+PREFIX = "roll-sandbox-"
+
+
+class CgroupPlace:
+    """Folders below which cgroups can be made: one (version 2), or one for memory and one for pids (version 1)."""
+
+    def __init__(self, parents: Mapping[str, Path]) -> None:
+        self.parents = dict(parents)
+
+    def make(self) -> dict[str, str]:
+        """Fresh cgroups under a name of their own; controller -> folder."""
+        name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        made: dict[str, str] = {}
+        try:
+            for controller, parent in self.parents.items():
+                folder = parent / name
+                folder.mkdir()
+                made[controller] = str(folder)
+        except OSError:
+            self.remove(made)
+            raise
+        return made
+
+    @staticmethod
+    def remove(folders: Mapping[str, str]) -> None:
+        """Remove what :meth:`make` made, where no keeper lives that does."""
+        for folder in folders.values():
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+    def sweep(self, older_s: float = 60.0) -> None:
+        """Remove what a machine-wide kill of caller and keeper together has left; those in use refuse to go."""
+        for parent in self.parents.values():
+            for folder in parent.glob(f"{PREFIX}*"):
+                with contextlib.suppress(OSError):
+                    owner = int(folder.name.removeprefix(PREFIX).split("-")[0])
+                    if not Path(f"/proc/{owner}").exists() and time.time() - folder.stat().st_mtime > older_s:
+                        folder.rmdir()
+
+
+def find_place() -> tuple[CgroupPlace | None, str]:
+    """A place that works (tried by making, limiting and entering one), or ``None`` and why."""
+    reasons = []
+    for parents in _candidates():
+        place = CgroupPlace(parents)
+        try:
+            folders = place.make()
+        except OSError as error:
+            reasons.append(f"{error.strerror}: {error.filename}")
+            continue
+        try:
+            _try_out(folders)
+        except OSError as error:
+            reasons.append(f"{error.strerror}: {error.filename or folders}")
+        else:
+            return place, ""
+        finally:
+            place.remove(folders)
+    return None, "; ".join(dict.fromkeys(reasons)) or "no cgroup file system with memory and pids is mounted"
+
+
+def _try_out(folders: Mapping[str, str]) -> None:
+    """Fails where the controllers are not there or a process of ours may not be moved in."""
+    unified = "unified" in folders
+    memory = folders["unified" if unified else "memory"]
+    pids = folders["unified" if unified else "pids"]
+    Path(memory, "memory.max" if unified else "memory.limit_in_bytes").write_text(str(1 << 30), encoding="ascii")
+    Path(pids, "pids.max").write_text("64", encoding="ascii")
+    for folder in folders.values():
+        _enter_in_child(Path(folder, "cgroup.procs" if unified else "tasks"))
+
+
+def _enter_in_child(tasks: Path) -> None:
+    """Let ``sh`` (not a fork of ours, which may have threads) move itself in."""
+    import subprocess
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'echo 0 > "$0"', str(tasks)], env={}, stderr=subprocess.DEVNULL, timeout=10, check=False
+    )
+    if done.returncode:
+        raise PermissionError(1, "no process may be moved to", str(tasks))
+
+
+def _candidates() -> Iterator[dict[str, Path]]:
+    mounts, own = _mounts(), _own_groups()
+    if "memory" in mounts and "pids" in mounts:
+        yield {c: _below(mounts[c], own.get(c, "/")) for c in ("memory", "pids")}
+    if "unified" in mounts:
+        here = _below(mounts["unified"], own.get("", "/"))
+        root = mounts["unified"][1]
+        while True:
+            with contextlib.suppress(OSError):
+                if {"memory", "pids"} <= set((here / "cgroup.subtree_control").read_text("ascii").split()):
+                    yield {"unified": here}
+            if here in (root, here.parent):
+                return
+            here = here.parent
+
+
+def _mounts() -> dict[str, tuple[str, Path]]:
+    """Controller (``unified`` for version 2) -> root of the mount within the hierarchy, and where it is mounted."""
+    found: dict[str, tuple[str, Path]] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text("utf-8").splitlines():
+            left, _, right = line.partition(" - ")
+            kind, _, options = right.split(" ", 2)
+            _, _, _, root, place, *_ = left.split(" ")
+            if kind == "cgroup2":
+                found.setdefault("unified", (root, Path(place)))
+            elif kind == "cgroup":
+                for controller in options.split(","):
+                    found.setdefault(controller, (root, Path(place)))
+    return found
+
+
+def _own_groups() -> dict[str, str]:
+    """Controller (empty for version 2) -> the group that this process is in."""
+    groups = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in controllers.split(","):
+                groups[controller] = path
+    return groups
+
+
+def _below(mount: tuple[str, Path], group: str) -> Path:
+    root, place = mount
+    if root != "/" and (group + "/").startswith(root.rstrip("/") + "/"):
+        group = group[len(root.rstrip("/")) :]
+    folder = place / group.strip("/")
+    return folder if folder.is_dir() else place

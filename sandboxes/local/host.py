@@ -1,0 +1,167 @@
+"""What of this machine the jail shows: the interpreter, shared libraries, and tools for the languages asked for."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roll_envs.errors import ConfigError, SandboxError
+from roll_envs.sandbox import Language
+
+__all__ = ["PACKAGES", "View", "executable", "installed_languages", "view_of_host"]
+
+_TOOLS: Mapping[Language, str] = {"bash": "bash", "cpp": "g++", "javascript": "node"}
+_PACKAGES = {"bash": "bash", "cpp": "g++", "javascript": "nodejs"}
+_LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
+_ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
+_TOOL_FOLDERS = ("/usr/bin", "/usr/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
+_SHARED = ("/usr/share/zoneinfo", "/usr/share/nodejs", "/usr/share/perl", "/usr/share/perl5", "/usr/share/awk")
+_BASES = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")
+PACKAGES = "/packages"
+_OURS = ("/packages", "/work", "/tmp", "/dev", "/proc", "/sys", "/etc", "/.box", "/.old", "/.empty")
+
+_TEXTS = {
+    "/etc/passwd": "root:x:0:0:root:/:/bin/false\nsandbox:x:1000:1000:sandbox:/work:/bin/bash\n",
+    "/etc/group": "root:x:0:\nsandbox:x:1000:\n",
+    "/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "/etc/resolv.conf": "",
+}
+_LINKS = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/var/tmp": "/tmp",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """The tree of the jail; see ``inside.root.enter_root``."""
+
+    base: str
+    binds: tuple[tuple[str, str], ...]
+    """What is shown, and where."""
+    masked: tuple[str, ...]
+    links: Mapping[str, str]
+    texts: Mapping[str, str]
+    packages: tuple[str, ...]
+    """``python_paths`` as programs see them."""
+    path: str
+    """``PATH`` of programs."""
+    tools: Mapping[Language, str]
+    """Language -> its interpreter or compiler."""
+
+
+def installed_languages() -> tuple[Language, ...]:
+    """Those that this machine has what it takes for."""
+    others = (name for name, tool in _TOOLS.items() if shutil.which(tool))
+    return ("python", *others)
+
+
+def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> View:
+    """Decide what to show. Raises :class:`ConfigError` for a path or language that cannot be had."""
+    tools: dict[Language, str] = {name: _tool(name) for name in languages if name != "python"}
+    packages = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(_checked_paths(python_paths))]
+    interpreter = interpreter_paths()
+    binds = [*interpreter, *(p for p in _LIBRARIES if os.path.isdir(p) and not os.path.islink(p))]
+    links = dict(_LINKS)
+    for name in _ROOT_LINKS:
+        if os.path.islink(name):
+            links[name] = os.readlink(name)
+        elif os.path.isdir(name) and (tools or name.startswith("/lib")):
+            binds.append(name)
+    if os.path.isfile("/etc/ld.so.cache"):
+        binds.append("/etc/ld.so.cache")
+    if tools:
+        binds += _TOOL_FOLDERS
+    binds += _SHARED
+    for tool in tools.values():
+        binds += {tool, os.path.realpath(tool)}
+    shown = _without_nested(path for path in binds if os.path.exists(path))
+    for path in shown:
+        if not path.startswith("/etc/") and any(path == own or path.startswith(own + "/") for own in _OURS):
+            raise SandboxError(
+                f"{path} cannot be shown in the jail: programs find their own {path.split('/')[1]!r} there; "
+                "use a Python that is installed elsewhere"
+            )
+    return View(
+        base=_base([*shown, *(source for source, _ in packages)]),
+        binds=(*((path, path) for path in shown), *packages),
+        masked=tuple(sorted(_site_packages(shown))),
+        links={link: target for link, target in links.items() if not _inside(link, shown)},
+        texts=_TEXTS,
+        packages=tuple(target for _, target in packages),
+        path=":".join(dict.fromkeys([os.path.dirname(executable()), "/usr/local/bin", "/usr/bin", "/bin"])),
+        tools=tools,
+    )
+
+
+def executable() -> str:
+    """The interpreter itself, not that of a virtual environment."""
+    return str(getattr(sys, "_base_executable", sys.executable))
+
+
+def interpreter_paths() -> list[str]:
+    """Folders and files of the Python that runs us."""
+    prefix = sys.base_prefix
+    standard = sysconfig.get_paths(vars={"base": prefix, "platbase": sys.base_exec_prefix})
+    if prefix == "/usr":
+        return [executable(), os.path.realpath(executable()), standard["stdlib"], standard["platstdlib"]]
+    return [f"{prefix}/bin", f"{prefix}/lib", f"{prefix}/lib64", standard["stdlib"], standard["platstdlib"]]
+
+
+def _site_packages(shown: Sequence[str]) -> set[str]:
+    """Installed packages that would come along with the standard library, and are nobody's business."""
+    paths = {sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_exec_prefix})[k] for k in _SITES}
+    paths |= {p for pattern in _SITE_PATTERNS for p in glob.glob(pattern)}
+    return {p for p in paths if os.path.isdir(p) and _inside(p, shown)}
+
+
+_SITES = ("purelib", "platlib")
+_SITE_PATTERNS = ("/usr/lib*/python*/site-packages", "/usr/lib*/python*/dist-packages")
+
+
+def _tool(language: Language) -> str:
+    found = shutil.which(_TOOLS[language])
+    if found is None:
+        raise ConfigError(
+            f"language {language!r} needs {_TOOLS[language]!r}, which is not installed here "
+            f"(on Debian and Ubuntu: apt install {_PACKAGES[language]}); installed: {', '.join(installed_languages())}"
+        )
+    return found
+
+
+def _checked_paths(paths: Sequence[str]) -> list[str]:
+    for path in paths:
+        if not os.path.isabs(path) or os.path.normpath(path) != path or not os.path.isdir(path):
+            raise ConfigError(f"python_paths: {path!r} is not an absolute, normalised path of an existing folder")
+    return list(paths)
+
+
+def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:
+    """Each once, none that another already shows; shorter first."""
+    kept: list[str] = []
+    for path in sorted(dict.fromkeys(paths), key=len):
+        if not _inside(path, kept):
+            kept.append(path)
+    return tuple(kept)
+
+
+def _inside(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
+
+
+def _base(shown: Sequence[str]) -> str:
+    """A folder to mount the jail's root on, in a namespace of its own: one that holds nothing we show."""
+    for base in _BASES:
+        if Path(base).is_dir() and not any(_inside(path, [base]) for path in shown):
+            return base
+    raise SandboxError(f"none of {', '.join(_BASES)} is a folder that can carry the jail's root; make one of them")

@@ -1,0 +1,82 @@
+"""The cgroup of a slot, through descriptors that were opened before the host's files went out of sight."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+__all__ = ["Cgroup"]
+
+
+class Cgroup:
+    """Memory and number of processes, of version 1 or 2; its folders are made and removed outside."""
+
+    def __init__(self, folders: Mapping[str, str]) -> None:
+        self._v2 = "unified" in folders
+        memory = folders["unified" if self._v2 else "memory"]
+        pids = folders["unified" if self._v2 else "pids"]
+        names = ("memory.max", "memory.events", "memory.peak") if self._v2 else _MEMORY_V1
+        self._limit = os.open(f"{memory}/{names[0]}", os.O_RDWR)
+        self._events = os.open(f"{memory}/{names[1]}", os.O_RDONLY)
+        self._peak = _open_if_there(f"{memory}/{names[2]}")
+        self._swap = _open_if_there(f"{memory}/{'memory.swap.max' if self._v2 else 'memory.memsw.limit_in_bytes'}")
+        self._pids = os.open(f"{pids}/pids.max", os.O_WRONLY)
+        tasks = "cgroup.procs" if self._v2 else "tasks"
+        self._tasks = [os.open(f"{folder}/{tasks}", os.O_WRONLY) for folder in dict.fromkeys((memory, pids))]
+        self._oom_before = 0
+        fds = {self._limit, self._events, self._peak, self._swap, self._pids, *self._tasks}
+        self.descriptors = {fd for fd in fds if fd is not None}
+
+    def join(self) -> None:
+        """Move the calling process (of one thread) in."""
+        for fd in self._tasks:
+            os.write(fd, b"0")
+
+    def limit(self, memory_bytes: int, processes: int) -> None:
+        """Set both bounds and start counting anew."""
+        if self._v2:
+            if self._swap is not None:
+                os.pwrite(self._swap, b"0", 0)
+            os.pwrite(self._limit, b"%d" % memory_bytes, 0)
+        else:
+            self._limit_v1(b"%d" % memory_bytes)
+        os.pwrite(self._pids, b"%d" % processes, 0)
+        if self._peak is not None:
+            try:
+                os.pwrite(self._peak, b"0", 0)
+            except OSError:  # version 2 before Linux 6.12: the peak is that of all runs, which nobody wants to know
+                self._peak = None
+        self._oom_before = self._oom_total()
+
+    def _limit_v1(self, value: bytes) -> None:
+        """With swap the sum must never be below the limit of memory alone, so the order depends on the direction."""
+        fds = [fd for fd in (self._limit, self._swap) if fd is not None]
+        if int(value) > int(os.pread(self._limit, 32, 0)):
+            fds.reverse()
+        for fd in fds:
+            os.pwrite(fd, value, 0)
+
+    def peak_bytes(self) -> int | None:
+        """Most memory since :meth:`limit`, files in memory included; ``None`` where the kernel cannot tell."""
+        return None if self._peak is None else int(os.pread(self._peak, 32, 0))
+
+    def oom_kills(self) -> int:
+        """Processes that the kernel ended for want of memory since :meth:`limit`."""
+        return self._oom_total() - self._oom_before
+
+    def _oom_total(self) -> int:
+        for line in os.pread(self._events, 4096, 0).splitlines():
+            name, value = line.split()
+            if name == b"oom_kill":
+                return int(value)
+        return 0
+
+
+_MEMORY_V1 = ("memory.limit_in_bytes", "memory.oom_control", "memory.max_usage_in_bytes")
+
+
+def _open_if_there(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDWR)
+    except (FileNotFoundError, PermissionError):
+        return None

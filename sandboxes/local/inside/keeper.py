@@ -1,0 +1,135 @@
+"""The keeper: parent of a slot's jail, on the host's side. It starts the jail, waits, and cleans up after both ends.
+
+It holds no secret (it was started with an empty environment) and never touches a program. It ends when the jail ends,
+and ends the jail when the process that started it is gone, however that went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from . import kernel, wire
+from .untrusted import Untrusted
+from .zygote import Zygote
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Entry: descriptors of both channels are arguments 1 and 2; the plan is the first message."""
+    control, work = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    plan, _ = wire.receive(control)
+    if plan is None:
+        return
+    try:
+        _keep(plan, control, work)
+    except (Untrusted, SystemExit):
+        raise
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            wire.send(control, {"event": "fault", "text": wire.describe(error)})
+        raise SystemExit(70) from None
+
+
+def _keep(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
+    owner = os.pidfd_open(plan["owner"])
+    if plan["owner"] != os.getppid():
+        raise SystemExit(0)  # it ended before we could look
+    kernel.subreaper()
+    alive_read, alive_write = os.pipe()
+    jail = _start_jail(plan, control, work, alive_read, (alive_write, owner))
+    control.close()
+    work.close()
+    os.close(alive_read)
+    jail_fd = os.pidfd_open(jail)
+    poll = select.poll()
+    for fd in (owner, jail_fd):
+        poll.register(fd, select.POLLIN)
+    poll.poll()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(jail, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    remove_folders(plan["cgroup"].values())
+
+
+def _start_jail(
+    plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, private: tuple[int, ...]
+) -> int:
+    """Two forks: a process namespace begins with the next child, and its first process shall be the zygote.
+
+    The one in between ends at once, and the zygote becomes ours (we are its subreaper).
+    """
+    said_read, said_write = os.pipe()
+    mapped_read, mapped_write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        for fd in (*private, said_read, mapped_write):
+            os.close(fd)
+        zygote = Zygote(plan, control, work, alive)
+        try:
+            zygote.unshare(lambda: _ask_for_ids(said_write, mapped_read))
+            child = os.fork()
+            if child == 0:
+                zygote.serve()
+            os.write(said_write, b"%d\n" % child)
+        except Untrusted:
+            raise
+        except BaseException as error:
+            wire.send(control, {"event": "fault", "text": wire.describe(error)})
+            os._exit(71)
+        os._exit(0)
+    os.close(said_write)
+    os.close(mapped_read)
+    said = os.fdopen(said_read)
+    line = said.readline()
+    if line == "map\n":
+        _write_ids(between, plan["ids"])
+        os.write(mapped_write, b"1")
+        line = said.readline()
+    jail = int(line or 0)
+    said.close()
+    os.close(mapped_write)
+    os.waitpid(between, 0)
+    if not jail:
+        raise SystemExit(71)  # the reason has been sent already
+    return jail
+
+
+def _ask_for_ids(said: int, mapped: int) -> None:
+    """In the process between, when it has a user namespace: let the keeper map its users."""
+    os.write(said, b"map\n")
+    if os.read(mapped, 1) != b"1":
+        raise OSError("the users of the namespace could not be mapped")
+
+
+def _write_ids(pid: int, ids: str) -> None:
+    for name in ("uid_map", "gid_map"):
+        fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY)
+        try:
+            os.write(fd, ids.encode())
+        finally:
+            os.close(fd)
+
+
+def remove_folders(folders: Any) -> None:
+    """Remove a slot's cgroups; the kernel needs a moment after the last process."""
+    for folder in folders:
+        for _ in range(100):
+            try:
+                os.rmdir(folder)
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.01)
+            else:
+                break

@@ -1,0 +1,151 @@
+"""Calls of Linux that Python 3.11 has no function for, through the C library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+__all__ = [
+    "MACHINE",
+    "bind",
+    "capabilities_drop",
+    "dumpable",
+    "make_private",
+    "mount",
+    "no_new_privileges",
+    "open_beneath",
+    "parent_death_signal",
+    "pivot_root",
+    "setns",
+    "subreaper",
+    "umount_detached",
+    "unshare",
+]
+
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000
+NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+MACHINE = platform.machine()
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces of ``flags`` for fresh ones."""
+    _check(_libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Enter the namespace behind ``fd``."""
+    _check(_libc.setns(fd, flags), f"setns({flags:#x})")
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    """``mount(2)``."""
+    result = _libc.mount(source.encode(), os.fsencode(target), kind.encode(), flags, data.encode() or None)
+    _check(result, f"mount {kind} at {target}")
+
+
+def make_private(target: str) -> None:
+    """No mount made below ``target`` from now on reaches another namespace, nor the other way round."""
+    _check(_libc.mount(None, os.fsencode(target), None, MS_REC | MS_PRIVATE, None), f"make {target} private")
+
+
+def bind(source: str, target: str) -> None:
+    """Show the folder or file ``source`` at ``target``, with what is mounted below it."""
+    result = _libc.mount(os.fsencode(source), os.fsencode(target), None, MS_BIND | MS_REC, None)
+    _check(result, f"bind {source} to {target}")
+
+
+def remount(target: str, flags: int) -> None:
+    """Change the flags of the bind mount at ``target``; those it has already are kept (they may be locked)."""
+    had = os.statvfs(target).f_flag
+    for bit in (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, 1024, 2048):  # the last two: noatime, nodiratime
+        flags |= had & bit
+    if had & 4096:  # ST_RELATIME
+        flags |= 1 << 21
+    result = _libc.mount(None, os.fsencode(target), None, MS_BIND | MS_REMOUNT | flags, None)
+    _check(result, f"remount {target}")
+
+
+def umount_detached(target: str) -> None:
+    """Take the mount at ``target`` out of the tree, with all below it."""
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """Make ``new`` the root of the mount namespace and put the old root at ``old``."""
+    number = _PIVOT_ROOT[MACHINE]
+    _check(_libc.syscall(number, os.fsencode(new), os.fsencode(old)), f"pivot_root to {new}")
+
+
+def _prctl(option: int, *values: int) -> int:
+    four = [ctypes.c_ulong(v) for v in (*values, 0, 0, 0, 0)[:4]]
+    return _check(_libc.prctl(option, *four), f"prctl({option})")
+
+
+def parent_death_signal(signal: int) -> None:
+    """Receive ``signal`` when the parent (its thread that forked us) ends."""
+    _prctl(1, signal)
+
+
+def dumpable(value: bool) -> None:
+    """Whether processes of the same user may look into this one, and its ``/proc`` entries belong to its user."""
+    _prctl(4, int(value))
+
+
+def subreaper() -> None:
+    """Become the parent of descendants whose own parent ends."""
+    _prctl(36, 1)
+
+
+def no_new_privileges() -> None:
+    """No ``execve`` gives this process or its children more rights, ever."""
+    _prctl(38, 1)
+
+
+def set_seccomp(program: bytes) -> None:
+    """Install a filter (an array of ``struct sock_filter``) for this process and all it starts."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    head = ctypes.create_string_buffer(header, len(header))
+    _check(_libc.prctl(22, ctypes.c_ulong(2), head, ctypes.c_ulong(0), ctypes.c_ulong(0)), "seccomp")
+
+
+def drop_bounding_set() -> None:
+    """Take every capability out of the bounding and the ambient set. Needs CAP_SETPCAP."""
+    for capability in range(64):
+        if _libc.prctl(24, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
+            break  # one past the last that this kernel knows
+    _prctl(47, 4)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
+
+
+def capabilities_drop() -> None:
+    """Give up all permitted, effective and inheritable capabilities."""
+    header = struct.pack("Ii", 0x2008_0522, 0)
+    _check(_libc.capset(header, bytes(24)), "capset")
+
+
+def open_beneath(folder: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open ``path`` below the open folder; fails with ELOOP or EXDEV where a link or ``..`` is on the way."""
+    resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    return _check(_libc.syscall(_OPENAT2, folder, os.fsencode(path), how, len(how)), f"open {path}")

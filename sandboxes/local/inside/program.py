@@ -1,0 +1,175 @@
+"""The untrusted process turns into the program: a Python one in this interpreter, others through ``execve``."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import gc
+import importlib.machinery
+import io
+import os
+import signal
+import site
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+__all__ = ["fresh_main", "start_program"]
+
+_exit, _kill, _getpid = os._exit, os.kill, os.getpid
+
+
+def start_program(head: Mapping[str, Any], source: bytes) -> NoReturn:
+    """Run what the request asks for; the way out is the end of the process."""
+    os.environ.clear()
+    os.environ.update(head["environ"])
+    if head["argv"]:
+        execute(head["argv"], head["environ"])
+    run_python(head["main"], source, head["arguments"])
+
+
+def execute(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become another program."""
+    for name in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(name, signal.SIG_DFL)
+    try:
+        os.execve(argv[0], argv, environ)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        _exit(126)
+
+
+def run_python(name: str, source: bytes, arguments: list[str]) -> NoReturn:
+    """As ``python main.py arguments`` in the working folder, without the time that takes."""
+    path = f"{os.getcwd()}/{name}"
+    sys.argv = [name, *arguments]
+    sys.path.insert(0, os.getcwd())
+    standard_streams()
+    main = fresh_main(path)
+    end = Ending(main)
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    except BaseException as error:
+        end.after(error)
+    end.after(None)
+
+
+def fresh_main(path: str) -> types.ModuleType:
+    """A ``__main__`` as the interpreter makes it for a script; the harness leaves ``sys.modules``."""
+    for name in [n for n in sys.modules if n == "inside" or n.startswith("inside.")]:
+        del sys.modules[name]
+    main = types.ModuleType("__main__")
+    vars(main).update(
+        __file__=path,
+        __builtins__=builtins,
+        __annotations__={},
+        __cached__=None,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+    )
+    sys.modules["__main__"] = main
+    return main
+
+
+def standard_streams() -> None:
+    """New ones over 0, 1 and 2, which are other files than when the zygote began."""
+    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
+    stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape")
+    stderr = io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
+    )
+    for stream, label in ((stdin, "<stdin>"), (stdout, "<stdout>"), (stderr, "<stderr>")):
+        stream.buffer.raw.name = label
+    for stream, mode in ((stdin, "r"), (stdout, "w"), (stderr, "w")):
+        stream.mode = mode  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+
+
+class Ending:
+    """How an interpreter ends a script: the traceback, threads, ``atexit``, finalizers, flushing, the exit code."""
+
+    def __init__(self, main: types.ModuleType) -> None:
+        self._main = main
+        self._shut_down: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]
+        self._at_exit: Callable[[], None] = atexit._run_exitfuncs
+        self._collect = gc.collect
+        self._flush = (sys.stdout, sys.stderr)
+
+    def after(self, error: BaseException | None) -> NoReturn:
+        """End the process as Python would after ``error`` left the script (``None``: it came to its end)."""
+        code, interrupted = 0, False
+        if isinstance(error, SystemExit):
+            code = exit_code(error)
+        elif error is not None:
+            show(error)
+            code, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        del error
+        for step in (self._shut_down, self._at_exit, self._forget, self._collect):
+            try:
+                step()
+            except BaseException as trouble:
+                show(trouble)
+        if not self._flushed():
+            code = 120
+        if interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            _kill(_getpid(), signal.SIGINT)
+        _exit(code & 0xFF)
+
+    def _forget(self) -> None:
+        """Drop the script's globals, those with an underscore first, so that finalizers run as they would."""
+        names = vars(self._main)
+        for hidden in (True, False):
+            for name in list(names):
+                if name != "__builtins__" and name.startswith("_") == hidden and names.get(name) is not None:
+                    names[name] = None
+
+    def _flushed(self) -> bool:
+        good = True
+        for stream in dict.fromkeys((sys.stdout, sys.stderr, *self._flush)):
+            try:
+                if stream is not None and not stream.closed:
+                    stream.flush()
+            except BaseException as trouble:
+                good = False
+                if stream is not sys.stderr:
+                    show(trouble)
+        return good
+
+
+def exit_code(error: SystemExit) -> int:
+    """Of ``sys.exit(value)``: numbers as they are, nothing is 0, and everything else is a message and 1."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return int(error.code)
+    try:
+        print(error.code, file=sys.stderr)
+    except BaseException:
+        _exit(1)
+    return 1
+
+
+def show(error: BaseException) -> None:
+    """Through ``sys.excepthook``, without the harness's frame."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+    try:
+        sys.excepthook(type(error), error, trace)
+    except BaseException:
+        try:
+            traceback.print_exception(error)
+        except BaseException:
+            _exit(1)

@@ -1,0 +1,119 @@
+"""The root of the jail: a small read-only tree with the interpreter, shared libraries and a few devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from . import kernel
+from .kernel import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
+
+__all__ = ["BOX", "PROC_OPTIONS", "build_tree", "enter_tree", "mount_box", "mount_proc", "resize_box"]
+
+BOX = "/.box"
+"""Where the one file system of a run is mounted; its three folders appear as /work, /tmp and /dev/shm."""
+_PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+PROC_OPTIONS = "subset=pid"
+_ROOT_OPTIONS = "mode=0755,size=4m,nr_inodes=4096"
+_FIXED = MS_RDONLY | MS_NOSUID | MS_NODEV
+
+
+def build_tree(plan: Mapping[str, Any]) -> None:
+    """Build the jail's root at ``base``, in the calling process's own mount namespace.
+
+    ``plan``: ``base`` (an existing folder that is covered), ``binds`` (what is shown, and where), ``masked``
+    (folders shown empty), ``links`` (path -> target), ``texts`` (path -> content).
+    """
+    base: str = plan["base"]
+    kernel.make_private("/")
+    kernel.mount("root", base, "tmpfs", MS_NOSUID | MS_NODEV, _ROOT_OPTIONS)
+    for folder in ("/.old", "/.empty", BOX, *_PARTS.values(), "/proc", "/etc", "/dev"):
+        os.makedirs(base + folder, mode=0o755, exist_ok=True)
+    for source, target in plan["binds"]:
+        _show(source, base + target)
+    for path in plan["masked"]:
+        kernel.bind(base + "/.empty", base + path)
+        kernel.remount(base + path, _FIXED)
+    for name in _DEVICES:
+        _touch(f"{base}/dev/{name}")
+        kernel.bind(f"/dev/{name}", f"{base}/dev/{name}")
+        kernel.remount(f"{base}/dev/{name}", MS_RDONLY | MS_NOSUID | MS_NOEXEC)
+    for path, target in plan["links"].items():
+        os.makedirs(os.path.dirname(base + path), exist_ok=True)
+        os.symlink(target, base + path)
+    for path, text in plan["texts"].items():
+        os.makedirs(os.path.dirname(base + path), exist_ok=True)
+        with open(base + path, "w", encoding="utf-8") as file:
+            file.write(text)
+    kernel.remount(base, _FIXED)
+
+
+def enter_tree(base: str) -> None:
+    """Make the tree the root, with a /proc of the caller's namespace; what was the root is gone then.
+
+    The host's /proc must still be in sight when the new one is mounted: the kernel gives no more than what was there.
+    """
+    kernel.make_private("/")
+    mount_proc(base + "/proc")
+    kernel.bind(base, base)  # a mount that came from a namespace with more rights cannot itself become the root
+    kernel.pivot_root(base, base + "/.old")
+    os.chdir("/")
+    kernel.umount_detached("/.old")
+
+
+def _show(path: str, target: str) -> None:
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _touch(target)
+    kernel.bind(path, target)
+    for place in _mounts_at_or_below(target):
+        kernel.remount(place, _FIXED)
+
+
+def _mounts_at_or_below(target: str) -> list[str]:
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            place = line.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+            if place == target or place.startswith(target + "/"):
+                found.append(place)
+    return found
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+
+
+def mount_proc(target: str) -> None:
+    """The /proc of the caller's process namespace, without anything but processes where the kernel can do that."""
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    kernel.mount("proc", target, "proc", flags, PROC_OPTIONS)
+
+
+def _box_options(files_mb: int, owner: int) -> str:
+    return f"mode=0711,size={files_mb}m,nr_inodes={_inodes(files_mb)},uid={owner},gid={owner}"
+
+
+def _inodes(files_mb: int) -> int:
+    """Small files are bounded too: 4 KB each on average, at most some ten thousand."""
+    return max(256, min(256 * files_mb, 32768))
+
+
+def mount_box(files_mb: int, owner: int, user: int) -> None:
+    """A fresh, empty file system for one run: /work, /tmp and /dev/shm share its size and belong to ``user``."""
+    kernel.mount("box", BOX, "tmpfs", MS_NOSUID | MS_NODEV, _box_options(files_mb, owner))
+    for name, place in _PARTS.items():
+        inner = f"{BOX}/{name}"
+        os.mkdir(inner)
+        os.chmod(inner, 0o1777 if name != "work" else 0o755)
+        os.chown(inner, user, user)
+        kernel.bind(inner, place)
+
+
+def resize_box(files_mb: int, owner: int) -> None:
+    """Another size for the file system that is already there."""
+    kernel.mount("box", BOX, "tmpfs", MS_REMOUNT | MS_NOSUID | MS_NODEV, _box_options(files_mb, owner))

@@ -1,0 +1,137 @@
+"""The filter of system calls, as classic BPF built here: no libseccomp, nothing to compile.
+
+Allowed is what ``syscalls`` lists; everything else gets EPERM, or ENOSYS where the call is younger than Linux 5.2 (C
+libraries then use the older one: clone3 is refused in this way because a filter cannot see its flags). Another
+architecture's calls (32-bit ones, x32) end the process: their numbers mean something else.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import itertools
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .syscalls import ALLOWED, CHECKED
+
+__all__ = ["MACHINES", "Rules", "build"]
+
+_ARCHES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+MACHINES = tuple(_ARCHES)
+_X32 = 0x4000_0000
+
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+_ALLOW, _KILL = 0x7FFF_0000, 0x8000_0000
+_EPERM, _ENOSYS = (0x0005_0000 | number for number in (errno.EPERM, errno.ENOSYS))
+_AFNOSUPPORT = 0x0005_0000 | errno.EAFNOSUPPORT
+
+_NEW_NAMESPACES = 0x7E02_0000
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
+_PLAIN_KINDS = (0, 0x8000, 0x1000, 0xC000)  # of mknod: file, file, pipe, socket
+# PR_: parent-death signal, dumpable, unaligned, keepcaps(get), name, capbset_read, securebits(get), timer slack,
+# subreaper, no_new_privs, tid address, huge pages, and the name of an anonymous mapping.
+_PRCTL = (1, 2, 3, 4, 5, 7, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41, 42, 0x5356_4D41)
+
+Instruction = tuple[int, int, int, int]
+
+
+class Rules(NamedTuple):
+    """What differs between tiers."""
+
+    internet: bool = True
+    """Internet sockets; to be had only where the run has a network namespace of its own."""
+    unix_sockets: bool = True
+    """Unix sockets with an address; only where no socket of the host can be reached."""
+    hidden_memory: bool = True
+    """memfd_create and shmget; only where a cgroup counts what they hold."""
+    signals: bool = True
+    """Signals to other processes; only where none of the host is in reach."""
+
+
+def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tuple
+    """The filter for ``machine``, an array of ``struct sock_filter``."""
+    allowed, checked = ALLOWED[machine], CHECKED[machine]
+    code: list[Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHES[machine]), (_RETURN, 0, 0, _KILL)]
+    code.append((_LOAD, 0, 0, 0))
+    if machine == "x86_64":
+        code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
+    plain = set(allowed.values())
+    for name, body in _argument_checks(rules).items():
+        number = checked.get(name, allowed.get(name))
+        if number is not None:
+            plain.discard(number)
+            code += [(_EQUAL, 0, len(body), number), *body]
+    if rules.hidden_memory:
+        plain |= {checked["memfd_create"], checked["shmget"]}
+    code += _tree(plain)
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+
+
+def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
+    """Name of a call -> what decides it, given that it is that call; each ends with a verdict."""
+    families = [_AF_UNIX] * rules.unix_sockets + [_AF_INET, _AF_INET6] * rules.internet
+    checks = {
+        "clone": [*_argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _verdict(_EPERM), _verdict(_ALLOW)],
+        "socket": [*_unless(0, families, _AFNOSUPPORT), *_only(2, (0, 6, 17))],
+        "socketpair": _only(0, (_AF_UNIX,)),
+        "mknod": _only(1, _PLAIN_KINDS, mask=0xF000),
+        "mknodat": _only(2, _PLAIN_KINDS, mask=0xF000),
+        "personality": _only(0, (0, 0xFFFF_FFFF)),
+        "ioctl": [*_argument(1), *_verdict_for(_TERMINAL_TRICKS, _EPERM), _verdict(_ALLOW)],
+        "prctl": _only(0, _PRCTL),
+    }
+    if not rules.signals:
+        checks |= {name: _only(0, (0,)) for name in ("kill", "rt_sigqueueinfo")}
+        checks |= {name: [_verdict(_EPERM)] for name in ("pidfd_send_signal", "tkill")}
+    return checks
+
+
+def _verdict(action: int) -> Instruction:
+    return (_RETURN, 0, 0, action)
+
+
+def _argument(index: int) -> list[Instruction]:
+    """Load the low half of an argument; all that are looked at are of 32 bits."""
+    return [(_LOAD, 0, 0, 16 + 8 * index)]
+
+
+def _verdict_for(values: Iterable[int], action: int) -> list[Instruction]:
+    return [step for value in values for step in ((_EQUAL, 0, 1, value), _verdict(action))]
+
+
+def _only(index: int, values: Iterable[int], *, mask: int | None = None) -> list[Instruction]:
+    masked = [] if mask is None else [(_AND, 0, 0, mask)]
+    return [*_argument(index), *masked, *_verdict_for(values, _ALLOW), _verdict(_EPERM)]
+
+
+def _unless(index: int, values: list[int], action: int) -> list[Instruction]:
+    """``action`` unless the argument is one of ``values``; then go on."""
+    tests = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [*_argument(index), *tests, _verdict(action)]
+
+
+def _tree(numbers: set[int]) -> list[Instruction]:
+    """Binary search over the borders between allowed and refused numbers; each leaf is a verdict."""
+    starts = sorted(n for n in numbers if n - 1 not in numbers)
+    ends = sorted(n + 1 for n in numbers if n + 1 not in numbers)
+    young = 424  # the first number shared by all architectures, Linux 5.1
+    borders = sorted({*starts, *ends, young})
+    verdicts = [_EPERM]
+    for border in borders:
+        inside = bisect.bisect_right(starts, border) > bisect.bisect_right(ends, border)
+        verdicts.append(_ALLOW if inside else _ENOSYS if border >= young else _EPERM)
+
+    def node(low: int, high: int) -> list[Instruction]:
+        if low == high:
+            return [_verdict(verdicts[low])]
+        middle = (low + high) // 2
+        left, right = node(low, middle), node(middle + 1, high)
+        return [(_AT_LEAST, len(left), 0, borders[middle]), *left, *right]
+
+    code = node(0, len(borders))
+    assert all(jump < 256 for jump in itertools.chain.from_iterable(step[1:3] for step in code))
+    return code

@@ -1,0 +1,85 @@
+"""How the caller and the cage talk: JSON in one packet, with file descriptors; large contents in a memory file.
+
+A payload is ``[length of head: 8 bytes][head: JSON][blobs]``; the head says how long each blob is.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = ["describe", "pack", "receive", "sealed", "send", "unpack"]
+
+MAX_MESSAGE = 65536
+_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # no more seals, no shrinking, no growing, no writing
+_ADD_SEALS = 1033
+
+
+def sealed(*parts: bytes) -> int:
+    """A memory file with these bytes that nobody can change any more, at offset 0."""
+    fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                view = view[os.write(fd, view) :]
+        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> int:
+    """A payload as a sealed memory file."""
+    text = json.dumps({**head, "lengths": [len(b) for b in blobs]}).encode()
+    return sealed(len(text).to_bytes(8, "little"), text, *blobs)
+
+
+def unpack(fd: int) -> tuple[dict[str, Any], Iterator[bytes]]:
+    """Head and blobs of a payload, blob by blob; the reader does not move the offset of ``fd``."""
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    head: dict[str, Any] = json.loads(os.pread(fd, length, 8))
+
+    def blobs() -> Iterator[bytes]:
+        start = 8 + length
+        for size in head["lengths"]:
+            yield os.pread(fd, size, start)
+            start += size
+
+    return head, blobs()
+
+
+def send(channel: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one message; ``fds`` are duplicated into the receiver."""
+    control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    channel.sendmsg([json.dumps(message).encode()], control, socket.MSG_NOSIGNAL)
+
+
+def receive(channel: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
+    """One message with its descriptors; ``None`` when the other side is gone."""
+    space = socket.CMSG_SPACE(8 * 4)
+    data, control, _, _ = channel.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
+    fds = array.array("i")
+    for level, kind, content in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    if not data:
+        return None, list(fds)
+    return json.loads(data), list(fds)
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong and where in our own code, in one line."""
+    trace = error.__traceback__
+    places = []
+    while trace is not None:
+        places.append(f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error} ({' '.join(places[-3:])})"

@@ -1,0 +1,173 @@
+"""The zygote: first process of a slot's jail. It imports once, then forks one run after the other.
+
+It never sees a program: requests, outputs and files pass between the caller and the run (``init``) directly, so that
+nothing of one run stays in the memory that the next is forked from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import kernel, wire
+from .cgroup import Cgroup
+from .init import Init
+from .root import build_tree, enter_tree
+from .untrusted import Untrusted
+from .watchdog import Watchdog
+
+__all__ = ["Zygote"]
+
+RUN_USER = 1000
+"""User and group of programs, as they see it; outside it is one that nobody else has."""
+
+_NAMESPACES = (
+    kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
+)
+
+
+class Zygote:
+    """State of the process; ``unshare`` is called in its parent, ``serve`` in itself."""
+
+    def __init__(self, plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int) -> None:
+        self._plan = plan
+        self._control = control
+        self._work = work
+        self._alive = alive
+        self._many_users = plan["ids"] is not None
+        self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
+        self._serial = 0
+
+    def unshare(self, ask_for_ids: Callable[[], None]) -> None:
+        """New namespaces for the next child, all owned by a user namespace, in which we may do what we like.
+
+        As root the tree of the jail is built before: it may show folders that only root can reach.
+        """
+        user, group = os.geteuid(), os.getegid()
+        os.umask(0o022)
+        if self._many_users:
+            kernel.unshare(kernel.NEWNS)
+            build_tree(self._plan)
+        kernel.unshare(_NAMESPACES)
+        if self._many_users:
+            ask_for_ids()
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            os.setgroups([])
+            return
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{RUN_USER} {user} 1"),
+            ("gid_map", f"{RUN_USER} {group} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
+                file.write(text)
+
+    def serve(self) -> None:
+        """Enter the jail and fork runs until the caller or the keeper is gone. Raises :class:`Untrusted` in a run."""
+        code = 71
+        try:
+            self._enter()
+            wire.send(self._control, {"event": "up"})
+            self._loop()
+            code = 0
+        except Untrusted:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                wire.send(self._control, {"event": "fault", "text": wire.describe(error)})
+        os._exit(code)
+
+    def _enter(self) -> None:
+        _loopback_up()
+        socket.sethostname("sandbox")
+        if not self._many_users:
+            build_tree(self._plan)
+        enter_tree(self._plan["base"])
+        kernel.dumpable(False)
+        self._close_others()
+        sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["python_paths"])
+        for name in self._plan["preload"]:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+
+    def _close_others(self) -> None:
+        """Keep the channels, the keeper's sign of life and the cgroup; nothing else was meant for the jail."""
+        keep = {0, 1, 2, self._control.fileno(), self._work.fileno(), self._alive}
+        if self._cgroup is not None:
+            keep |= self._cgroup.descriptors
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in keep:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+
+    def _loop(self) -> None:
+        here = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        while True:
+            self._serial += 1
+            kernel.setns(here, kernel.NEWPID)  # a process may ask for children elsewhere only from its own place
+            kernel.unshare(kernel.NEWPID)
+            run = os.fork()
+            if run == 0:
+                os.close(here)
+                self._control.close()
+                os.close(self._alive)
+                Init(self._plan, self._work, self._cgroup, many_users=self._many_users).serve()
+            if not self._watch(run):
+                return
+
+    def _watch(self, run: int) -> bool:
+        """Wait for the end of a run and say so; whether to go on."""
+        going_on = True
+        watchdog = None
+        ended = os.pidfd_open(run)
+        poll = select.poll()
+        for fd in (ended, self._control.fileno(), self._alive):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = dict(poll.poll(None if watchdog is None else watchdog.interval_ms))
+            if ended in ready:
+                break
+            if watchdog is not None and watchdog.exceeded():
+                os.kill(run, signal.SIGKILL)
+            message = None
+            if self._control.fileno() in ready:
+                message, _ = wire.receive(self._control)
+            if self._alive in ready or (message is None and self._control.fileno() in ready):
+                going_on = False
+                os.kill(run, signal.SIGKILL)
+                break
+            if message is not None and message["serial"] == self._serial:
+                if message["order"] == "kill":
+                    os.kill(run, signal.SIGKILL)
+                elif message["order"] == "watch":
+                    watchdog = Watchdog(run, message["memory_mb"] << 20)
+        os.close(ended)
+        status = os.waitpid(run, 0)[1]
+        report: dict[str, Any] = {"event": "gone", "serial": self._serial, "status": status}
+        if self._cgroup is not None:
+            report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
+        elif watchdog is not None:
+            report |= {"oom": int(watchdog.fired), "peak": watchdog.peak}
+        with contextlib.suppress(OSError):
+            wire.send(self._control, report)
+        return going_on and (os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0)
+
+
+def _loopback_up() -> None:
+    """Programs may talk to themselves over 127.0.0.1; closed connections shall leave no trace for the next run."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))
+    with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w", encoding="utf-8") as file:
+        file.write("0")

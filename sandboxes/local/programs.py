@@ -1,0 +1,148 @@
+"""From a :class:`Program` to what a slot is told: checked paths, the environment, the command of each language."""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from roll_envs.errors import ConfigError
+from roll_envs.sandbox import LANGUAGES, Language, Limits, Program
+
+from .host import View
+
+__all__ = ["BINARY", "Order", "check_limits", "check_path", "compile_order", "environment", "order", "session_commands"]
+
+MAIN: Mapping[Language, str] = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp", "javascript": "main.js"}
+BINARY = ".main"
+FETCH_BYTES = 256 << 20
+_COMPILE = ("-O2", "-std=c++17", "-pipe", "-o", BINARY)
+_MOST_FILES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """One run of a slot."""
+
+    head: Mapping[str, Any]
+    blobs: Sequence[bytes]
+
+
+def check_limits(limits: Limits) -> None:
+    """Raises :class:`ConfigError` for numbers that nothing can run under."""
+    lowest = {"memory_mb": 16, "processes": 1, "output_bytes": 0, "files_mb": 1}
+    for name, least in lowest.items():
+        if getattr(limits, name) < least:
+            raise ConfigError(f"limits: {name}={getattr(limits, name)} is too small; at least {least}")
+    for name in ("wall_s", "compile_s"):
+        value = getattr(limits, name)
+        if not (math.isfinite(value) and 0 < value <= 86400):
+            raise ConfigError(f"limits: {name}={value} is not a number of seconds between 0 and 86400")
+
+
+def check_path(path: str, what: str) -> str:
+    """A relative path that stays below the working folder, in its shortest form."""
+    parts = path.split("/")
+    if not path or path.startswith("/") or ".." in parts or "\0" in path or len(os.fsencode(path)) > 1024:
+        raise ConfigError(f"{what}: {path!r} is not a relative path below the working folder (no '..', no leading '/')")
+    short = posixpath.normpath(path)
+    if short == ".":
+        raise ConfigError(f"{what}: {path!r} names the working folder itself, not a file in it")
+    return short
+
+
+def environment(view: View, extra: Mapping[str, str]) -> dict[str, str]:
+    """The same for every program, and what it adds."""
+    fixed = {"PATH": view.path, "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "USER": "sandbox"}
+    if view.packages:
+        fixed["PYTHONPATH"] = ":".join(view.packages)
+    for name, value in extra.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError(f"environ: {name!r} is not a name with a value that an environment can hold")
+    return {**fixed, **extra}
+
+
+def order(program: Program, limits: Limits, view: View, python: str) -> Order:
+    """The run of a program; for C++ that of the binary, see :func:`compile_order`."""
+    if program.language not in LANGUAGES:
+        raise ConfigError(f"language {program.language!r}: allowed are {', '.join(LANGUAGES)}")
+    if program.language != "python" and program.language not in view.tools:
+        raise ConfigError(f"language {program.language!r} is not among those of this sandbox: see its languages=...")
+    environ = environment(view, program.environ)
+    arguments = [_argument(a) for a in program.arguments]
+    main = MAIN[program.language]
+    return _order(program, limits, main, _command(program, view, python, main, arguments), environ, arguments)
+
+
+def _command(program: Program, view: View, python: str, main: str, arguments: list[str]) -> list[str] | None:
+    """``None`` for the warm path: Python, unless what it asks for is decided when an interpreter starts."""
+    if program.language == "python":
+        cold = any(name.startswith("PYTHON") for name in program.environ)
+        return [python, main, *arguments] if cold else None
+    if program.language == "cpp":
+        return [f"/work/{BINARY}", *arguments]
+    return [view.tools[program.language], main, *arguments]
+
+
+def _argument(value: str) -> str:
+    if "\0" in value:
+        raise ConfigError(f"arguments: {value!r} holds a NUL, which no argument can")
+    return value
+
+
+def _order(
+    program: Program,
+    limits: Limits,
+    main: str,
+    command: list[str] | None,
+    environ: Mapping[str, str],
+    arguments: list[str],
+) -> Order:
+    source = program.source.encode("utf-8", "surrogatepass")
+    files = {check_path(path, "files"): content for path, content in program.files.items()}
+    if main in files:
+        raise ConfigError(f"files: {main!r} is the name that the program's own source gets; choose another")
+    size = len(source) + sum(len(content) for content in files.values())
+    if size > (limits.files_mb << 20) * 3 // 4 or len(files) > _MOST_FILES:
+        raise ConfigError(
+            f"source and files ({size} bytes, {len(files)} files) leave no room in files_mb={limits.files_mb}; "
+            f"raise it, or send less (at most {_MOST_FILES} files)"
+        )
+    head = {
+        "main": main,
+        "files": list(files),
+        "fetch": [check_path(path, "fetch") for path in program.fetch],
+        "fetch_bytes": FETCH_BYTES,
+        "argv": command,
+        "arguments": arguments,
+        "environ": environ,
+        "limits": asdict(limits),
+    }
+    return Order(head=head, blobs=[source, *files.values()])
+
+
+def compile_order(program: Program, limits: Limits, view: View) -> Order:
+    """The compiler's run, which leaves :data:`BINARY`; it may use more than the program."""
+    roomy = Limits(
+        wall_s=limits.compile_s,
+        memory_mb=max(limits.memory_mb, 1024),
+        processes=max(limits.processes, 16),
+        output_bytes=limits.output_bytes,
+        files_mb=max(limits.files_mb, 64),
+    )
+    main = MAIN["cpp"]
+    command = [view.tools["cpp"], *_COMPILE, main]
+    asked = Program(source=program.source, language="cpp", files=program.files, fetch=(BINARY,))
+    return _order(asked, roomy, main, command, environment(view, {}), [])
+
+
+def session_commands(view: View) -> dict[Language, list[str]]:
+    """What runs a cell of a session that is not Python: the file with the cell comes last."""
+    build = 'g++ -O2 -std=c++17 -pipe -o .cell "$1" && exec ./.cell'
+    commands: dict[Language, list[str]] = {name: [tool] for name, tool in view.tools.items() if name != "cpp"}
+    if "cpp" in view.tools:
+        commands["cpp"] = ["/bin/sh", "-c", build, "sh"]
+    return commands

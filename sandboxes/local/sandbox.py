@@ -1,0 +1,266 @@
+"""``LocalSandbox``: a pool of jails on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
+
+from .cgroups import CgroupPlace, find_place
+from .host import View, executable, installed_languages, view_of_host
+from .inside import seccomp
+from .inside.kernel import MACHINE
+from .programs import BINARY, Order, check_limits, compile_order, order
+from .slot import Ended, Slot
+
+__all__ = ["TIERS", "LocalSandbox", "Tier"]
+
+Tier = Literal["full", "no-cgroup"]
+TIERS: tuple[Tier, ...] = ("full", "no-cgroup")
+
+_LAYERS = (
+    "user-namespace pid-namespace mount-namespace network-namespace ipc-namespace uts-namespace read-only-root "
+    "own-user no-capabilities no-new-privileges seccomp rlimits"
+).split()
+_CGROUP_LAYERS = ("cgroup-memory", "cgroup-pids")
+
+
+class LocalSandbox(Sandbox):
+    """Runs programs in jails on this machine; see docs/sandboxes.md for what that guarantees.
+
+    ``slots``: programs at one time (default: one per processor). ``limits``: for runs that bring none.
+    ``languages``: default all that are installed. ``python_paths``: folders that programs may import from, shown
+    read-only; ``preload``: modules that are imported ahead, so that programs find them ready.
+    ``weakest_tier``: the least isolation to put up with, one of ``TIERS``; with less the constructor raises
+    :class:`SandboxError`, which says what is missing.
+
+    Not usable after a fork of the process that made it: make a new one there.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int | None = None,
+        limits: Limits | None = None,
+        languages: Sequence[Language] | None = None,
+        python_paths: Sequence[str] = (),
+        preload: Sequence[str] = (),
+        weakest_tier: Tier = "full",
+    ) -> None:
+        self._count = _slots(slots)
+        self._limits = limits or Limits()
+        check_limits(self._limits)
+        if weakest_tier not in TIERS:
+            raise ConfigError(f"weakest_tier={weakest_tier!r}: allowed are {', '.join(TIERS)}")
+        self._view = view_of_host(installed_languages() if languages is None else languages, python_paths)
+        self._place, self._isolation = _decide_tier(weakest_tier)
+        self._plan = _plan(self._view, preload)
+        self._pid = os.getpid()
+        self._free = threading.Condition()
+        self._idle: list[Slot] = []
+        self._made = 0
+        self._closed = False
+        self._slots: set[Slot] = set()
+        self._finalizer = weakref.finalize(self, _close_all, self._slots, os.getpid())
+        with self._slot(time.monotonic() + 60.0, 60.0):
+            pass  # so that a machine where it cannot work says so here
+
+    @property
+    def isolation(self) -> Isolation:
+        """What stands between programs and this machine."""
+        return self._isolation
+
+    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        limits = self._limits if limits is None else limits
+        check_limits(limits)
+        deadline = time.monotonic() + timeout_s
+        asked = order(program, limits, self._view, executable())
+        if program.language != "cpp":
+            return self._run(asked, program.stdin, limits, deadline, timeout_s)
+        compiled = self._run(compile_order(program, limits, self._view), b"", _compile(limits), deadline, timeout_s)
+        binary = compiled.files.get(BINARY)
+        compiled = replace(compiled, files={})
+        if not compiled.ok or binary is None:
+            return replace(compiled, compile=compiled)
+        head = {**asked.head, "executables": [BINARY], "files": [*asked.head["files"], BINARY]}
+        asked = Order(head=head, blobs=[*asked.blobs, binary])
+        return replace(self._run(asked, program.stdin, limits, deadline, timeout_s), compile=compiled)
+
+    def _run(self, asked: Order, stdin: bytes, limits: Limits, deadline: float, timeout_s: float) -> RunResult:
+        with self._slot(deadline, timeout_s) as slot:
+            wall_s = min(limits.wall_s, max(0.0, deadline - time.monotonic()))
+            ended = slot.run(asked.head, asked.blobs, stdin=stdin, wall_s=wall_s, output_bytes=limits.output_bytes)
+        if ended.cut == "timeout" and wall_s < limits.wall_s:
+            raise DeadlineExceededError("a program in the local sandbox (its own limit is longer)", timeout_s)
+        return result_of(ended, self._isolation)
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        raise SandboxError("sessions of the local sandbox are not ready in this version")
+
+    def close(self) -> None:
+        with self._free:
+            self._closed = True
+            self._free.notify_all()
+        self._finalizer()
+
+    @contextlib.contextmanager
+    def _slot(self, deadline: float, timeout_s: float) -> Iterator[Slot]:
+        """A living slot for the caller alone; a new one where the last died."""
+        slot = self._take(deadline, timeout_s)
+        try:
+            if slot is None:
+                slot = self._new_slot()
+            yield slot
+        finally:
+            self._give_back(slot)
+
+    def _take(self, deadline: float, timeout_s: float) -> Slot | None:
+        """A waiting slot, or the right to make one (``None``)."""
+        with self._free:
+            while True:
+                self._check_usable()
+                if self._idle:
+                    return self._idle.pop()
+                if self._made < self._count:
+                    self._made += 1
+                    return None
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._free.wait(left):
+                    raise DeadlineExceededError("a free slot of the local sandbox", timeout_s)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox is closed; make a new one")
+        if os.getpid() != self._pid:
+            raise SandboxError(f"this sandbox belongs to process {self._pid}, which forked; make a new one here")
+
+    def _new_slot(self) -> Slot:
+        try:
+            folders = {} if self._place is None else self._place.make()
+        except OSError as error:
+            raise SandboxError(f"no cgroup can be made any more: {error}") from None
+        try:
+            slot = Slot({**self._plan, "ids": _ids()}, folders, executable())
+            self._slots.add(slot)
+            slot.wait_until_up()
+        except BaseException:
+            if self._place is not None:
+                self._place.remove(folders)
+            raise
+        return slot
+
+    def _give_back(self, slot: Slot | None) -> None:
+        with self._free:
+            if slot is None or slot.dead:
+                self._made -= 1
+                if slot is not None:
+                    self._slots.discard(slot)
+            elif self._closed:
+                slot.close()
+            else:
+                self._idle.append(slot)
+            self._free.notify()
+
+
+def _slots(slots: int | None) -> int:
+    count = os.cpu_count() or 1 if slots is None else slots
+    if not 1 <= count <= 1024:
+        raise ConfigError(f"slots={slots}: a number from 1 to 1024 is needed")
+    return count
+
+
+def _decide_tier(weakest: Tier) -> tuple[CgroupPlace | None, Isolation]:
+    if MACHINE not in seccomp.MACHINES:
+        raise SandboxError(f"no filter of system calls for {MACHINE}; the local sandbox runs on {seccomp.MACHINES}")
+    place, reason = find_place()
+    if place is not None:
+        place.sweep()
+        return place, Isolation(tier="full", layers=(*_LAYERS, *_CGROUP_LAYERS))
+    if weakest == "full":
+        raise SandboxError(
+            f"no cgroup can be made here ({reason}), so nothing but a watchdog bounds the memory of programs; "
+            "run as root or in a delegated cgroup, or allow it with weakest_tier='no-cgroup'"
+        )
+    return None, Isolation(tier="no-cgroup", layers=(*_LAYERS, "memory-watchdog"), missing=_CGROUP_LAYERS)
+
+
+def _plan(view: View, preload: Sequence[str]) -> dict[str, Any]:
+    return {
+        "base": view.base,
+        "binds": view.binds,
+        "masked": view.masked,
+        "links": dict(view.links),
+        "texts": dict(view.texts),
+        "python_paths": view.packages,
+        "preload": [*PRELOADED, *preload],
+        "seccomp": seccomp.build(MACHINE, seccomp.Rules()).hex(),
+    }
+
+
+PRELOADED = (
+    "abc array base64 bisect cmath collections collections.abc contextlib copy csv ctypes dataclasses datetime decimal "
+    "enum fractions functools hashlib heapq inspect io itertools json math numbers operator os pathlib pickle queue "
+    "random re shutil statistics string struct subprocess tempfile textwrap threading time traceback types typing uuid"
+).split()
+"""Modules of the standard library that programs find imported."""
+
+
+def _ids() -> str | None:
+    """As root: users of the jail are ones that nobody else on the machine has; otherwise there is just our own."""
+    if os.geteuid() != 0:
+        return None
+    first = 0x6000_0000 + 2 * int.from_bytes(os.urandom(3), "little")
+    return f"0 {first} 1\n1000 {first + 1} 1\n"
+
+
+def _compile(limits: Limits) -> Limits:
+    return replace(limits, wall_s=limits.compile_s)
+
+
+def _close_all(slots: set[Slot], owner: int) -> None:
+    if os.getpid() == owner:
+        for slot in list(slots):
+            slot.close()
+        slots.clear()
+
+
+def result_of(ended: Ended, isolation: Isolation) -> RunResult:
+    """The verdict: the limit that ended it comes before how it ended."""
+    status: RunStatus
+    code: int | None = None
+    by: int | None = None
+    if ended.report is not None:
+        raw = ended.report["status"]
+        code, by = (None, os.WTERMSIG(raw)) if os.WIFSIGNALED(raw) else (os.WEXITSTATUS(raw), None)
+    if ended.oom:
+        status = "memory"
+    elif ended.cut == "output":
+        status = "output"
+    elif ended.cut == "timeout" or by == signal.SIGXCPU:
+        status = "timeout"
+    else:
+        status = "ok" if code == 0 else "error"
+    if status in ("memory", "output", "timeout") and code is None and by is None:
+        by = int(signal.SIGKILL)
+    return RunResult(
+        status=status,
+        exit_code=code,
+        signal=by,
+        stdout=ended.stdout,
+        stderr=ended.stderr,
+        stdout_dropped=ended.stdout_dropped,
+        stderr_dropped=ended.stderr_dropped,
+        wall_s=ended.wall_s if ended.report is None else ended.report["wall_s"],
+        memory_peak_mb=None if ended.peak is None else ended.peak / (1 << 20),
+        isolation=isolation,
+        files=ended.files,
+    )
