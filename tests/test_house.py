@@ -167,7 +167,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     source.mkdir()
     for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
-    for name in ("roll_envs", "envs", "trainer", "tests", "benchmarks", "examples"):
+    for name in ("roll_envs", "envs", "sandboxes", "trainer", "tests", "benchmarks", "examples"):
         skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build")
         shutil.copytree(REPOSITORY / name, source / name, ignore=skipped)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
@@ -176,11 +176,12 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("/METADATA"))).decode()
-    assert {n.partition("/")[0].partition("-")[0] for n in names} == {"roll_envs", "envs", "trainer"}
-    wanted = {"roll_envs/py.typed", "trainer/py.typed", "envs/sokoban/README.md", "envs/frozenlake/README.md"}
+    assert {n.partition("/")[0].partition("-")[0] for n in names} == {"roll_envs", "envs", "sandboxes", "trainer"}
+    cards = {f"envs/{name}/README.md" for name in ("sokoban", "frozenlake", "webshop")}
+    wanted = {"roll_envs/py.typed", "sandboxes/py.typed", "trainer/py.typed", *cards}
     modules = {
         path.relative_to(source).as_posix()
-        for package in ("roll_envs", "envs", "trainer")
+        for package in ("roll_envs", "envs", "sandboxes", "trainer")
         for path in (source / package).rglob("*.py")
     }
     page = {"envs/webshop/serve/templates/layout.html", "envs/webshop/serve/static/style.css"}
@@ -189,7 +190,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     assert re.search(r"^License(-Expression)?: Apache-2.0$", metadata, re.MULTILINE)
     assert "Requires-Dist: torch" in metadata
     base = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
-    assert base == ["gymnasium", "numpy", "httpx", "pydantic"]
+    assert base == ["gymnasium", "numpy", "httpx", "pydantic", "rapidfuzz"]
 
 
 # -- the verdict on a run ----------------------------------------------------------------------------------------------
