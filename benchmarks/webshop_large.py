@@ -1,10 +1,11 @@
 """The full-size shop: build, open, search and read a catalogue of a million generated products.
 
-    python benchmarks/webshop_large.py [--count 1180000] [--workers 2] [--folder FOLDER] [--json]
+    python benchmarks/webshop_large.py [--count 1180000] [--listings DATA] [--workers 2] [--folder FOLDER] [--json]
 
-Writes products of the shipped generator in the original's format, builds the catalogue in a process of its own (whose
-memory is sampled, workers included), then opens and uses it in a fresh one. Times of searches and reads are thread CPU
-time, with the files in the page cache. Leaves out: the pages and the reward, which do not depend on the size.
+Writes products of the shipped generator in the original's format (or, with ``--listings``, products put together from
+the texts of a folder of real listings, which are three times as long), builds the catalogue in a process of its own
+(whose memory is sampled, workers included), then opens and uses it in a fresh one. Times of searches and reads are
+thread CPU time, with the files in the page cache. Leaves out: the pages and the reward, which do not depend on size.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -40,14 +41,64 @@ SEARCHES = 300
 READS = 3000
 
 
-def write_data(folder: Path, count: int) -> None:
-    """Products of the shipped generator as ``items_shuffle.json`` and its two companions."""
+class Made(NamedTuple):
+    """A product in the formats of the original's files."""
+
+    record: dict[str, Any]
+    ins: dict[str, Any]
+    human: list[dict[str, Any]]
+
+
+def shipped(count: int) -> Iterator[Made]:
+    """Products of the shipped generator."""
     from envs.webshop.shipped import generate
 
+    return (Made(one.record, one.ins, one.human) for one in generate(count))
+
+
+def recombined(listings: Path, count: int) -> Iterator[Made]:
+    """Products whose title, description, bullets, options and price come from four listings, with some words of others.
+
+    Words stay as frequent as they are in the listings, so that common ones are in hundreds of thousands of products.
+    """
+    [path] = listings.glob("items_shuffle*.json")
+    records: list[dict[str, Any]] = json.loads(path.read_bytes())
+    [path] = listings.glob("items_ins_v2*.json")
+    entries = [entry for entry in json.loads(path.read_bytes()).values() if "instruction" in entry]
+    words = [word for record in records for word in f"{record['name']} {record['full_description']}".split()]
+    rng = random.Random(1)
+    for number in range(count):
+        first, second, third, fourth = rng.choices(records, k=4)
+        title, other = first["name"].split(), second["name"].split()
+        text, more = third["full_description"].split(), fourth["full_description"].split()
+        half, cut = len(title) // 2, rng.randrange(len(text) + 1)
+        model = f"m{rng.randrange(400_000):x}"
+        name = [*title[:half], *rng.choices(words, k=3), *other[half : half + 12], model]
+        description = [*text[cut:], *more[: rng.randrange(len(more) + 1)], *rng.choices(words, k=10)]
+        asin = f"B{number * 2_654_435_761 % 16**9:09X}"
+        made = rng.choice(entries) if rng.random() < 0.4 else {"attributes": []}
+        wish = (
+            f"i am looking for {first['query']}, {' '.join(name[:5])}, that would go well with {' '.join(other[:6])}."
+        )
+        yield Made(
+            {
+                **first,
+                "asin": asin,
+                "name": " ".join(name),
+                "full_description": " ".join(description),
+                "customization_options": fourth["customization_options"],
+            },
+            made,
+            [{"instruction": wish, "instruction_attributes": made["attributes"][:2], "instruction_options": []}],
+        )
+
+
+def write_data(folder: Path, made_products: Iterator[Made]) -> None:
+    """Products as ``items_shuffle.json`` and its two companions."""
     folder.mkdir(parents=True)
     human: dict[str, Any] = {}
     with (folder / "items_shuffle.json").open("w") as products, (folder / "items_ins_v2.json").open("w") as made:
-        for number, one in enumerate(generate(count)):
+        for number, one in enumerate(made_products):
             products.write(("[" if number == 0 else ", ") + json.dumps(one.record))
             made.write(("{" if number == 0 else ", ") + f"{json.dumps(one.record['asin'])}: {json.dumps(one.ins)}")
             if number % HUMAN_EVERY == 0:
@@ -199,10 +250,10 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def run(folder: Path, count: int, workers: int) -> dict[str, Any]:
+def run(folder: Path, made_products: Iterator[Made], workers: int) -> dict[str, Any]:
     """Everything, in an empty folder."""
     began = time.perf_counter()
-    write_data(folder / "data", count)
+    write_data(folder / "data", made_products)
     generated_s = time.perf_counter() - began
     built = build(folder / "data", folder / "catalogue", workers)
     command = [sys.executable, __file__, "--measure", str(folder / "catalogue")]
@@ -222,6 +273,9 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=FULL)
+    parser.add_argument(
+        "--listings", type=Path, metavar="DATA", help="folder of real listings to put products together from"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
         "--folder", type=Path, help="where the files go (default: a temporary folder); removed at the end"
@@ -232,9 +286,10 @@ def main() -> None:
     if options.measure is not None:
         print(json.dumps(measure(options.measure)))
         return
+    made_products = shipped(options.count) if options.listings is None else recombined(options.listings, options.count)
     folder = Path(tempfile.mkdtemp(prefix="webshop_large_", dir=options.folder))
     try:
-        result = run(folder, options.count, options.workers)
+        result = run(folder, made_products, options.workers)
     finally:
         shutil.rmtree(folder)
     if options.json:
