@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from envs.webshop import commands
 from envs.webshop.disk import CatalogueError, DiskCatalogue, Progress, build_index, is_index, open_index
 from envs.webshop.disk import index as index_module
 from envs.webshop.disk import merge as merge_module
+from envs.webshop.disk import nouns as nouns_module
 from envs.webshop.disk.index import DiskIndex
 from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
 from envs.webshop.original import Listing, read_listings
@@ -128,6 +130,21 @@ def test_products_are_those_in_memory(opened: DiskCatalogue, listings: list[List
             store[doc]
         with pytest.raises(IndexError, match=f"document {doc} is not in 0..1499"):
             store.price(doc)
+
+
+def test_first_products_of_departments_kinds_and_attributes(opened: DiskCatalogue, listings: list[Listing]) -> None:
+    products = [listing.product for listing in listings]
+    for operator, wanted, members in (
+        ("<c>", "garden", [p.category == "garden" for p in products]),
+        ("<q>", "shoes", [p.query == "shoes" for p in products]),
+        ("<a>", "common3", ["common3" in p.attributes for p in products]),
+        ("<a>", products[1400].attributes[0], [products[1400].attributes[0] in p.attributes for p in products]),
+        ("<a>", "no such attribute", []),
+        ("<x>", "garden", []),
+    ):
+        expected = [doc for doc, member in enumerate(members) if member][:50]
+        assert opened.listed.get(operator, wanted) == tuple(expected)
+    assert len(opened.listed.get("<c>", "garden")) == 50
 
 
 def test_prices_and_goals_are_those_in_memory(opened: DiskCatalogue, listings: list[Listing]) -> None:
@@ -467,6 +484,18 @@ def test_a_damaged_product_is_an_error_when_it_is_read(copy: Path) -> None:
     assert store[1499].asin
 
 
+def test_nouns_of_titles_with_the_same_hash(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(shutil.copytree(data, tmp_path / "data"))
+    records = json.loads((source / "items_shuffle.json").read_text())[:4]
+    nouns = {record["asin"]: {"name": [f"noun{number}"]} for number, record in enumerate(records)}
+    (source / "title_nouns.json").write_text(json.dumps(nouns))
+    monkeypatch.setattr(nouns_module, "_hash", lambda title: 7)
+    found = open_index(build_index(source, tmp_path / "i", num_products=9, workers=0)).nouns
+    assert len(found) == 4
+    assert [found.get(record["name"]) for record in records] == [(f"noun{number}",) for number in range(4)]
+    assert found.get("another") is None
+
+
 # --- processes ----------------------------------------------------------------------------------------------------
 
 
@@ -488,6 +517,14 @@ def test_a_fork_reads_on(opened: DiskCatalogue) -> None:
         same = opened.index.search("rare1 common1", 50) == hits and opened.store[3].asin == "B0023757"
         os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_search_at_once(opened: DiskCatalogue) -> None:
+    queries = [f"rare{n} common{n % 9} common{n % 5}" for n in range(200)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda query: opened.index.search(query, 50), queries)) == [
+            opened.index.search(query, 50) for query in queries
+        ]
 
 
 # --- the command --------------------------------------------------------------------------------------------------

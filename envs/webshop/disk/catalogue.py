@@ -9,6 +9,7 @@ from typing import Any
 from envs.webshop.disk.format import Manifest, read_manifest, verify_checksums
 from envs.webshop.disk.goals import DiskGoals
 from envs.webshop.disk.index import DiskIndex
+from envs.webshop.disk.listed import Listed
 from envs.webshop.disk.nouns import KnownNouns
 from envs.webshop.disk.store import DiskStore
 
@@ -23,6 +24,7 @@ class DiskCatalogue:
         self.store = DiskStore(path, manifest)
         self.index = DiskIndex(path, manifest)
         self.nouns = KnownNouns(path, manifest)
+        self.listed = Listed(path, manifest)
         self.human_goals = DiskGoals(path, manifest, "human", self.store)
         self.synthetic_goals = DiskGoals(path, manifest, "synthetic", self.store)
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from envs.webshop.disk.blobs import Blobs, BlobWriter
 from envs.webshop.disk.format import ArrayWriter, CatalogueError, FileEntry, Manifest, Source, map_file, write_array
 from envs.webshop.disk.goals import MAX_GOALS, attribute_uses, draw, shuffled_order
+from envs.webshop.disk.listed import merge_listed
 from envs.webshop.disk.nouns import order_titles
 from envs.webshop.disk.segments import dump_json
 from envs.webshop.search import length_factors
@@ -82,6 +83,7 @@ def merge_segments(
     progress("products", 0.0)
     blobs = {name: output.blobs(name, (segment.blobs(name) for segment in segments)) for name in _BLOBS}
     _merge_asins(segments, output)
+    output.files |= merge_listed(((segment.folder, segment.first_doc) for segment in segments), out)
     order, hashes = order_titles(blobs["nouns"])
     output.array("nouns.order", "<u4", order)
     output.array("nouns.hashes", "<u8", hashes)

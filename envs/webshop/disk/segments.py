@@ -26,6 +26,7 @@ from envs.webshop.analysis import analyse
 from envs.webshop.disk.blobs import BlobWriter, JsonMap, encode
 from envs.webshop.disk.format import write_array, write_json
 from envs.webshop.disk.json_stream import iter_array
+from envs.webshop.disk.listed import ListedWriter
 from envs.webshop.disk.store import pack_product
 from envs.webshop.original import Listing, parse_product
 from envs.webshop.search import document_text, encode_length
@@ -117,6 +118,7 @@ class _SegmentWriter:
         self.synthetic = BlobWriter(folder, "synthetic", held)
         self.human = BlobWriter(folder, "human", held)
         self.nouns = BlobWriter(folder, "nouns", held)
+        self.listed = ListedWriter()
         self.pricing = array("d")
         self.norms = bytearray()
         self.total_length = 0
@@ -129,6 +131,7 @@ class _SegmentWriter:
         product, doc = listing.product, len(self.norms)
         self.products.append(zlib.compress(pack_product(product), _COMPRESSION))
         self.asins.append(encode(product.asin))
+        self.listed.add(product, doc)
         low_high = product.pricing[:2]
         self.pricing.extend((len(low_high), *low_high, *([0.0] * (2 - len(low_high)))))
         self._add_terms(analyse(document_text(product)))
@@ -158,6 +161,7 @@ class _SegmentWriter:
     def close(self) -> dict[str, int]:
         for blobs in (self.products, self.asins, self.synthetic, self.human, self.nouns):
             blobs.close()
+        self.listed.write(self.folder)
         write_array(self.folder, "pricing", "<f8", np.frombuffer(self.pricing, "<f8"))
         write_array(self.folder, "norms", "|u1", np.frombuffer(self.norms, "u1"))
         write_array(self.folder, "synthetic.docs", "<u4", np.array(self.synthetic_docs, "<u4"))
