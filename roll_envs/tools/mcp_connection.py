@@ -55,7 +55,7 @@ class McpConnection:
         self._loop = asyncio.new_event_loop()
         self._session: Any = None
         self._ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
-        self._stop: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
         # Opened for appending: the server writes at the end wherever we read.
         self._stderr = tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close
         self._thread = threading.Thread(target=self._work, name=f"mcp {endpoint}", daemon=True)
@@ -91,9 +91,9 @@ class McpConnection:
 
     def close(self) -> None:
         """End the connection, and the server where it is a command; any number of times."""
-        if self._stop is not None and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # the loop may end at this moment
-                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop may have ended by itself
+                self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(_STOP_S)
         self._stderr.close()
 
@@ -126,7 +126,8 @@ class McpConnection:
     def _work(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._live())
+            self._task = self._loop.create_task(self._live())
+            self._loop.run_until_complete(self._task)
         except BaseException as error:  # handed to the maker, or seen by the next call as a dead connection
             if not self._ready.done():
                 self._ready.set_exception(error if isinstance(error, Exception) else ServerGoneError(repr(error)))
@@ -138,14 +139,13 @@ class McpConnection:
             self._loop.close()
 
     async def _live(self) -> None:
-        self._stop = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack:
             streams = await stack.enter_async_context(self._transport())
             session = self._modules.session(streams[0], streams[1])
             self._session = await stack.enter_async_context(session)
             await self._session.initialize()
             self._ready.set_result(await self._listed())
-            await self._stop.wait()
+            await asyncio.Event().wait()  # until close() cancels this task
 
     def _transport(self) -> Any:
         if self._endpoint.url:

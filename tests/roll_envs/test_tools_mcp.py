@@ -1,0 +1,191 @@
+"""MCP servers: a real small one, over stdio and streamable HTTP; its mistakes, its slowness, its death."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll_envs.errors import ConfigError, EnvironmentFaultError, UnknownNameError
+from roll_envs.testing import CounterEnv
+from roll_envs.tools import Tool, ToolEnv, make_tools
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs the optional part 'mcp'"),
+]
+
+SERVER = str(Path(__file__).with_name("mcp_small_server.py"))
+COMMAND = [sys.executable, SERVER]
+
+
+def _tools(**kwargs: Any) -> dict[str, Tool]:
+    given: dict[str, Any] = {"command": COMMAND} if "url" not in kwargs else {}
+    return {tool.spec.name: tool for tool in make_tools({"tool": "mcp", **given, **kwargs})}
+
+
+def _begin(tools: Mapping[str, Tool]) -> None:
+    for tool in tools.values():
+        tool.close()
+        tool.open()
+
+
+def _end(tools: Mapping[str, Tool]) -> None:
+    for tool in tools.values():
+        tool.dispose()
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[dict[str, Tool]]:
+    """Tools of one server that no test here kills."""
+    found = _tools(stateless=True)
+    yield found
+    _end(found)
+
+
+def _children(named: str = "mcp_small_server") -> list[str]:
+    listed = subprocess.run(
+        ["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
+    )
+    return [line for line in listed.stdout.splitlines() if named in line]
+
+
+def test_tools_are_listed_and_called(tools: dict[str, Tool]) -> None:
+    assert set(tools) == {"add", "count", "fail", "slow", "nothing", "die"}
+    spec = tools["add"].spec
+    assert spec.description == "Add two whole numbers."
+    assert spec.parameters["required"] == ["a", "b"]
+    assert tools["add"].call({"a": 40, "b": 2}, deadline_s=5).text == "42"
+    assert tools["nothing"].call({}, deadline_s=5).text
+
+
+def test_an_error_of_a_tool_is_a_text(tools: dict[str, Tool]) -> None:
+    failed = tools["fail"].call({}, deadline_s=5)
+    assert not failed.ok
+    assert "fail" in failed.text
+    wrong = tools["add"].call({"a": "x", "b": 2}, deadline_s=5)  # the server's own check
+    assert not wrong.ok
+
+
+def test_a_slow_tool_of_a_living_server_is_a_text(tools: dict[str, Tool]) -> None:
+    started = time.monotonic()
+    late = tools["slow"].call({"seconds": 2.0}, deadline_s=0.2)
+    assert late.text == "Error: the tool did not answer within 0.2 s"
+    assert not late.ok
+    assert time.monotonic() - started < 2
+    assert tools["add"].call({"a": 1, "b": 1}, deadline_s=5).text == "2"
+
+
+def test_it_plays_in_an_environment(tools: dict[str, Tool]) -> None:
+    env = ToolEnv(env=CounterEnv(), tools=list(tools.values()))
+    env.reset(seed=0)
+    shown, *_, info = env.step('<tool_call>{"name": "add", "arguments": {"a": 1, "b": "2"}}</tool_call>')
+    assert "argument 'b' must be of type integer" in shown
+    assert info["tool_errors"] == 1
+    shown = env.step('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>')[0]
+    assert shown == "<tool_response>\n3\n</tool_response>"
+
+
+@pytest.mark.slow
+def test_each_episode_has_a_server_of_its_own() -> None:
+    before = len(_children())
+    with pytest.raises(UnknownNameError, match="did you mean 'count'"):
+        _tools(only=["cuont"])
+    tools = _tools(only=["count"], prefix="small.")
+    try:
+        counter = tools["small.count"]
+        _begin(tools)
+        assert [counter.call({}, deadline_s=5).text for _ in range(2)] == ["count 1", "count 2"]
+        _begin(tools)
+        assert counter.call({}, deadline_s=5).text == "count 1"
+        assert len(_children()) == before + 1
+    finally:
+        _end(tools)
+    assert len(_children()) == before
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_is_restarted_once(tmp_path: Path) -> None:
+    before = len(_children())
+    tools = _tools()
+    try:
+        _begin(tools)
+        # The first call of an episode: nothing is lost by a restart.
+        assert tools["die"].call({"flag": str(tmp_path / "a")}, deadline_s=5).text == "survived"
+        with pytest.raises(EnvironmentFaultError, match="whose state is lost"):
+            tools["die"].call({"flag": str(tmp_path / "b")}, deadline_s=5)
+        _begin(tools)
+        assert tools["count"].call({}, deadline_s=5).text == "count 1"
+        _begin(tools)
+        flag = tmp_path / "kept out"
+        flag.symlink_to(tmp_path / "no folder" / "flag")  # can never be made: the server dies at every call
+        with pytest.raises(EnvironmentFaultError, match=r"the server gives up.*after one restart"):
+            tools["die"].call({"flag": str(flag)}, deadline_s=5)
+    finally:
+        _end(tools)
+    assert len(_children()) == before
+
+
+@pytest.mark.slow
+def test_a_stateless_server_is_restarted_at_any_time(tmp_path: Path) -> None:
+    tools = _tools(stateless=True)
+    try:
+        _begin(tools)
+        tools["count"].call({}, deadline_s=5)
+        assert tools["die"].call({"flag": str(tmp_path / "a")}, deadline_s=5).text == "survived"
+    finally:
+        _end(tools)
+
+
+@pytest.mark.slow
+def test_streamable_http() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        tools = _tools(url=f"http://127.0.0.1:{port}/mcp")
+        _begin(tools)
+        assert tools["add"].call({"a": 40, "b": 2}, deadline_s=5).text == "42"
+        assert tools["count"].call({}, deadline_s=5).text == "count 1"
+        running.kill()
+        running.wait(10)
+        with pytest.raises(EnvironmentFaultError, match="is gone"):
+            tools["count"].call({}, deadline_s=5)
+        _end(tools)
+    finally:
+        running.kill()
+        running.wait(10)
+    with pytest.raises(EnvironmentFaultError, match=r"cannot be reached|was not ready"):
+        _tools(url=f"http://127.0.0.1:{port}/mcp", start_s=5)
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_start_is_told() -> None:
+    before = len(_children(""))
+    started = time.monotonic()
+    with pytest.raises(EnvironmentFaultError, match=r"cannot be reached.*its stderr ends.*no_such_module"):
+        _tools(command=[sys.executable, "-c", "import no_such_module"], start_s=20)
+    with pytest.raises(EnvironmentFaultError, match=r"was not ready after 0\.5 s"):
+        _tools(command=[sys.executable, "-c", "import time; time.sleep(30)"], start_s=0.5)
+    assert time.monotonic() - started < 20
+    assert len(_children("")) == before
+
+
+def test_wrong_arguments_are_told() -> None:
+    with pytest.raises(ConfigError, match="either command"):
+        make_tools("mcp")
+    with pytest.raises(ConfigError, match="command must be a list"):
+        _tools(command="python server.py")
