@@ -24,6 +24,9 @@ _BRACKETED = re.compile(r"\w+\[(.*)\]", re.DOTALL)
 _SEPARATOR = " [SEP] "
 """What text forms of web pages put between their parts; shown as line breaks."""
 
+_BUTTON = re.compile(r"\[(clicked )?button\] (.*) \[\1?button_\]")
+"""How they mark buttons; shown by the number, and the clicked ones in words."""
+
 
 def available_actions(info: Mapping[str, Any]) -> tuple[str, ...]:
     """The texts in ``info["available_actions"]``; empty where an environment lists none."""
@@ -85,11 +88,15 @@ class Choices:
             numbers.setdefault(_flat(inner.group(1) if inner else action), number)
         lines, shown = [], set()
         for line in observation.replace(_SEPARATOR, "\n").splitlines():
-            number = numbers.get(_flat(line), 0)
+            button = _BUTTON.fullmatch(line.strip())
+            number = numbers.get(_flat(button.group(2) if button else line), 0)
+            if button:
+                line = f"{button.group(2)}{' (clicked)' if button.group(1) else ''}"
             mark = f"[{number}]" if number else ""
             shown.add(number)
             wrapped = textwrap.wrap(line, max(20, width - 6), break_on_hyphens=False) or [""]
-            lines.append(f"{paint(mark.rjust(5), 'cyan', 'bold', on=on)} {wrapped[0]}".rstrip())
+            gap = " " * (5 - len(mark))
+            lines.append(f"{gap}{paint(mark, 'cyan', 'bold', on=on)} {wrapped[0]}".rstrip())
             lines += [f"      {more}" for more in wrapped[1:]]
         rest = [f"[{n}] {' '.join(a.split())}" for n, a in enumerate(self.fixed, start=1) if n not in shown]
         rest += [f"[{short} ...] {form}" for short, form in self.forms.items()]

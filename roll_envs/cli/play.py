@@ -74,11 +74,15 @@ def _play_lines(session: Session, *, quiet: bool) -> None:
         drawn = draw(session.observation, meanings, wide=False, on=colours)
         return _wrapped(drawn, width) if drawn == session.observation and interactive else drawn
 
+    def view() -> tuple[str, str]:
+        # A page may be long: what happened stands below it, beside the prompt.
+        return (board(), head()) if session.lists_actions else (head(), board())
+
     interactive = sys.stdin.isatty() and not quiet
     if interactive:
         how = f"Type {session.choices.usage() or 'an action'}." if session.choices else "Type an action."
         show(_wrapped(session.instructions, width), "", f"{how} Also: {_COMMANDS}.", "")
-    show(head(), board())
+    show(*view())
     while True:
         try:
             typed = input("> " if interactive else "").strip("\r\n")
@@ -90,7 +94,7 @@ def _play_lines(session: Session, *, quiet: bool) -> None:
         if typed.strip() == "?":
             show(_wrapped(session.instructions, width) if interactive else session.instructions)
         else:
-            show(head(), board())
+            show(*view())
     if session.turns and not session.over:
         show(f"stopped after {len(session.turns)} turns, return {session.total:+g}")
 

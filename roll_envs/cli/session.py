@@ -184,14 +184,14 @@ class Session:
             )
             return
         left = f" ({len(way)} turns to go)" if len(way) > 1 else " (and it is won)"
-        self.message = f"hint: {self._named(way[0])}{left}"
+        self.message = f"hint: {self._named(way[0], most=300)}{left}"
 
-    def _named(self, text: str) -> str:
-        """An answer as a person would say it."""
+    def _named(self, text: str, most: int = 60) -> str:
+        """An answer as a person would say it, at most so many characters."""
         read = self.format.parse(text) if self.format is not None else None
         if self.format is not None and read is not None and read.valid:
             return ", ".join(self.format.actions[a] for a in read.actions)
-        short = text if len(text) <= 60 else text[:57] + "..."
+        short = text if len(text) <= most else text[: most - 3] + "..."
         return short if short.isascii() and short.isprintable() else ascii(short)
 
     def _what_happened(self, info: Mapping[str, Any], reward: float) -> str:

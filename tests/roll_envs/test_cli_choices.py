@@ -79,6 +79,8 @@ def test_numbers_stand_beside_the_text_they_choose() -> None:
         "  [3] wait",
         "  [s ...] search[<words>]",
     ]
+    marked = choices.view("[button] Back [button_]\n  [clicked button] red shoes [clicked button_]", width=60, on=False)
+    assert marked.split("\n")[:3] == ["  [1] Back", "  [2] red shoes (clicked)", "  [3] wait"]
     wrapped = choices.view("word " * 30, width=40, on=False)
     assert max(map(len, wrapped.split("\n"))) <= 40
 
