@@ -7,10 +7,12 @@ import json
 import random
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from webshop_browser_page import PageReader
+from webshop_data import recorded, webshop_folder
 from webshop_small import HOSTILE, LAMP, SHOES, small_catalogue
 
 pytest.importorskip("starlette", reason="needs the optional part 'service'")
@@ -130,6 +132,23 @@ def test_what_can_be_clicked_is_what_can_be_played() -> None:
             action = draw.choice(sorted(available)).replace("<content>", "lamp")
             page = _read(client.post("/act", data={"action": action}))
     assert kinds == {"search", "results", "item", "description", "features", "reviews", "attributes", "done"}
+
+
+def test_recorded_pages_of_the_original_offer_the_same_clicks(shared_dir: Path) -> None:
+    folder = webshop_folder(shared_dir)
+    kwargs = {"data_dir": folder, "human_goals": False}
+    client = TestClient(make_app(lambda: WebShopEnv(**kwargs), lambda _, own: WebShopEnv(**own)))
+    pages = 0
+    for episode in recorded(folder, "episodes")["synthetic"]:
+        page = _read(client.get("/?session=0"))
+        for step in episode["steps"]:
+            if step["action"] is not None:
+                page = _read(client.post("/act", data={"action": step["action"]}))
+            clicks = set() if step["done"] else {f"click[{text}]" for text in step["clickables"] if text != "search"}
+            assert page.enabled() == clicks, (episode["goal_idx"], step["action"])
+            assert page.has_search_box == step["has_search_bar"]
+            pages += 1
+    assert pages > 50
 
 
 def test_a_page_that_was_left_plays_nothing() -> None:
