@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, NoReturn, TypeVar
 
@@ -15,12 +16,13 @@ from sandboxes.service.replies import Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes
 
-__all__ = ["check_code", "check_paths", "fill", "read_body", "read_files", "read_json"]
+__all__ = ["check_code", "check_paths", "fill", "parse_json", "read_body", "read_files", "read_json"]
 
 F = TypeVar("F", bound=pydantic.BaseModel)
 
 BIG_BYTES = 1 << 18
 """Longer bodies are parsed in a thread, so that others do not wait meanwhile."""
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MOST_PATH_BYTES = 1024
 MOST_ERRORS = 5
 
@@ -108,13 +110,23 @@ def read_files(files: dict[str, str | None], settings: Settings) -> dict[str, by
         raise Refusal(422, "base64", str(error)) from error
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def parse_json(text: bytes | str, what: str) -> Any:
+    """What JSON in UTF-8 says. Raises :class:`Refusal`: 400, or 422 for text with lone surrogates."""
     try:
-        data = json.loads(body, parse_constant=_no_constant)
+        data = json.loads(text, parse_constant=_no_constant)
+        if SURROGATE.search(text if isinstance(text, bytes) else text.encode()):
+            json.dumps(data, ensure_ascii=False).encode()
     except RecursionError as error:
-        raise Refusal(400, "json", "the body is nested too deeply") from error
+        raise Refusal(400, "json", f"{what} is nested too deeply") from error
+    except UnicodeEncodeError as error:
+        raise Refusal(422, "unicode", f"{what} holds text that is no valid Unicode: a lone surrogate") from error
     except ValueError as error:  # also what is no UTF-8, and numbers with thousands of digits
-        raise Refusal(400, "json", f"the body is not JSON: {error}"[:300]) from error
+        raise Refusal(400, "json", f"{what} is not JSON: {error}"[:300]) from error
+    return data
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    data = parse_json(body, "the body")
     if not isinstance(data, dict):
         raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
     return data

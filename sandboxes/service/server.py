@@ -48,11 +48,11 @@ class ReportingServer(uvicorn.Server):
         super().__init__(config)
         self.service = service
         self._stopping: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, and one line on standard output for whoever started it."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
@@ -63,10 +63,10 @@ class ReportingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called in a signal handler: only tell the loop."""
-        if self._loop is None or not self.started:
+        if self.loop is None or not self.started:
             self.should_exit = True
             return
-        self._loop.call_soon_threadsafe(self._stop)
+        self.loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
         if self._stopping is None:

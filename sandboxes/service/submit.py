@@ -8,7 +8,6 @@ data base here. ``custom_extract_logic`` is refused, because it is a program tha
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 import secrets
@@ -19,7 +18,7 @@ import pydantic
 
 from roll_envs.errors import SandboxError
 from sandboxes.service.pool import Pool
-from sandboxes.service.reading import check_code, fill
+from sandboxes.service.reading import check_code, fill, parse_json
 from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.run_code import RunCodeForm, execute, fusion_program
 from sandboxes.service.settings import Settings
@@ -256,10 +255,7 @@ def _decoded(value: Any, name: str) -> Any:
     """Rows of a data base hold their parts as JSON text."""
     if not isinstance(value, str):
         return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(422, "form", f"config.provided_data.{name} is text, but no JSON") from error
+    return parse_json(value, f"config.provided_data.{name}")
 
 
 def _case(case: Any, number: int) -> tuple[str, str]:

@@ -26,8 +26,7 @@ import httpx
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.service.app import make_app
-from sandboxes.service.server import make_server
-from sandboxes.service.service import Service
+from sandboxes.service.server import ReportingServer, make_server
 from sandboxes.service.settings import Settings
 
 NONE = Isolation(tier="fake", layers=(), missing=("everything",))
@@ -184,9 +183,12 @@ def _subprocess(program: Program, limits: Limits) -> RunResult:
 class Running:
     """A service that runs in a thread."""
 
-    def __init__(self, url: str, service: Service, stop: Callable[[], None]) -> None:
-        self.url, self.service, self.stop = url, service, stop
-        parts = httpx.URL(url)
+    def __init__(self, server: ReportingServer, stop: Callable[[], None]) -> None:
+        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        self.service, self.stop = server.service, stop
+        self.connections = server.server_state.connections
+        self._loop = server.loop
+        parts = httpx.URL(self.url)
         self.address = (parts.host, parts.port)
 
     def post(
@@ -208,6 +210,11 @@ class Running:
                     parts.append(part)
         return b"".join(parts)
 
+    def close_sessions(self) -> None:
+        """End all sessions, as their idle time would."""
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self.service.sessions.close_all(), self._loop).result(timeout=10)
+
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Wait for something that happens in the service."""
         deadline = time.monotonic() + timeout_s
@@ -222,8 +229,7 @@ def running(make: Callable[[], Sandbox] = FakeSandbox, **settings: Any) -> Itera
     if make is FakeSandbox:
         FakeSandbox.reset()
     chosen = Settings(**{"port": 0, "slots": 2, "drain_timeout_s": 5.0, **settings})
-    app = make_app(make, chosen)
-    server = make_server(app, chosen)
+    server = make_server(make_app(make, chosen), chosen)
     failed: list[BaseException] = []
 
     def serve() -> None:
@@ -245,8 +251,7 @@ def running(make: Callable[[], Sandbox] = FakeSandbox, **settings: Any) -> Itera
             if not thread.is_alive():
                 raise AssertionError(f"the service did not start: {failed}")
             time.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield Running(f"http://127.0.0.1:{port}", app.state.service, stop)
+        yield Running(server, stop)
     finally:
         stop()
 
