@@ -9,10 +9,6 @@ import os
 import pickle
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,70 +16,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from webshop_made import COMMON, RARE, make_data
 
 from envs.webshop import commands
-from envs.webshop.disk import CatalogueError, DiskCatalogue, Progress, build_index, is_index, open_index
+from envs.webshop.disk import CatalogueError, DiskCatalogue, build_index, open_index
 from envs.webshop.disk import index as index_module
-from envs.webshop.disk import merge as merge_module
 from envs.webshop.disk import nouns as nouns_module
 from envs.webshop.disk.index import DiskIndex
 from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
 from envs.webshop.original import Listing, read_listings
 from envs.webshop.search import MemoryIndex, document_text
-from roll_envs.errors import ConfigError, RollError
-
-COMMON = [f"common{n}" for n in range(12)]
-RARE = [f"rare{n}" for n in range(700)]
-
-
-def words(rng: random.Random, count: int) -> str:
-    """Text in which some words are in most documents and others in few."""
-    return " ".join(rng.choice(COMMON if rng.random() < 0.6 else RARE) for _ in range(count))
-
-
-def make_data(folder: Path, count: int) -> Path:
-    """Product files with all that the original's hold: ranges, no prices, repeated and unusable numbers, odd text."""
-    rng = random.Random(7)
-    records: list[dict[str, Any]] = []
-    made: dict[str, Any] = {}
-    human: dict[str, Any] = {}
-    for number in range(count):
-        asin = f"B{number * 7919 % 1_000_003:07d}"  # in another order than the documents
-        options = {
-            name.title(): [{"value": f"{name} {n}/{words(rng, 1)}"} for n in range(rng.randrange(1, 4))]
-            for name in rng.sample(["size", "colour", "fit"], rng.randrange(3))
-        }
-        records.append(
-            {
-                "asin": asin,
-                "name": words(rng, rng.randrange(3, 9)) + rng.choice(["", " café ★", " \ud800", ' "quoted" [x]']),
-                "full_description": words(rng, rng.randrange(30)),
-                "small_description": [words(rng, 4)] * rng.randrange(3),
-                "pricing": rng.choice(["", "$12.5", "$995.00", f"$3.20${rng.randrange(4, 90)}.99", "$5,000.00"]),
-                "category": rng.choice(["garden", "fashion"]),
-                "query": rng.choice(["Console tables ", "shoes"]),
-                "product_category": "A › B",
-                "customization_options": options or "",
-                "images": ["a.jpg", "b.jpg"],
-            }
-        )
-        if rng.random() < 0.8:
-            made[asin] = {"attributes": [words(rng, 1) for _ in range(3)]}
-            if rng.random() < 0.7:
-                made[asin] |= {"instruction": f"Find me {words(rng, 2)}", "instruction_attributes": [words(rng, 1)] * 2}
-        if rng.random() < 0.3:
-            human[asin] = [
-                {"instruction": "i need it.", "instruction_attributes": attributes, "instruction_options": ["red"]}
-                for attributes in ([], ["soft"], ["a", "b"])
-            ]
-    records[9] = {"asin": records[9]["asin"]}  # nothing to index
-    records.insert(count // 2, {**records[3], "name": "the second of its number"})
-    records.insert(count // 3, {**records[0], "asin": "nan"})
-    records.insert(5, {**records[0], "asin": "B0000000000"})
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("items_shuffle", records), ("items_ins_v2", made), ("items_human_ins", human)):
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder
+from roll_envs.errors import RollError
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +53,6 @@ def listings(data: Path) -> list[Listing]:
 def memory(listings: list[Listing]) -> MemoryIndex:
     products = [listing.product for listing in listings]
     return MemoryIndex.build(map(document_text, products), [product.asin for product in products])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # --- products, goals, search --------------------------------------------------------------------------------------
@@ -238,191 +177,6 @@ def test_recorded_reference(shared_dir: Path, tmp_path: Path) -> None:
         product = catalogue.store[doc]
         assert catalogue.nouns.get(product.title) == tuple(nouns[product.asin]["name"])
     assert catalogue.nouns.get("no such title") is None
-
-
-# --- the same bytes, however it was built -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("segment_records", "workers"), [(1503, 0), (97, 0), (250, 3)])
-def test_bytes_do_not_depend_on_how_the_work_was_cut(
-    data: Path, built: Path, tmp_path: Path, segment_records: int, workers: int
-) -> None:
-    again = build_index(data, tmp_path / "i", seed=5, segment_records=segment_records, workers=workers)
-    assert contents(again) == contents(built)
-
-
-def test_postings_are_merged_a_few_at_a_time(
-    data: Path, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert open_index(built).manifest.counts["postings"] > 10_000
-    monkeypatch.setattr(merge_module, "_BATCH_POSTINGS", 2000)
-    reports: list[Progress] = []
-    again = build_index(data, tmp_path / "i", seed=5, segment_records=500, workers=0, progress=reports.append)
-    assert sum(report.stage == "postings" for report in reports) > 5
-    assert contents(again) == contents(built)
-
-
-class Stop(BaseException):
-    """What a kill is stood in for with: nothing catches it."""
-
-
-def test_a_build_stopped_at_any_point_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    data = make_data(tmp_path / "data", 60)
-    whole = contents(build_index(data, tmp_path / "whole", segment_records=20, workers=0))
-    reports: list[Progress] = []
-    build_index(data, tmp_path / "counted", segment_records=20, workers=0, progress=reports.append)
-    assert [report.stage for report in reports[-1:]] == ["done"]
-    assert sum(report.stage == "segments" for report in reports) == 5  # 63 records by 20, and the start
-    for stop_at in range(len(reports)):
-        out = tmp_path / f"stopped{stop_at}"
-        heard = 0
-
-        def listen(_: Progress, stop_at: int = stop_at) -> None:
-            nonlocal heard
-            heard += 1
-            if heard == stop_at + 1:
-                raise Stop
-
-        with pytest.raises(Stop):
-            build_index(data, out, segment_records=20, workers=0, progress=listen)
-        assert not out.exists()
-        with pytest.raises(CatalogueError, match="is unfinished; run `roll-envs webshop build-index`"):
-            open_index(out)
-        resumed: list[Progress] = []
-        build_index(data, out, segment_records=20, workers=0, progress=resumed.append)
-        assert contents(out) == whole
-        done = [report for report in reports[: stop_at + 1] if report.stage == "segments"]
-        if done:  # finished segments are not made again
-            assert sum(r.stage == "segments" for r in resumed) <= 6 - len(done)
-        assert sorted(path.name for path in tmp_path.glob("stopped*")) == [
-            *sorted(f"stopped{n}" for n in range(stop_at + 1))
-        ]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-def test_a_killed_build_leaves_no_process_and_goes_on(data: Path, built: Path, tmp_path: Path) -> None:
-    out = tmp_path / "index"
-    code = "import sys; from envs.webshop.disk import build_index as b; b(*sys.argv[1:3], seed=5, segment_records=100)"
-    rng = random.Random(11)
-    workers: set[int] = set()
-    kills = 0
-    while not out.exists():
-        process = subprocess.Popen([sys.executable, "-c", code, str(data), str(out)], stderr=subprocess.PIPE)
-        deadline = time.monotonic() + rng.uniform(0.4, 1.6) + 0.3 * kills
-        while process.poll() is None and time.monotonic() < deadline:
-            workers.update(children(process.pid))
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        _, problem = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), problem.decode()
-        kills += process.returncode != 0
-        assert kills < 30
-    assert kills >= 1
-    assert workers
-    assert contents(out) == contents(built)
-    deadline = time.monotonic() + 10
-    while any(map(alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [pid for pid in workers if alive(pid)]
-
-
-def test_a_worker_that_dies_is_an_error_and_the_build_goes_on(data: Path, tmp_path: Path) -> None:
-    def kill_workers(progress: Progress) -> None:
-        if progress.stage == "segments" and progress.fraction > 0:
-            for pid in children(os.getpid()):
-                os.kill(pid, signal.SIGKILL)
-
-    with pytest.raises(CatalogueError, match="worker process ended with status -9"):
-        build_index(data, tmp_path / "i", seed=5, segment_records=100, progress=kill_workers)
-    assert len(open_index(build_index(data, tmp_path / "i", seed=5, segment_records=100)).store) == 1500
-
-
-def test_one_build_at_a_time(data: Path, tmp_path: Path) -> None:
-    def second(_: Progress) -> None:
-        build_index(data, tmp_path / "i", workers=0)
-
-    with pytest.raises(CatalogueError, match="another process is building in"):
-        build_index(data, tmp_path / "i", workers=0, progress=second)
-
-
-def test_an_unfinished_build_is_not_gone_on_with_from_other_input(data: Path, tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.stage == "goals":
-            raise Stop
-
-    with pytest.raises(Stop):
-        build_index(data, tmp_path / "i", workers=0, num_products=50, progress=stop)
-    for change, message in (
-        ({"num_products": 51}, "num_products: 50 then, 51 now"),
-        ({"num_products": 50, "seed": 1}, "seed: 0 then, 1 now"),
-    ):
-        with pytest.raises(CatalogueError, match=message):
-            build_index(data, tmp_path / "i", workers=0, **change)
-    with pytest.raises(CatalogueError, match="is an unfinished catalogue"):
-        open_index(tmp_path / "i.unfinished")
-    assert is_index(tmp_path / "i.unfinished")
-    catalogue = open_index(build_index(data, tmp_path / "i", workers=0, num_products=50))
-    assert len(catalogue.store) == 49  # one of the 50 records has a number that is too long
-    assert is_index(tmp_path / "i")
-    assert not is_index(data)
-
-
-# --- what can be wrong with the input -----------------------------------------------------------------------------
-
-
-def write(folder: Path, text: str | bytes) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / "items_shuffle.json"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_records_that_are_no_products(tmp_path: Path, workers: int) -> None:
-    good = {"asin": "A1", "name": "a lamp"}
-    path = write(tmp_path, json.dumps([good, {"asin": "A2", "name": 7}]))
-    with pytest.raises(ConfigError, match=r"items_shuffle.json, record 1 \(A2\): 'name' must be a text, not 7"):
-        build_index(path, tmp_path / "i", workers=workers)
-
-
-def test_what_cannot_be_built(data: Path, built: Path, tmp_path: Path) -> None:
-    for source, message in (
-        (tmp_path / "nowhere", "there is no file .*nowhere' .for products."),
-        (tmp_path, "no items_shuffle.* in"),
-        (write(tmp_path / "empty", "[]"), "holds no product"),
-        (write(tmp_path / "cut", '[{"asin": "A1"}, {"asin": "A'), "ends in the middle of a record .*byte 17, record 1"),
-    ):
-        with pytest.raises(CatalogueError, match=message):
-            build_index(source, tmp_path / source.parent.name / "i", workers=0)
-    with pytest.raises(CatalogueError, match="exists already; choose another name"):
-        build_index(data, built)
-    with pytest.raises(CatalogueError, match="for attributes"):
-        build_index(data, tmp_path / "j", attributes=tmp_path / "none.json")
-    for name in ("num_products", "workers", "segment_records"):
-        with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
-            build_index(data, tmp_path / "j", **{name: -1})
-    assert not (tmp_path / "j").exists()
-
-
-def test_too_many_combinations_are_refused(tmp_path: Path) -> None:
-    many = {name: [{"value": str(n)} for n in range(2000)] for name in "abc"}
-    path = write(tmp_path, json.dumps([{"asin": "A0"}, {"asin": "A1", "customization_options": many}]))
-    (tmp_path / "items_ins_v2.json").write_text(
-        json.dumps({"A1": {"attributes": [], "instruction": "Find", "instruction_attributes": ["x"]}})
-    )
-    with pytest.raises(CatalogueError, match=r"8000000000 synthetic goals, more than .* come from product 1 "):
-        build_index(path, tmp_path / "i", workers=0)
 
 
 # --- what can be wrong with a catalogue ---------------------------------------------------------------------------
