@@ -14,7 +14,7 @@ from pathlib import Path
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Language
 
-__all__ = ["PACKAGES", "View", "executable", "installed_languages", "view_of_host"]
+__all__ = ["PACKAGES", "View", "executable", "find_tool", "installed_languages", "view_of_host"]
 
 _TOOLS: Mapping[Language, str] = {"bash": "bash", "cpp": "g++", "javascript": "node"}
 _PACKAGES = {"bash": "bash", "cpp": "g++", "javascript": "nodejs"}
@@ -68,7 +68,7 @@ def installed_languages() -> tuple[Language, ...]:
 
 def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> View:
     """Decide what to show. Raises :class:`ConfigError` for a path or language that cannot be had."""
-    tools: dict[Language, str] = {name: _tool(name) for name in languages if name != "python"}
+    tools: dict[Language, str] = {name: find_tool(name) for name in languages if name != "python"}
     packages = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(_checked_paths(python_paths))]
     interpreter = interpreter_paths()
     binds = [*interpreter, *(p for p in _LIBRARIES if os.path.isdir(p) and not os.path.islink(p))]
@@ -129,7 +129,8 @@ _SITES = ("purelib", "platlib")
 _SITE_PATTERNS = ("/usr/lib*/python*/site-packages", "/usr/lib*/python*/dist-packages")
 
 
-def _tool(language: Language) -> str:
+def find_tool(language: Language) -> str:
+    """Its interpreter or compiler. Raises :class:`ConfigError` where there is none."""
     found = shutil.which(_TOOLS[language])
     if found is None:
         raise ConfigError(

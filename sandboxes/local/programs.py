@@ -12,13 +12,12 @@ from typing import Any
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import LANGUAGES, Language, Limits, Program
 
-from .host import View
+from .host import View, find_tool
 
-__all__ = ["BINARY", "Order", "check_limits", "check_path", "compile_order", "environment", "order", "session_commands"]
+__all__ = ["BINARY", "Order", "check_limits", "check_path", "compile_order", "environment", "order", "session_head"]
 
 MAIN: Mapping[Language, str] = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp", "javascript": "main.js"}
 BINARY = ".main"
-FETCH_BYTES = 256 << 20
 _COMPILE = ("-O2", "-std=c++17", "-pipe", "-o", BINARY)
 _MOST_FILES = 4096
 
@@ -67,14 +66,20 @@ def environment(view: View, extra: Mapping[str, str]) -> dict[str, str]:
 
 def order(program: Program, limits: Limits, view: View, python: str) -> Order:
     """The run of a program; for C++ that of the binary, see :func:`compile_order`."""
-    if program.language not in LANGUAGES:
-        raise ConfigError(f"language {program.language!r}: allowed are {', '.join(LANGUAGES)}")
-    if program.language != "python" and program.language not in view.tools:
-        raise ConfigError(f"language {program.language!r} is not among those of this sandbox: see its languages=...")
+    _check_language(program.language, view)
     environ = environment(view, program.environ)
     arguments = [_argument(a) for a in program.arguments]
     main = MAIN[program.language]
     return _order(program, limits, main, _command(program, view, python, main, arguments), environ, arguments)
+
+
+def _check_language(language: Language, view: View) -> None:
+    """Raises :class:`ConfigError`, which says what to install."""
+    if language not in LANGUAGES:
+        raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
+    if language != "python" and language not in view.tools:
+        find_tool(language)
+        raise ConfigError(f"language {language!r} is installed, but was left out of this sandbox's languages=...")
 
 
 def _command(program: Program, view: View, python: str, main: str, arguments: list[str]) -> list[str] | None:
@@ -115,7 +120,7 @@ def _order(
         "main": main,
         "files": list(files),
         "fetch": [check_path(path, "fetch") for path in program.fetch],
-        "fetch_bytes": FETCH_BYTES,
+        "executables": [],
         "argv": command,
         "arguments": arguments,
         "environ": environ,
@@ -139,10 +144,13 @@ def compile_order(program: Program, limits: Limits, view: View) -> Order:
     return _order(asked, roomy, main, command, environment(view, {}), [])
 
 
-def session_commands(view: View) -> dict[Language, list[str]]:
-    """What runs a cell of a session that is not Python: the file with the cell comes last."""
-    build = 'g++ -O2 -std=c++17 -pipe -o .cell "$1" && exec ./.cell'
-    commands: dict[Language, list[str]] = {name: [tool] for name, tool in view.tools.items() if name != "cpp"}
-    if "cpp" in view.tools:
-        commands["cpp"] = ["/bin/sh", "-c", build, "sh"]
-    return commands
+def session_head(language: Language, view: View) -> dict[str, Any]:
+    """What a session is opened with; ``command`` is ``None`` for Python, and else gets the name of the cell's file."""
+    _check_language(language, view)
+    build = f'g++ {" ".join(_COMPILE)} "$1" && exec ./{BINARY}'
+    command = None
+    if language == "cpp":
+        command = ["/bin/sh", "-c", build, "sh"]
+    elif language != "python":
+        command = [view.tools[language]]
+    return {"command": command, "main": MAIN[language], "environ": environment(view, {})}

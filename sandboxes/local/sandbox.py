@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 import weakref
@@ -13,19 +12,24 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
-from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
+from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 
 from .cgroups import CgroupPlace, find_place
 from .host import View, executable, installed_languages, view_of_host
 from .inside import seccomp
 from .inside.kernel import MACHINE
-from .programs import BINARY, Order, check_limits, compile_order, order
-from .slot import Ended, Slot
+from .programs import BINARY, Order, check_limits, compile_order, order, session_head
+from .results import run_result
+from .session import LocalSession
+from .slot import Slot
 
 __all__ = ["TIERS", "LocalSandbox", "Tier"]
 
 Tier = Literal["full", "no-cgroup"]
 TIERS: tuple[Tier, ...] = ("full", "no-cgroup")
+
+SESSION_WAIT_S = 60.0
+"""How long :meth:`LocalSandbox.session` waits for a free slot."""
 
 _LAYERS = (
     "user-namespace pid-namespace mount-namespace network-namespace ipc-namespace uts-namespace read-only-root "
@@ -101,12 +105,21 @@ class LocalSandbox(Sandbox):
             ended = slot.run(asked.head, asked.blobs, stdin=stdin, wall_s=wall_s, output_bytes=limits.output_bytes)
         if ended.cut == "timeout" and wall_s < limits.wall_s:
             raise DeadlineExceededError("a program in the local sandbox (its own limit is longer)", timeout_s)
-        return result_of(ended, self._isolation)
+        return run_result(ended, self._isolation)
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
-        raise SandboxError("sessions of the local sandbox are not ready in this version")
+        limits = self._limits if limits is None else limits
+        check_limits(limits)
+        head = session_head(language, self._view)
+        slot = self._acquire(time.monotonic() + SESSION_WAIT_S, SESSION_WAIT_S)
+        try:
+            return LocalSession(slot, head=head, limits=limits, isolation=self._isolation, give_back=self._give_back)
+        except BaseException:
+            self._give_back(slot)
+            raise
 
     def close(self) -> None:
+        """End all; runs and sessions that are under way in other threads fail with :class:`SandboxError`."""
         with self._free:
             self._closed = True
             self._free.notify_all()
@@ -114,14 +127,20 @@ class LocalSandbox(Sandbox):
 
     @contextlib.contextmanager
     def _slot(self, deadline: float, timeout_s: float) -> Iterator[Slot]:
-        """A living slot for the caller alone; a new one where the last died."""
-        slot = self._take(deadline, timeout_s)
+        slot = self._acquire(deadline, timeout_s)
         try:
-            if slot is None:
-                slot = self._new_slot()
             yield slot
         finally:
             self._give_back(slot)
+
+    def _acquire(self, deadline: float, timeout_s: float) -> Slot:
+        """A living slot for the caller alone; a new one where the last died."""
+        slot = self._take(deadline, timeout_s)
+        try:
+            return slot or self._new_slot()
+        except BaseException:
+            self._give_back(None)
+            raise
 
     def _take(self, deadline: float, timeout_s: float) -> Slot | None:
         """A waiting slot, or the right to make one (``None``)."""
@@ -231,36 +250,3 @@ def _close_all(slots: set[Slot], owner: int) -> None:
         for slot in list(slots):
             slot.close()
         slots.clear()
-
-
-def result_of(ended: Ended, isolation: Isolation) -> RunResult:
-    """The verdict: the limit that ended it comes before how it ended."""
-    status: RunStatus
-    code: int | None = None
-    by: int | None = None
-    if ended.report is not None:
-        raw = ended.report["status"]
-        code, by = (None, os.WTERMSIG(raw)) if os.WIFSIGNALED(raw) else (os.WEXITSTATUS(raw), None)
-    if ended.oom:
-        status = "memory"
-    elif ended.cut == "output":
-        status = "output"
-    elif ended.cut == "timeout" or by == signal.SIGXCPU:
-        status = "timeout"
-    else:
-        status = "ok" if code == 0 else "error"
-    if status in ("memory", "output", "timeout") and code is None and by is None:
-        by = int(signal.SIGKILL)
-    return RunResult(
-        status=status,
-        exit_code=code,
-        signal=by,
-        stdout=ended.stdout,
-        stderr=ended.stderr,
-        stdout_dropped=ended.stdout_dropped,
-        stderr_dropped=ended.stderr_dropped,
-        wall_s=ended.wall_s if ended.report is None else ended.report["wall_s"],
-        memory_peak_mb=None if ended.peak is None else ended.peak / (1 << 20),
-        isolation=isolation,
-        files=ended.files,
-    )

@@ -7,9 +7,10 @@ import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +18,9 @@ from typing import Any, NoReturn
 from roll_envs.errors import SandboxError
 
 from .inside import wire
+from .output import Output
 
-__all__ = ["Ended", "Slot"]
+__all__ = ["Ended", "Slot", "read_plain"]
 
 _INSIDE = str(Path(__file__).parent)
 _BOOT = (
@@ -33,8 +35,6 @@ _BOOT = (
 START_S = 20.0
 GRACE_S = 5.0
 """How long ours may take for what is nobody else's: to make a place ready, or to kill."""
-FLOOD = 64
-"""A program that writes this many times ``output_bytes`` is ended, as one that only floods."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,6 +55,19 @@ class Ended:
     files: dict[str, bytes] = field(default_factory=dict)
 
 
+FETCH_BYTES = 256 << 20
+"""Most that is brought back of one run's files."""
+
+
+def read_plain(fd: int, most: int) -> bytes | None:
+    """All of a plain file through a descriptor that init passed, which is closed; ``None`` where it is too long."""
+    with os.fdopen(fd, "rb") as file:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > most:
+            return None
+        return file.read(state.st_size)
+
+
 class Slot:
     """Owned by one thread at a time. A :class:`SandboxError` from it means that it is dead and must be replaced."""
 
@@ -62,7 +75,6 @@ class Slot:
         self.dead = False
         self._serial = 0
         self._gone = 0
-        self._watched = not cgroup
         control, theirs_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         work, theirs_work = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._work = control, work
@@ -105,30 +117,40 @@ class Slot:
         self, head: Mapping[str, Any], blobs: Sequence[bytes], *, stdin: bytes, wall_s: float, output_bytes: int
     ) -> Ended:
         """Let the waiting init run one program, and see to its end."""
-        self._serial += 1
-        output = _Output(output_bytes)
-        mine = [output.writers[0], output.writers[1]]
-        try:
-            fds = [wire.pack(head, blobs)]
-            mine += fds
-            fds.append(wire.sealed(stdin) if stdin else os.open("/dev/null", os.O_RDONLY))
-            mine.append(fds[1])
-            if self._watched:
-                order = {"order": "watch", "serial": self._serial, "memory_mb": head["limits"]["memory_mb"]}
-                wire.send(self._control, order)
-            wire.send(self._work, {"order": "run"}, [*fds, *output.writers])
-        except OSError as error:
-            output.close()
-            self._fail(f"it takes no orders ({error.strerror})")
-        finally:
-            for fd in mine:
-                os.close(fd)
-        try:
-            return self._see_to_end(output, wall_s)
-        finally:
-            output.close()
+        self.begin()
+        with contextlib.closing(Output(output_bytes)) as output:
+            with contextlib.ExitStack() as ours:
+                fds = [wire.pack(head, blobs)]
+                ours.callback(os.close, fds[0])
+                fds.append(wire.sealed(stdin) if stdin else os.open("/dev/null", os.O_RDONLY))
+                ours.callback(os.close, fds[1])
+                self.order({"order": "run"}, [*fds, *output.writers])
+            output.close_writers()
+            return self.see_to_end(output, wall_s, self.kill)
 
-    def _see_to_end(self, output: _Output, wall_s: float) -> Ended:
+    def begin(self) -> None:
+        """From now on the init that waits is ours."""
+        self._serial += 1
+
+    def order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Tell init."""
+        try:
+            wire.send(self._work, message, fds)
+        except OSError as error:
+            self._fail(f"it takes no orders ({error.strerror})")
+
+    def answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
+        """Of init, to an order that no program has a part in."""
+        ready, _, _ = select.select([self._work], [], [], timeout_s)
+        if not ready:
+            self._fail(f"no answer within {timeout_s:g} s")
+        message, fds = wire.receive(self._work)
+        if message is None or message["event"] == "fault":
+            self._fail("it ended" if message is None else message["text"])
+        return message, fds
+
+    def see_to_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
+        """Drain the output until init reports or is gone; ``stop`` is called when a limit is reached before."""
         started = time.monotonic()
         ended = Ended()
         poll = select.poll()
@@ -142,7 +164,7 @@ class Slot:
                     self._fail("its programs could not be killed")
                 ended.cut = "output" if output.flooded else "timeout"
                 deadline = time.monotonic() + GRACE_S
-                self._order_kill()
+                stop()
                 continue
             for fd, _ in poll.poll(left * 1000 + 1):
                 if fd in output.readers:
@@ -158,6 +180,30 @@ class Slot:
         ended.stdout_dropped, ended.stderr_dropped = output.dropped
         return ended
 
+    def kill(self) -> None:
+        """End init, and all its processes with it."""
+        with contextlib.suppress(OSError):
+            wire.send(self._control, {"order": "kill", "serial": self._serial})
+
+    def end(self) -> None:
+        """End what holds the slot, and wait until its init reads no orders any more; or the slot dies."""
+        self.kill()
+        deadline = time.monotonic() + GRACE_S
+        while not self.dead and self._gone < self._serial:
+            ready, _, _ = select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))
+            try:
+                message = wire.receive(self._control)[0] if ready else None
+            except OSError:
+                message = None
+            if message is None or message["event"] != "gone":
+                self.close()
+            else:
+                self._gone = message["serial"]
+        while not self.dead and select.select([self._work], [], [], 0)[0]:
+            _, fds = wire.receive(self._work)  # what it said last and nobody waits for
+            for fd in fds:
+                os.close(fd)
+
     def _take_report(self, ended: Ended) -> None:
         try:
             message, fds = wire.receive(self._work)
@@ -165,13 +211,13 @@ class Slot:
             self._fail(f"its channel broke ({error.strerror})")
         if message is None or message["event"] == "fault":
             self._fail("it ended" if message is None else message["text"])
+        if message["event"] == "file":
+            content = read_plain(fds[0], FETCH_BYTES - sum(map(len, ended.files.values())))
+            if content is not None:
+                ended.files[message["name"]] = content
+            return
         ended.report = message
         ended.oom, ended.peak = message["oom"], message["peak"]
-        for fd in fds:
-            with os.fdopen(fd, "rb") as content:
-                content.seek(0)
-                for name, size in message["files"]:
-                    ended.files[name] = content.read(size)
 
     def _take_notice(self, ended: Ended) -> None:
         try:
@@ -182,18 +228,13 @@ class Slot:
             self._fail("its first process ended" if message is None else message["text"])
         self._gone = message["serial"]
         if self._gone == self._serial and ended.report is None:
-            ready, _, _ = select.select([self._work], [], [], 0)
-            if ready:  # it had said all before it went
-                self._take_report(ended)
-            elif os.WIFEXITED(message["status"]):
+            while ended.report is None and select.select([self._work], [], [], 0)[0]:
+                self._take_report(ended)  # it had said all before it went
+            if ended.report is None and os.WIFEXITED(message["status"]):
                 self._fail(f"init ended with {os.WEXITSTATUS(message['status'])} and no report")
             ended.oom = max(ended.oom, message.get("oom", 0))
             if ended.peak is None:
                 ended.peak = message.get("peak")
-
-    def _order_kill(self) -> None:
-        with contextlib.suppress(OSError):
-            wire.send(self._control, {"order": "kill", "serial": self._serial})
 
     def _fail(self, reason: str) -> NoReturn:
         self.close()
@@ -211,46 +252,3 @@ class Slot:
         except subprocess.TimeoutExpired:
             self._keeper.send_signal(signal.SIGKILL)
             self._keeper.wait()
-
-
-class _Output:
-    """Two pipes, read until their end, kept up to a number of bytes each."""
-
-    def __init__(self, keep: int) -> None:
-        pairs = [os.pipe(), os.pipe()]
-        self.readers = [pair[0] for pair in pairs]
-        self.writers = [pair[1] for pair in pairs]
-        for reader in self.readers:
-            os.set_blocking(reader, False)
-        self.kept = (bytearray(), bytearray())
-        self.dropped = [0, 0]
-        self._keep = keep
-
-    @property
-    def flooded(self) -> bool:
-        return sum(self.dropped) > FLOOD * max(self._keep, 1 << 20)
-
-    def read(self, fd: int) -> bool:
-        """Take what is there, one part; whether more may come."""
-        try:
-            part = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return True
-        index = self.readers.index(fd)
-        room = self._keep - len(self.kept[index])
-        self.kept[index].extend(part[:room])
-        self.dropped[index] += max(0, len(part) - room)
-        return bool(part)
-
-    def drain(self) -> None:
-        """All writers are dead: read what the pipes still hold."""
-        for index, fd in enumerate(self.readers):
-            with contextlib.suppress(BlockingIOError):
-                while part := os.read(fd, 1 << 16):
-                    room = self._keep - len(self.kept[index])
-                    self.kept[index].extend(part[:room])
-                    self.dropped[index] += max(0, len(part) - room)
-
-    def close(self) -> None:
-        for fd in self.readers:
-            os.close(fd)

@@ -32,6 +32,10 @@ class Cgroup:
         for fd in self._tasks:
             os.write(fd, b"0")
 
+    def begin(self) -> None:
+        """Count processes ended for want of memory from now on."""
+        self._oom_before = self._oom_total()
+
     def limit(self, memory_bytes: int, processes: int) -> None:
         """Set both bounds and start counting anew."""
         if self._v2:
@@ -46,7 +50,7 @@ class Cgroup:
                 os.pwrite(self._peak, b"0", 0)
             except OSError:  # version 2 before Linux 6.12: the peak is that of all runs, which nobody wants to know
                 self._peak = None
-        self._oom_before = self._oom_total()
+        self.begin()
 
     def _limit_v1(self, value: bytes) -> None:
         """With swap the sum must never be below the limit of memory alone, so the order depends on the direction."""
@@ -61,7 +65,7 @@ class Cgroup:
         return None if self._peak is None else int(os.pread(self._peak, 32, 0))
 
     def oom_kills(self) -> int:
-        """Processes that the kernel ended for want of memory since :meth:`limit`."""
+        """Processes that the kernel ended for want of memory since :meth:`begin`."""
         return self._oom_total() - self._oom_before
 
     def _oom_total(self) -> int:

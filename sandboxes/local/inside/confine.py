@@ -1,4 +1,4 @@
-"""What an untrusted process gives up before it begins: descriptors, users, capabilities, system calls, resources."""
+"""What an untrusted process gives up before it begins: users, capabilities, system calls, resources."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import contextlib
 import math
 import os
 import resource
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import kernel
 
-__all__ = ["Confinement"]
+__all__ = ["RUN_USER", "Confinement"]
 
 RUN_USER = 1000
+"""User and group of programs, as they see it; outside it is one that nobody else has."""
 _OPEN_FILES = 1024
 _STACK = 8 << 20
 
@@ -25,12 +25,13 @@ class Confinement:
     """For the calling process and all it starts; there is no way back."""
 
     limits: Mapping[str, Any]
+    cpu_s: float | None
+    """Processor time of each process; ``None`` for no bound (a session lives long)."""
     filter_hex: str
     many_users: bool
 
     def enter(self) -> None:
-        """Everything but 0, 1 and 2 is closed; the process is a session of its own."""
-        os.closerange(3, 1 << 20)
+        """The process becomes a session of its own, too."""
         os.setsid()
         self._resources()
         kernel.drop_bounding_set()
@@ -50,7 +51,6 @@ class Confinement:
         bounds = {
             resource.RLIMIT_NPROC: self.limits["processes"] + own,
             resource.RLIMIT_FSIZE: self.limits["files_mb"] << 20,
-            resource.RLIMIT_CPU: math.ceil(self.limits["wall_s"] * 4) + 2,
             resource.RLIMIT_NOFILE: _OPEN_FILES,
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_MEMLOCK: 1 << 16,
@@ -59,13 +59,12 @@ class Confinement:
             resource.RLIMIT_RTPRIO: 0,
             resource.RLIMIT_SIGPENDING: 1024,
         }
+        if self.cpu_s is not None:
+            bounds[resource.RLIMIT_CPU] = math.ceil(self.cpu_s) * self.limits["processes"] + 2
         for name, bound in bounds.items():
             _bound(name, bound)
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(hard, _STACK), hard))
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if name != signal.SIGINT:
-                signal.signal(name, signal.SIG_DFL)
 
 
 def _bound(name: int, bound: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 __all__ = ["fresh_main", "start_program"]
 
+_HERE = os.path.dirname(__file__)
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
 
@@ -158,16 +159,22 @@ def exit_code(error: SystemExit) -> int:
     return 1
 
 
-def show(error: BaseException) -> None:
-    """Through ``sys.excepthook``, without the harness's frame."""
+def show(error: BaseException, *, with_cells: bool = False) -> None:
+    """Through ``sys.excepthook``, without the harness's frames.
+
+    ``with_cells``: source lines of cells are in ``linecache``, which the built-in hook does not read.
+    """
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == _HERE:
         trace = trace.tb_next
     error.__traceback__ = trace
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
     try:
-        sys.excepthook(type(error), error, trace)
+        if with_cells and sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(error)
+        else:
+            sys.excepthook(type(error), error, trace)
     except BaseException:
         try:
             traceback.print_exception(error)

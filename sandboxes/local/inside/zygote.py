@@ -21,15 +21,13 @@ from typing import Any
 
 from . import kernel, wire
 from .cgroup import Cgroup
+from .confine import RUN_USER
 from .init import Init
 from .root import build_tree, enter_tree
+from .session import serve_session
 from .untrusted import Untrusted
-from .watchdog import Watchdog
 
 __all__ = ["Zygote"]
-
-RUN_USER = 1000
-"""User and group of programs, as they see it; outside it is one that nobody else has."""
 
 _NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
@@ -118,29 +116,28 @@ class Zygote:
             self._serial += 1
             kernel.setns(here, kernel.NEWPID)  # a process may ask for children elsewhere only from its own place
             kernel.unshare(kernel.NEWPID)
+            if self._cgroup is not None:
+                self._cgroup.begin()
             run = os.fork()
             if run == 0:
                 os.close(here)
                 self._control.close()
                 os.close(self._alive)
-                Init(self._plan, self._work, self._cgroup, many_users=self._many_users).serve()
+                Init(self._plan, self._work, self._cgroup, many_users=self._many_users).serve(serve_session)
             if not self._watch(run):
                 return
 
     def _watch(self, run: int) -> bool:
         """Wait for the end of a run and say so; whether to go on."""
         going_on = True
-        watchdog = None
         ended = os.pidfd_open(run)
         poll = select.poll()
         for fd in (ended, self._control.fileno(), self._alive):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = dict(poll.poll(None if watchdog is None else watchdog.interval_ms))
+            ready = dict(poll.poll())
             if ended in ready:
                 break
-            if watchdog is not None and watchdog.exceeded():
-                os.kill(run, signal.SIGKILL)
             message = None
             if self._control.fileno() in ready:
                 message, _ = wire.receive(self._control)
@@ -149,17 +146,12 @@ class Zygote:
                 os.kill(run, signal.SIGKILL)
                 break
             if message is not None and message["serial"] == self._serial:
-                if message["order"] == "kill":
-                    os.kill(run, signal.SIGKILL)
-                elif message["order"] == "watch":
-                    watchdog = Watchdog(run, message["memory_mb"] << 20)
+                os.kill(run, signal.SIGKILL)
         os.close(ended)
         status = os.waitpid(run, 0)[1]
         report: dict[str, Any] = {"event": "gone", "serial": self._serial, "status": status}
         if self._cgroup is not None:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
-        elif watchdog is not None:
-            report |= {"oom": int(watchdog.fired), "peak": watchdog.peak}
         with contextlib.suppress(OSError):
             wire.send(self._control, report)
         return going_on and (os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0)

@@ -1,0 +1,72 @@
+"""The untrusted process of a Python session: cells in one namespace, as in a notebook."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from . import wire
+from .program import exit_code, fresh_main, show, standard_streams
+
+__all__ = ["CODE_BYTES", "serve_cells"]
+
+CODE_BYTES = 4
+
+
+def serve_cells(channel_fd: int, environ: Mapping[str, str]) -> NoReturn:
+    """Run cells until the channel is gone. A cell's answer is its exit code; nobody believes more than that."""
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = [""]
+    sys.path.insert(0, os.getcwd())
+    channel = socket.socket(fileno=channel_fd)
+    receive, send, own = wire.receive, channel.send, os.getpid()
+    getpid, leave, dup2, close = os.getpid, os._exit, os.dup2, os.close
+    nothing = os.open("/dev/null", os.O_RDWR)
+    namespace = vars(fresh_main("/work/session"))
+    del namespace["__file__"]
+    while True:
+        message, fds = receive(channel)
+        if message is None or getpid() != own:
+            leave(0)
+        payload, stdout, stderr = fds
+        _, blobs = wire.unpack(payload)
+        source = next(blobs)
+        close(payload)
+        dup2(stdout, 1)
+        dup2(stderr, 2)
+        close(stdout)
+        close(stderr)
+        standard_streams()
+        code = run_cell(source.decode("utf-8", "surrogatepass"), f"<cell {message['number']}>", namespace)
+        if getpid() != own:  # a fork of the cell came back here
+            leave(code)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+        dup2(nothing, 1)
+        dup2(nothing, 2)
+        send(code.to_bytes(CODE_BYTES, "little"))
+
+
+def run_cell(source: str, name: str, namespace: dict[str, Any]) -> int:
+    """Statements, then the value of a last expression through ``sys.displayhook``; 1 after an exception."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    try:
+        tree = ast.parse(source, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec", dont_inherit=True), namespace)
+        if isinstance(last, ast.Expr):
+            sys.displayhook(eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), namespace))
+    except SystemExit as error:
+        return exit_code(error) & 0xFF
+    except BaseException as error:
+        show(error, with_cells=True)
+        return 1
+    return 0

@@ -1,0 +1,86 @@
+"""Files of the working folder, for one who must not be tricked by what a program has put there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+from . import kernel
+from .confine import RUN_USER
+
+__all__ = ["WORK", "open_plain", "replace_file", "write_new"]
+
+WORK = "/work"
+
+
+def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
+    """Write a file into the fresh working folder; nothing hostile has been there yet."""
+    folder = os.path.dirname(name)
+    if folder:
+        made = ""
+        for part in folder.split("/"):
+            made += part + "/"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(made)
+                os.chown(made, RUN_USER, RUN_USER)
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if executable else 0o644)
+    try:
+        os.fchown(fd, RUN_USER, RUN_USER)
+        _write(fd, content)
+    finally:
+        os.close(fd)
+
+
+def open_plain(folder: int, name: str) -> int | None:
+    """Open a plain file below ``folder`` for reading, through no link; ``None`` where it is not one."""
+    try:
+        fd = kernel.open_beneath(folder, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def replace_file(folder: int, name: str, content: bytes) -> None:
+    """Put a new file at ``name`` below ``folder``; what stood there is replaced, never written through.
+
+    Raises ``OSError`` where a folder on the way is a link or a file, and where ``name`` is a folder.
+    """
+    *parents, last = name.split("/")
+    here = os.dup(folder)
+    try:
+        for part in parents:
+            here = _enter(here, part)
+        place = f".upload-{os.urandom(8).hex()}"
+        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=here)
+        try:
+            os.fchown(fd, RUN_USER, RUN_USER)
+            _write(fd, content)
+            os.rename(place, last, src_dir_fd=here, dst_dir_fd=here)
+        except BaseException:
+            os.unlink(place, dir_fd=here)
+            raise
+        finally:
+            os.close(fd)
+    finally:
+        os.close(here)
+
+
+def _enter(folder: int, part: str) -> int:
+    """The folder ``part`` in ``folder``, made where it is missing; ``folder`` is closed."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(part, 0o755, dir_fd=folder)
+            os.chown(part, RUN_USER, RUN_USER, dir_fd=folder, follow_symlinks=False)
+        return kernel.open_beneath(folder, part, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(folder)
+
+
+def _write(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]

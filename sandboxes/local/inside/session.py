@@ -1,0 +1,223 @@
+"""Init of a session: cells, files in and out, until it is told to go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from typing import Any, NoReturn
+
+from . import wire
+from .cells import CODE_BYTES, serve_cells
+from .files import WORK, open_plain, replace_file
+from .init import Init, kill_all
+from .program import execute
+from .untrusted import Untrusted
+
+__all__ = ["serve_session"]
+
+
+TICK_MS = 200
+"""How often children that a program left behind are buried."""
+
+
+class _Interpreter:
+    """The process that holds the state of a Python session."""
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.ended = os.pidfd_open(pid)
+        self.channel = channel
+
+    def close(self) -> None:
+        os.close(self.ended)
+        self.channel.close()
+
+
+def serve_session(init: Init, opening: dict[str, Any]) -> None:
+    """Answer orders one after the other. Raises :class:`Untrusted` in processes that it forks."""
+    session = _Session(init, opening)
+    wire.send(init.work, {"event": "open"})
+    while True:
+        message, fds = wire.receive(init.work)
+        if message is None:
+            return
+        try:
+            session.answer(message, fds)
+        except Untrusted:
+            raise
+        finally:
+            for fd in fds:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+
+class _Session:
+    def __init__(self, init: Init, opening: dict[str, Any]) -> None:
+        self._init = init
+        self._command: list[str] | None = opening["command"]
+        self._environ: dict[str, str] = opening["environ"]
+        self._limits: dict[str, Any] = opening["limits"]
+        self._main: str = opening["main"]
+        self._folder = os.open(WORK, os.O_RDONLY | os.O_DIRECTORY)
+        self._nothing = os.open("/dev/null", os.O_RDWR)
+        self._interpreter: _Interpreter | None = None
+        init.limit(self._limits)
+        if self._command is None:
+            self._begin()
+
+    def answer(self, message: dict[str, Any], fds: list[int]) -> None:
+        order = message["order"]
+        if order == "cell":
+            self._cell(message, fds)
+        elif order == "write":
+            self._write(message, fds)
+        elif order == "read":
+            self._read(message)
+        # "stop" for a cell that has just ended is no longer of interest
+
+    def _begin(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        streams = (self._nothing, self._nothing, self._nothing)
+        environ = self._environ
+
+        def start() -> NoReturn:
+            serve_cells(3, environ)
+
+        pid = self._init.spawn(start, streams, self._limits, channel=theirs.fileno())
+        theirs.close()
+        self._interpreter = _Interpreter(pid, ours)
+
+    def _cell(self, message: dict[str, Any], fds: list[int]) -> None:
+        payload, stdout, stderr = fds
+        self._init.limit(message["limits"])
+        started = time.monotonic()
+        if self._command is None:
+            code, signal, stopped = self._python_cell(message, fds)
+        else:
+            code, signal, stopped = self._other_cell(payload, stdout, stderr)
+        for fd in fds:
+            os.close(fd)
+        fds.clear()
+        usage = self._init.usage()
+        if (usage["oom"] or stopped) and self._command is None:
+            self._drop()
+        elif usage["oom"] or stopped:
+            kill_all()
+        report = {"event": "cell", "serial": message["serial"], "code": code, "signal": signal, "stopped": stopped}
+        wire.send(self._init.work, {**report, **usage, "wall_s": time.monotonic() - started})
+
+    def _python_cell(self, message: dict[str, Any], fds: list[int]) -> tuple[int | None, int | None, bool]:
+        if self._interpreter is None:
+            self._begin()
+        interpreter = self._interpreter
+        assert interpreter is not None
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while interpreter.channel.recv(CODE_BYTES, socket.MSG_DONTWAIT):
+                    pass  # what was said without being asked
+            wire.send(interpreter.channel, {"number": message["serial"]}, fds)
+        except OSError:
+            pass  # it is dying; its end will be seen below
+        poll = select.poll()
+        poll.register(interpreter.channel, select.POLLIN)
+        status = self._wait(poll, interpreter.ended)
+        if isinstance(status, bool):
+            if status:
+                return None, None, True
+            with contextlib.suppress(OSError):
+                said = interpreter.channel.recv(CODE_BYTES)
+                if len(said) == CODE_BYTES:
+                    return int.from_bytes(said, "little"), None, False
+            ended, _, _ = select.select([interpreter.ended], [], [], 0.1)
+            if not ended:  # it closed its channel: no longer an interpreter for us
+                self._drop()
+                return 1, None, False
+            status = _reap(interpreter.ended)
+        self._drop()
+        return *_ending(status), False
+
+    def _other_cell(self, payload: int, stdout: int, stderr: int) -> tuple[int | None, int | None, bool]:
+        _, blobs = wire.unpack(payload)
+        replace_file(self._folder, self._main, next(blobs))
+        command, environ = self._command, self._environ
+        assert command is not None
+
+        def start() -> NoReturn:
+            execute([*command, self._main], environ)
+
+        pid = self._init.spawn(start, (self._nothing, stdout, stderr), self._limits)
+        ended = os.pidfd_open(pid)
+        try:
+            status = self._wait(select.poll(), ended)
+            if isinstance(status, bool):
+                return None, None, True
+            return *_ending(status), False
+        finally:
+            os.close(ended)
+
+    def _wait(self, poll: select.poll, ended: int) -> int | bool:
+        """Until the process ends (its status), something else is ready (``False``) or we are told to stop."""
+        poll.register(ended, select.POLLIN)
+        poll.register(self._init.work, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poll.poll(self._init.tick_ms or TICK_MS)]
+            if self._init.work.fileno() in ready:
+                message, _ = wire.receive(self._init.work)
+                if message is None:
+                    os._exit(0)
+                kill_all()
+                return True
+            if self._init.over_memory():
+                kill_all()
+                return True
+            if ended in ready:
+                return _reap(ended)
+            if ready:
+                return False
+            _reap_orphans(ended)
+
+    def _drop(self) -> None:
+        """The interpreter's state is lost, and with it all its processes."""
+        kill_all()
+        if self._interpreter is not None:
+            self._interpreter.close()
+            self._interpreter = None
+
+    def _write(self, message: dict[str, Any], fds: list[int]) -> None:
+        content = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
+        try:
+            replace_file(self._folder, message["path"], content)
+        except OSError as error:
+            wire.send(self._init.work, {"event": "refused", "text": error.strerror or str(error)})
+        else:
+            wire.send(self._init.work, {"event": "written"})
+
+    def _read(self, message: dict[str, Any]) -> None:
+        fd = open_plain(self._folder, message["path"])
+        if fd is None:
+            wire.send(self._init.work, {"event": "refused", "text": "no plain file below the working folder"})
+            return
+        wire.send(self._init.work, {"event": "file", "name": message["path"]}, (fd,))
+        os.close(fd)
+
+
+def _reap(ended: int) -> int:
+    info = os.waitid(os.P_PIDFD, ended, os.WEXITED)
+    assert info is not None
+    return info.si_status << 8 if info.si_code == os.CLD_EXITED else info.si_status
+
+
+def _reap_orphans(keep: int) -> None:
+    """Bury children that have ended, until the one that ``keep`` stands for is among them."""
+    while not select.select([keep], [], [], 0)[0]:
+        info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None or select.select([keep], [], [], 0)[0]:
+            return
+        os.waitpid(info.si_pid, 0)
+
+
+def _ending(status: int) -> tuple[int | None, int | None]:
+    return (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)

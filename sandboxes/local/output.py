@@ -1,0 +1,61 @@
+"""What a program writes: both pipes drained all the time, a bounded part of each kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+__all__ = ["FLOOD", "Output"]
+
+FLOOD = 64
+"""A program that writes this many times ``output_bytes`` (of 1 MiB at least) is ended, as one that only floods."""
+
+
+class Output:
+    """Two pipes, read until their end, kept up to a number of bytes each."""
+
+    def __init__(self, keep: int) -> None:
+        pairs = [os.pipe(), os.pipe()]
+        self.readers = [pair[0] for pair in pairs]
+        self.writers = [pair[1] for pair in pairs]
+        for reader in self.readers:
+            os.set_blocking(reader, False)
+        self.kept = (bytearray(), bytearray())
+        self.dropped = [0, 0]
+        self._keep = keep
+
+    @property
+    def flooded(self) -> bool:
+        return sum(self.dropped) > FLOOD * max(self._keep, 1 << 20)
+
+    def read(self, fd: int) -> bool:
+        """Take what is there, one part; whether more may come."""
+        try:
+            part = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        index = self.readers.index(fd)
+        self._take(index, part)
+        return bool(part)
+
+    def drain(self) -> None:
+        """Read what the pipes still hold; nobody who is waited for writes any more."""
+        for index, fd in enumerate(self.readers):
+            with contextlib.suppress(BlockingIOError):
+                while not self.flooded and (part := os.read(fd, 1 << 16)):
+                    self._take(index, part)
+
+    def _take(self, index: int, part: bytes) -> None:
+        room = self._keep - len(self.kept[index])
+        self.kept[index].extend(part[:room])
+        self.dropped[index] += max(0, len(part) - room)
+
+    def close_writers(self) -> None:
+        """After they have been passed on."""
+        for fd in self.writers:
+            os.close(fd)
+        self.writers.clear()
+
+    def close(self) -> None:
+        for fd in (*self.readers, *self.writers):
+            os.close(fd)
