@@ -1,0 +1,151 @@
+"""Frames to and from PID 1 over a container's attached streams, with a deadline on every wait."""
+
+from __future__ import annotations
+
+import json
+import select
+import ssl
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Channel", "ChannelClosedError", "ChannelTimeoutError", "Reply"]
+
+CHUNK = 1 << 18
+_AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class ChannelClosedError(Exception):
+    """The container, or the way to it, is gone; the message is what it said last on stderr."""
+
+
+class ChannelTimeoutError(Exception):
+    """PID 1 did not answer in time."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Reply:
+    """What came back for one request."""
+
+    result: dict[str, Any] = field(default_factory=dict)
+    out: bytearray = field(default_factory=bytearray)
+    err: bytearray = field(default_factory=bytearray)
+
+
+class Channel:
+    """The two directions of an attached connection; used by one thread at a time.
+
+    What comes from the container is wrapped twice: by the engine, which marks stdout and stderr, and, on stdout, by
+    PID 1 (see ``inside.pid1``).
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._socket = getattr(stream, "_sock", stream)  # the SDK wraps unix and tcp sockets in a file
+        self._socket.setblocking(False)
+        self._engine_bytes = bytearray()
+        self._bytes = bytearray()
+        self._complaint = bytearray()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection stands and nothing has come unasked for."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not self._bytes and not self._engine_bytes and not poll.poll(0)
+
+    def request(
+        self, header: Mapping[str, Any], body: Sequence[bytes], *, deadline: float, before: Sequence[bytes] = ()
+    ) -> Reply:
+        """Send a request and gather its reply; ``deadline`` is of ``time.monotonic``, ``before`` is sent first.
+
+        Sending and receiving go on at the same time: either side may be full.
+        """
+        text = json.dumps({**header, "body": sum(map(len, body))}).encode()
+        waiting = [memoryview(part) for part in (*before, struct.pack("!I", len(text)), text, *body) if part]
+        waiting.reverse()
+        reply = Reply()
+        poll = select.poll()
+        while not reply.result:
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if waiting else 0))
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not (events := poll.poll(left_s * 1000 + 1)):
+                raise ChannelTimeoutError
+            if events[0][1] & select.POLLOUT:
+                self._send(waiting)
+            if events[0][1] & ~select.POLLOUT:
+                closed = self._receive()
+                self._take_frames(reply)
+                if closed and not reply.result:
+                    raise ChannelClosedError(self._last_words())
+        if reply.result.get("id") != header["id"]:
+            raise ChannelClosedError(f"an answer to another request ({reply.result.get('id')!r})")
+        return reply
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _send(self, waiting: list[memoryview]) -> None:
+        try:
+            sent = self._socket.send(waiting[-1][:CHUNK])
+        except _AGAIN:
+            return
+        except OSError as error:
+            self._receive()  # why it ended, if it said so
+            raise ChannelClosedError(self._last_words() or str(error)) from error
+        waiting[-1] = waiting[-1][sent:]
+        if not waiting[-1]:
+            waiting.pop()
+
+    def _receive(self) -> bool:
+        """Read all that is there and take the engine's wrapping off; true at the end of the connection."""
+        closed = False
+        while True:
+            try:
+                piece = self._socket.recv(CHUNK)
+            except _AGAIN:
+                break
+            except OSError:
+                piece = b""
+            if not piece:
+                closed = True
+                break
+            self._engine_bytes += piece
+            if len(piece) < CHUNK and not isinstance(self._socket, ssl.SSLSocket):
+                break
+        start, buffer = 0, self._engine_bytes
+        while len(buffer) >= start + 8:
+            kind, length = struct.unpack_from("!BxxxI", buffer, start)
+            if len(buffer) < start + 8 + length:
+                break
+            content = buffer[start + 8 : start + 8 + length]
+            if kind == 1:
+                self._bytes += content
+            else:
+                self._complaint = (self._complaint + content)[-4000:]
+            start += 8 + length
+        del buffer[:start]
+        return closed
+
+    def _take_frames(self, reply: Reply) -> None:
+        start, buffer = 0, self._bytes
+        while len(buffer) >= start + 5 and not reply.result:
+            kind, length = struct.unpack_from("!cI", buffer, start)
+            if len(buffer) < start + 5 + length:
+                break
+            content = buffer[start + 5 : start + 5 + length]
+            if kind == b"o":
+                reply.out += content
+            elif kind == b"e":
+                reply.err += content
+            elif kind == b"r":
+                reply.result = json.loads(content)
+            else:
+                raise ChannelClosedError(f"not a frame: {bytes(buffer[start : start + 40])!r}")
+            start += 5 + length
+        del buffer[:start]
+
+    def _last_words(self) -> str:
+        return self._complaint.decode("utf-8", "replace").strip()

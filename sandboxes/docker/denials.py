@@ -1,0 +1,62 @@
+"""Our own filters of system calls, on top of the engine's default profile.
+
+The first is ours alone: what one program could leave behind for the next one in the same container (shared memory and
+queues of System V, POSIX queues), or do to PID 1, which has the same user (its limits, its priority, its processors).
+The second is the local cage's list of what a program may call at all: no io_uring, no ptrace, no keyrings, no bpf, ...
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+from sandboxes.local.inside import seccomp
+
+__all__ = ["MACHINES", "filters"]
+
+MACHINES = seccomp.MACHINES
+
+# Numbers on x86_64 and aarch64.
+_LASTING = {
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "ioprio_set": (251, 30),
+}
+_OF_ITSELF = {
+    # call -> number on x86_64 and aarch64, and the arguments that must be 0: this process
+    "prlimit64": (302, 261, (0,)),
+    "setpriority": (141, 140, (0, 1)),
+    "sched_setparam": (142, 118, (0,)),
+    "sched_setscheduler": (144, 119, (0,)),
+    "sched_setaffinity": (203, 122, (0,)),
+    "sched_setattr": (314, 274, (0,)),
+}
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _REFUSE = 0x7FFF_0000, 0x0005_0000 | errno.EPERM
+
+
+def filters(machine: str) -> list[bytes]:
+    """The filters for ``machine`` in the order of their installation: arrays of ``struct sock_filter``.
+
+    The other architecture's calls that a machine may know are ended by the second filter.
+    """
+    return [_denials(machine), seccomp.build(machine)]
+
+
+def _denials(machine: str) -> bytes:
+    column = MACHINES.index(machine)
+    code = [(_LOAD, 0, 0, 0)]
+    for numbers in _LASTING.values():
+        code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _REFUSE)]
+    for *calls, arguments in _OF_ITSELF.values():
+        body = [step for index in arguments for step in _refuse_unless_zero(index)] + [(_RETURN, 0, 0, _ALLOW)]
+        code += [(_EQUAL, 0, len(body), calls[column]), *body]
+    code.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("HBBI", *step) for step in code)
+
+
+def _refuse_unless_zero(index: int) -> list[tuple[int, int, int, int]]:
+    """Only the low half of the argument is looked at: the kernel takes these as ``int``."""
+    return [(_LOAD, 0, 0, 16 + 8 * index), (_EQUAL, 1, 0, 0), (_RETURN, 0, 0, _REFUSE)]

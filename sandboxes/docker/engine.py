@@ -1,0 +1,220 @@
+"""The Docker engine: reaching it, its images, and containers made as strict as it can.
+
+The one file that uses the SDK (the Python package ``docker``, not this one). It has no types: its objects are ``Any``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from roll_envs.errors import ConfigError, MissingExtraError, SandboxError
+from sandboxes.docker.owner import LABEL, OWNER, is_orphan, owner_label
+
+__all__ = ["HOST_IMAGE", "Engine", "Shape", "Spawned"]
+
+HOST_IMAGE = "roll-envs-host-python"
+"""Name of the image that ``build_host_image`` makes, and the default of the sandbox."""
+
+USER = "65534:65534"
+API_TIMEOUT_S = 60
+RUNNER_MB = 24
+"""Memory for PID 1 and the kernel's bookkeeping, on top of a program's own limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What is fixed when a container is made; its memory can be changed later."""
+
+    processes: int
+    files_mb: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spawned:
+    """A container that runs, and our end of its standard streams."""
+
+    container: Any
+    client: Any
+    stream: Any
+
+
+class Engine:
+    """One Docker engine; ``url`` is that of ``DOCKER_HOST``, which is used when it is ``None``.
+
+    Raises :class:`MissingExtraError` without the SDK and :class:`SandboxError` without an engine.
+    """
+
+    def __init__(self, url: str | None = None) -> None:
+        try:
+            self._sdk = importlib.import_module("docker")
+        except ImportError as error:
+            raise MissingExtraError("the Docker sandbox", "docker") from error
+        self._url = url
+        self._version: str | None = None
+        with self.client() as client, _told("ask for its properties"):
+            self._version = client.api.api_version
+            self.info: dict[str, Any] = client.info()
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Any]:
+        """A client of one thread."""
+        client = self._connect()
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def _connect(self) -> Any:
+        options: dict[str, Any] = {"timeout": API_TIMEOUT_S}
+        if self._version is not None:
+            options["version"] = self._version  # else each client asks for it again
+        try:
+            if self._url is not None:
+                return self._sdk.DockerClient(base_url=self._url, **options)
+            return self._sdk.from_env(**options)
+        except self._sdk.errors.DockerException as error:
+            where = self._url or "the place that DOCKER_HOST names, or its default"
+            raise SandboxError(
+                f"no Docker engine answers at {where} ({error}); start one (as a service: systemctl start docker; or "
+                "run dockerd), or name another: DOCKER_HOST=unix:///path/docker.sock, or the argument `engine`"
+            ) from error
+
+    # -- images --------------------------------------------------------------------------------------------------------
+
+    def check_image(self, name: str) -> None:
+        """Raise :class:`ConfigError` where the engine has no such image. Nothing is ever pulled."""
+        with self.client() as client, _told(f"look for the image {name!r}"):
+            try:
+                client.images.get(name)
+            except self._sdk.errors.ImageNotFound:
+                have = sorted({tag for image in client.images.list() for tag in image.tags})
+                advice = (
+                    "make it from this machine's Python: python -m sandboxes.docker"
+                    if name.partition(":")[0] == HOST_IMAGE
+                    else f"get it: docker pull {name} (the sandbox never does so by itself)"
+                )
+                raise ConfigError(
+                    f"the engine has no image {name!r} (it has: {', '.join(have) or 'none'}); {advice}"
+                ) from None
+
+    def import_image(self, archive: Any, tag: str, changes: list[str]) -> str:
+        """Make an image of one layer from a tar file; returns its id."""
+        with self.client() as client, _told("import an image"):
+            repository, _, version = tag.partition(":")
+            client.api.import_image_from_data(archive, repository=repository, tag=version or "latest", changes=changes)
+            return str(client.images.get(tag).id)
+
+    # -- containers ----------------------------------------------------------------------------------------------------
+
+    def spawn(
+        self, image: str, command: list[str], *, shape: Shape, memory_mb: int, cpus: float, runtime: str | None
+    ) -> Spawned:
+        """Make a container, take hold of its streams, and start it."""
+        client = self._connect()
+        container = None
+        try:
+            with _told("start a container"):
+                container = client.containers.create(
+                    image,
+                    command,
+                    entrypoint="",
+                    name=f"roll-sandbox-{uuid.uuid4().hex[:12]}",
+                    **_options(shape, memory_mb, cpus),
+                    **({} if runtime is None else {"runtime": runtime}),
+                )
+                streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+                stream = client.api.attach_socket(container.id, params=streams)
+                container.start()
+        except BaseException:
+            if container is not None:
+                _remove(container)
+            client.close()
+            raise
+        return Spawned(container=container, client=client, stream=stream)
+
+    def set_memory(self, spawned: Spawned, memory_mb: int) -> None:
+        """Change the limit of a container that runs."""
+        with _told("change the memory of a container"):
+            limit = _memory(memory_mb)
+            spawned.container.update(mem_limit=limit, memswap_limit=limit)
+
+    def state(self, spawned: Spawned) -> dict[str, Any]:
+        """``State`` of the container: ``Running``, ``ExitCode``, ``OOMKilled``; empty where it is gone."""
+        try:
+            spawned.container.reload()
+        except Exception:  # whatever the engine's trouble is, the caller is about to report the container's end
+            return {}
+        state: dict[str, Any] = spawned.container.attrs["State"]
+        return state
+
+    def discard(self, spawned: Spawned) -> None:
+        """Kill and remove; an engine that does not answer keeps it, until the next start finds the orphan."""
+        with contextlib.suppress(OSError):
+            spawned.stream.close()
+        _remove(spawned.container)
+        spawned.client.close()
+
+    def remove_orphans(self) -> int:
+        """Remove containers whose process on our side has ended; returns how many."""
+        removed = 0
+        with self.client() as client, _told("look for left-over containers"):
+            for container in client.containers.list(all=True, filters={"label": f"{LABEL}=1"}, ignore_removed=True):
+                if is_orphan(container.labels.get(OWNER, ""), running=container.status == "running"):
+                    removed += _remove(container)
+        return removed
+
+
+def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
+    shm_mb = min(16, shape.files_mb)
+    return {
+        "user": USER,
+        "working_dir": "/",
+        "environment": {"PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
+        "use_config_proxy": False,  # else the environment of the host's proxies, passwords included, is in there
+        "labels": {LABEL: "1", OWNER: owner_label()},
+        "hostname": "sandbox",
+        "stdin_open": True,
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "mem_limit": _memory(memory_mb),
+        "memswap_limit": _memory(memory_mb),
+        "shm_size": shm_mb << 20,
+        "pids_limit": shape.processes + 1,
+        "nano_cpus": int(cpus * 1e9),
+        "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 1024, "Hard": 4096}],
+        "log_config": {"type": "none", "config": {}},  # output goes to us alone, not to the engine's disk
+        "tmpfs": {
+            "/tmp": f"rw,exec,nosuid,nodev,size={shape.files_mb}m,nr_inodes=16384,mode=1777",
+            "/dev/shm": f"rw,noexec,nosuid,nodev,size={shm_mb}m,nr_inodes=1024,mode=1777",
+        },
+    }
+
+
+def _memory(memory_mb: int) -> int:
+    return (memory_mb + RUNNER_MB) << 20
+
+
+def _remove(container: Any) -> bool:
+    try:
+        container.remove(force=True, v=True)
+    except Exception:  # gone already, being removed, or the engine is; nothing more can be done here
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn the SDK's and its transport's errors into ours."""
+    try:
+        yield
+    except (SandboxError, ConfigError):
+        raise
+    except Exception as error:  # docker.errors.* and requests.* share no base class below Exception
+        raise SandboxError(f"the Docker engine could not {what}: {error}") from error

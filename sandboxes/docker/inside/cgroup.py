@@ -1,0 +1,33 @@
+"""What the container's memory cgroup says, of version 1 or 2; zero where it says nothing."""
+
+from __future__ import annotations
+
+__all__ = ["memory_peak", "oom_kills"]
+
+_ROOT = "/sys/fs/cgroup"
+_PEAKS = (f"{_ROOT}/memory.peak", f"{_ROOT}/memory/memory.max_usage_in_bytes")
+_EVENTS = (f"{_ROOT}/memory.events", f"{_ROOT}/memory/memory.oom_control")
+
+
+def memory_peak() -> float:
+    """The most that the container has used in its life, in MB."""
+    return float(_first(_PEAKS) or 0) / (1 << 20)
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has ended for want of memory."""
+    for line in _first(_EVENTS).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return 0
+
+
+def _first(paths: tuple[str, ...]) -> str:
+    for path in paths:
+        try:
+            with open(path, encoding="ascii") as file:
+                return file.read()
+        except OSError:
+            continue
+    return ""

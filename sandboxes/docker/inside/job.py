@@ -1,0 +1,121 @@
+"""What a process forked from PID 1 does: reads its request, sets itself up, and becomes the program.
+
+A request's body is four bytes of length, a JSON head, then the contents of ``head["files"]`` (path, size) and of stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sandboxes.docker.inside.files import FOLDER, read_out, write_in
+from sandboxes.docker.inside.interpreter import read_cell, serve_cells
+from sandboxes.local.inside import kernel, program
+
+__all__ = ["enter", "enter_session", "work"]
+
+_NICENESS = 10
+"""Behind PID 1, which must get its turn however many processes a program starts."""
+
+_task: Callable[[], None]
+
+
+def enter(body: int, note: int) -> None:
+    """Read the request and prepare; ``work`` does the rest, once all frames of PID 1 are left."""
+    global _task
+    try:
+        head, contents = _read(body)
+        _task = KINDS[head["kind"]](head, contents)
+        if head["kind"] == "program":
+            _become_untrusted(keep=())
+    except BaseException as error:  # reported as a fault of ours; never a word about the program
+        os.write(note, f"{type(error).__name__}: {error}".encode())
+        os._exit(71)
+
+
+def enter_session(body: int, note: int) -> None:
+    """Prepare to be the interpreter of a session."""
+    global _task
+    try:
+        head, source = read_cell(body)
+        os.chdir(FOLDER)
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        _become_untrusted(keep=(body, note))
+        _task = lambda: serve_cells(body, note, head, source)  # noqa: E731 - the process has this one task
+    except BaseException as error:
+        os.write(note, f"{type(error).__name__}: {error}".encode())
+        os._exit(71)
+
+
+def work() -> None:
+    """Do it; ends the process."""
+    _task()
+
+
+def _read(body: int) -> tuple[dict[str, Any], Iterator[bytes]]:
+    with open(body, "rb") as file:
+        (length,) = struct.unpack("!I", file.read(4))
+        head: dict[str, Any] = json.loads(file.read(length))
+        sizes = [size for _, size in head.get("files", [])] + [head.get("stdin", 0)]
+        contents = [file.read(size) for size in sizes]
+    if [len(content) for content in contents] != sizes:
+        raise EOFError("the request was cut off")
+    return head, iter(contents)
+
+
+# -- kinds of jobs -----------------------------------------------------------------------------------------------------
+
+
+def _program(head: dict[str, Any], contents: Iterator[bytes]) -> Callable[[], None]:
+    os.chdir(FOLDER)
+    source = b""
+    for path, _ in head["files"]:
+        content = next(contents)
+        write_in(path, content)
+        if path == head["main"]:
+            source = content
+    stdin = os.memfd_create("stdin")
+    view = memoryview(next(contents))
+    while view:
+        view = view[os.write(stdin, view) :]
+    os.lseek(stdin, 0, os.SEEK_SET)
+    os.dup2(stdin, 0)
+    return lambda: program.start_program(head, source)
+
+
+def _put(head: dict[str, Any], contents: Iterator[bytes]) -> Callable[[], None]:
+    for path, _ in head["files"]:
+        write_in(path, next(contents))
+    return lambda: os._exit(0)
+
+
+def _get(head: dict[str, Any], contents: Iterator[bytes]) -> Callable[[], None]:
+    for piece in read_out(head["paths"], head["max_bytes"]):
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(1, view) :]
+    return lambda: os._exit(0)
+
+
+KINDS = {"program": _program, "put": _put, "get": _get}
+
+
+def _become_untrusted(keep: tuple[int, ...]) -> None:
+    """Only 0, 1, 2 and those to ``keep`` stay open; what was meant for PID 1 does not hold here."""
+    last = 2
+    for fd in sorted(keep):
+        os.closerange(last + 1, fd)
+        last = fd
+    os.closerange(last + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    os.setsid()
+    os.nice(_NICENESS)
+    kernel.dumpable(True)
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+    for name in [n for n in sys.modules if n == "sandboxes" or n.startswith("sandboxes.")]:
+        del sys.modules[name]

@@ -1,0 +1,202 @@
+"""PID 1 of a sandbox container: takes requests, starts programs, ends them, cleans up after them.
+
+A request is four bytes of length, a JSON header, then ``header["body"]`` bytes for the program's process (``job``). The
+reply is any number of frames (kind, length, bytes): ``o`` and ``e`` are output, ``r`` is the JSON result that ends it.
+The header holds nothing of a program, and the body is never looked at here.
+
+A signal from inside cannot hurt PID 1: the kernel drops those that it has no handler for, and it has none.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import struct
+import time
+from typing import Any
+
+from sandboxes.docker.inside import facts, job
+from sandboxes.docker.inside.cgroup import memory_peak, oom_kills
+from sandboxes.docker.inside.files import FOLDER
+from sandboxes.docker.inside.processes import Child, Ends, end_all, reap, start
+from sandboxes.docker.inside.watch import Stream, Watch, finish, observe, said, write_frame
+from sandboxes.docker.inside.wipe import wipe
+from sandboxes.local.inside import kernel
+
+__all__ = ["serve"]
+
+PLACES = ("/tmp", "/dev/shm")
+"""All that a program can write to."""
+
+
+class Host:
+    """The state between requests: the interpreter of a session, if one lives."""
+
+    interpreter: Child | None = None
+
+
+def serve() -> None:
+    """Answer requests until the host is gone. Returns in each new process, once its work is set up."""
+    _protect()
+    host = Host()
+    while True:
+        header = json.loads(_read(struct.unpack("!I", _read(4))[0]))
+        handle = OPERATIONS[header["do"]]
+        result = handle(host, header)
+        if result is None:
+            return
+        write_frame(b"r", json.dumps({"id": header["id"], **result}).encode())
+
+
+def _protect() -> None:
+    kernel.dumpable(False)  # nobody may read this process's memory or descriptors
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    gc.freeze()
+
+
+def _read(count: int) -> bytes:
+    content = bytearray()
+    while len(content) < count:
+        piece = os.read(0, count - len(content))
+        if not piece:
+            os._exit(0)  # the host is gone
+        content += piece
+    return bytes(content)
+
+
+def hello(host: Host, header: dict[str, Any]) -> dict[str, Any]:
+    """First request: install the filters of system calls, then say what this place is."""
+    for name in header["filters"]:
+        kernel.set_seccomp(bytes.fromhex(name))
+    return facts.gather()
+
+
+def run(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
+    """Run one process to its end. All others end with it, unless it is a session's (``stay``) and kept its limits."""
+    child = start(job.enter)
+    if child is None:
+        return None
+    ends, watch = Ends(), _watch(child, header)
+    before = (oom_kills(), memory_peak())
+    started = time.monotonic()
+    observe(watch)
+    wall_s = time.monotonic() - started
+    if header["stay"] and watch.limit is None and oom_kills() == before[0]:
+        reap(ends)
+    else:
+        end_all(ends)
+    finish(watch)
+    child.close()
+    if header["wipe"]:
+        _wipe_all()
+    return _result(watch, ends, wall_s, before)
+
+
+def cell(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
+    """Run a cell in the interpreter of the session, which lives on unless the cell hits a limit or kills it."""
+    if host.interpreter is None:
+        host.interpreter = start(job.enter_session)
+        if host.interpreter is None:
+            return None
+    child = host.interpreter
+    ends, watch = Ends(), _watch(child, header)
+    watch.done = header["name"].encode()
+    before = (oom_kills(), memory_peak())
+    started = time.monotonic()
+    observe(watch)
+    wall_s = time.monotonic() - started
+    reap(ends)
+    code = said(watch)
+    alive = watch.limit is None and code is not None and child.pid not in ends.statuses and oom_kills() == before[0]
+    if not alive:
+        end_all(ends)
+    finish(watch)
+    result = _result(watch, ends, wall_s, before)
+    if alive:
+        result |= {"status": code, "note": ""}
+    else:
+        child.close()
+        host.interpreter = None
+    return result
+
+
+def copy(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
+    """Run a helper of ours among a session's processes, which stand still meanwhile."""
+    _signal_all(signal.SIGSTOP)
+    child = start(job.enter)
+    if child is None:
+        return None
+    ends, watch = Ends(), _watch(child, header)
+    before = (oom_kills(), memory_peak())
+    observe(watch)
+    if not watch.ended:
+        os.kill(child.pid, signal.SIGKILL)
+    _, status, _ = os.wait4(child.pid, 0)
+    ends.add(child.pid, status, 0)
+    finish(watch)
+    child.close()
+    _signal_all(signal.SIGCONT)
+    return _result(watch, ends, 0.0, before)
+
+
+def clear(host: Host, header: dict[str, Any]) -> dict[str, Any]:
+    """End everything and empty all places: the end of a session, or of a run whose files were fetched."""
+    end_all(Ends())
+    if host.interpreter is not None:
+        host.interpreter.close()
+        host.interpreter = None
+    _wipe_all()
+    return {}
+
+
+OPERATIONS = {"hello": hello, "run": run, "cell": cell, "copy": copy, "clear": clear}
+
+
+def _watch(child: Child, header: dict[str, Any]) -> Watch:
+    return Watch(
+        child=child,
+        streams={child.out: Stream(b"o", header["out"]), child.err: Stream(b"e", header["err"])},
+        body_left=header["body"],
+        deadline=time.monotonic() + header["wall_s"],
+        flood=header["flood"],
+    )
+
+
+def _result(watch: Watch, ends: Ends, wall_s: float, before: tuple[int, float]) -> dict[str, Any]:
+    dropped = {stream.kind.decode(): stream.dropped for stream in watch.streams.values()}
+    status = ends.statuses.get(watch.child.pid)
+    peak = memory_peak()
+    return {
+        "status": None if status is None else os.waitstatus_to_exitcode(status),
+        "limit": watch.limit,
+        "oom": oom_kills() - before[0],
+        "dropped": [dropped["o"], dropped["e"]],
+        "wall_s": wall_s,
+        # The cgroup's peak is of its whole life; where this run did not raise it, that of its largest process.
+        "peak_mb": peak if peak > before[1] else ends.peak_kb / 1024 or None,
+        "note": watch.note.decode("utf-8", "replace"),
+    }
+
+
+def _signal_all(number: int) -> None:
+    try:
+        os.kill(-1, number)
+    except ProcessLookupError:
+        return  # nobody else is there
+
+
+def _wipe_all() -> None:
+    for place in PLACES:
+        wipe(place)
+    os.mkdir(FOLDER, 0o700)
+
+
+def main() -> None:
+    """Serve; in a process that was forked, work. An error of ours goes to stderr, which the host reads."""
+    os.mkdir(FOLDER, 0o700)
+    serve()
+    job.work()

@@ -1,0 +1,138 @@
+"""A fixed number of slots, each with a container or none yet; waiting for one has a deadline.
+
+Containers are made by threads of the pool, never by the waiting one, so that a slow engine cannot make it miss its
+deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from roll_envs.errors import DeadlineExceededError, SandboxError
+from sandboxes.docker.engine import Shape
+from sandboxes.docker.worker import Worker
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """Hands out workers, one to a caller; thread-safe. ``make`` is called from several threads at once."""
+
+    def __init__(self, make: Callable[[Shape], Worker], slots: int) -> None:
+        self._make = make
+        self._slots = slots
+        self._changed = threading.Condition()
+        self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
+        self._making = 0
+        self._failures = 0
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def start(self, shape: Shape, timeout_s: float) -> None:
+        """Fill all slots; raises what went wrong with the first that could not be made."""
+        with self._changed:
+            for _ in range(self._slots):
+                self._begin(shape)
+            deadline = time.monotonic() + timeout_s
+            while self._making and self._failure is None:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise DeadlineExceededError(f"the start of {self._slots} containers", timeout_s)
+            if self._failure is not None:
+                raise self._failure
+
+    def acquire(self, shape: Shape, timeout_s: float) -> Worker:
+        """A worker of that shape, for this caller alone; :meth:`release` it.
+
+        One that has died, or has another shape, is replaced. Raises what making it raised, and
+        :class:`DeadlineExceededError` when none was free in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            failures = self._failures
+            while True:
+                if self._closed:
+                    raise SandboxError("the sandbox is closed")
+                worker = self._take(shape)
+                if worker is not None:
+                    self._busy.add(worker)
+                    return worker
+                if self._failures > failures and self._failure is not None:
+                    raise self._failure
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    raise DeadlineExceededError(f"one of {self._slots} sandbox slots", timeout_s)
+
+    def release(self, worker: Worker) -> None:
+        """Give a worker back; a dead one is thrown away, and the next caller gets a new one."""
+        alive = worker.alive
+        with self._changed:
+            self._busy.discard(worker)
+            keep = alive and not self._closed
+            if keep:
+                self._idle.append(worker)
+            self._changed.notify_all()
+        if not keep:
+            worker.close()
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Remove all containers, those at work included: their callers get :class:`SandboxError`."""
+        with self._changed:
+            self._closed = True
+            workers = [*self._idle, *self._busy]
+            self._idle.clear()
+            self._changed.notify_all()
+        for worker in workers:
+            worker.close()
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._making and (left_s := deadline - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+
+    # The rest is called with the lock held.
+
+    def _take(self, shape: Shape) -> Worker | None:
+        """An idle worker that fits, else none, and one is being made if a slot is free for it."""
+        other: Worker | None = None
+        for worker in list(reversed(self._idle)):
+            if not worker.alive:
+                self._idle.remove(worker)
+                threading.Thread(target=worker.close, daemon=True).start()
+            elif worker.shape == shape:
+                self._idle.remove(worker)
+                return worker
+            else:
+                other = worker
+        if len(self._idle) + len(self._busy) + self._making < self._slots:
+            self._begin(shape)
+        elif other is not None and not self._making:
+            self._idle.remove(other)
+            self._begin(shape, instead_of=other)
+        return None
+
+    def _begin(self, shape: Shape, instead_of: Worker | None = None) -> None:
+        self._making += 1
+        threading.Thread(target=self._make_one, args=(shape, instead_of), daemon=True).start()
+
+    def _make_one(self, shape: Shape, instead_of: Worker | None) -> None:
+        worker: Worker | None = None
+        failure: BaseException | None = None
+        try:
+            if instead_of is not None:
+                instead_of.close()
+            worker = self._make(shape)
+        except BaseException as error:  # goes to the callers who wait
+            failure = error
+        with self._changed:
+            self._making -= 1
+            keep = worker is not None and not self._closed
+            if keep and worker is not None:
+                self._idle.append(worker)
+            if failure is not None:
+                self._failures += 1
+                self._failure = failure
+            self._changed.notify_all()
+        if worker is not None and not keep:
+            worker.close()
