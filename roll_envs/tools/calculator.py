@@ -208,6 +208,8 @@ def _unknown(name: str, *, called: bool) -> str:
 class CalculatorTool(Tool):
     """One expression in, its value out; keeps nothing."""
 
+    quick = True
+
     def __init__(self) -> None:
         self.spec = ToolSpec(
             name="calculator",

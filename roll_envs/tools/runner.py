@@ -112,7 +112,7 @@ class ToolRunner:
         return check_arguments(call.arguments, tool.spec.parameters)
 
     def _timed(self, tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult:
-        """The result, from a thread of its own, so that a tool that hangs is left behind and not waited for."""
+        """The result, unless the tool is quick from a thread of its own, so that one that hangs can be left behind."""
         outcome: list[ToolResult | BaseException] = []
 
         def work() -> None:
@@ -122,9 +122,12 @@ class ToolRunner:
                 outcome.append(error)
 
         started = self._clock()
-        thread = threading.Thread(target=work, name=f"tool {call.name}", daemon=True)
-        thread.start()
-        thread.join(deadline_s + tool.grace_s)
+        if tool.quick:
+            work()
+        else:
+            thread = threading.Thread(target=work, name=f"tool {call.name}", daemon=True)
+            thread.start()
+            thread.join(deadline_s + tool.grace_s)
         if not outcome:
             self._hung = call.name
             raise DeadlineExceededError(f"the tool {call.name!r}", deadline_s + tool.grace_s)

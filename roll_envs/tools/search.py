@@ -18,6 +18,8 @@ _WORD = re.compile(r"[^\W_]+")
 class SearchTool(Tool):
     """Search in a JSON-lines file (see :mod:`roll_envs.tools.search_index`); keeps nothing from call to call."""
 
+    quick = True
+
     def __init__(
         self,
         *,

@@ -112,6 +112,9 @@ class Tool(abc.ABC):
 
     spec: ToolSpec
     state: ToolState = "none"
+    quick: bool = False
+    """Every call ends within a second by itself, so that it is made without a second thread that could be left behind
+    (which takes longer than the call)."""
     grace_s: float = 5.0
     """How long after its deadline a call may come back (after repairs of its own) before the tool counts as hung."""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,7 +17,7 @@ import roll_envs
 from roll_envs.errors import ConfigError, EnvironmentFaultError, UnknownNameError
 from roll_envs.managers import EpisodePool, EpisodeSettings, PoolLimits, load_context
 from roll_envs.testing import COUNTER_CARD, CharRenderer, CounterEnv, ScriptedPolicy, check_env
-from roll_envs.tools import TOOL_FORMATS, ToolCall, ToolEnv
+from roll_envs.tools import TOOL_FORMATS, ToolBudget, ToolCall, ToolEnv
 from roll_envs.tools.python import PythonTool
 from roll_envs.types import SamplingParams, Task
 
@@ -341,3 +344,25 @@ def test_it_is_made_by_name() -> None:
     assert isinstance(env, ToolEnv)
     assert env.runner.budget.calls == 3
     assert len(env.reset(seed=0)[0].splitlines()) == 5
+
+
+def test_the_python_of_the_guide_runs() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+    play, tool = re.findall(r"^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    exec(play, {})
+    names: dict[str, Any] = {}
+    exec(tool, names)
+    env = _env(names["WordLength"]())
+    env.reset(seed=0)
+    call = TOOL_FORMATS["hermes"].render([ToolCall(name="length", arguments={"word": "seven"})])
+    assert env.step(call)[0] == "<tool_response>\n5\n</tool_response>"
+
+
+def test_the_guide_names_every_format_tool_and_limit() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+    budget = {field.name: field.default for field in dataclasses.fields(ToolBudget)}
+    named = {*TOOL_FORMATS, *budget, "python", "calculator", "search", "mcp"}
+    assert {name for name in named if f"`{name}`" not in guide} == set()
+    assert f"| `calls` | {budget['calls']} |" in guide
+    assert f"| {budget['seconds']:g}, {budget['call_seconds']:g} |" in guide
+    assert f"| {budget['output_chars']}, {budget['call_chars']} |" in guide
