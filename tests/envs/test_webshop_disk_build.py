@@ -165,6 +165,8 @@ def test_an_unfinished_build_is_not_gone_on_with_from_other_input(data: Path, tm
     with pytest.raises(CatalogueError, match="is an unfinished catalogue"):
         open_index(tmp_path / "i.unfinished")
     assert is_index(tmp_path / "i.unfinished")
+    assert is_index(tmp_path / "i")
+    assert not is_index(tmp_path / "j")
     catalogue = open_index(build_index(data, tmp_path / "i", workers=0, num_products=50))
     assert len(catalogue.store) == 49  # one of the 50 records has a number that is too long
     assert is_index(tmp_path / "i")

@@ -7,7 +7,6 @@ The product file is cut into segments of some thousand records, which worker pro
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import time
@@ -32,6 +31,13 @@ from envs.webshop.disk.merge import merge_segments
 from envs.webshop.disk.pool import run_segments
 from envs.webshop.disk.segments import SIDES, SegmentTask, segment_folder
 from envs.webshop.original import find_file, usable_asin
+
+try:
+    import fcntl
+except ImportError:  # not Unix: nothing keeps two builds apart
+    HAVE_LOCKS = False
+else:
+    HAVE_LOCKS = True
 
 __all__ = ["Progress", "build_index"]
 
@@ -165,7 +171,8 @@ def _locked(draft: Path) -> Iterator[None]:
     draft.mkdir(parents=True, exist_ok=True)
     with (draft / "lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if HAVE_LOCKS:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise CatalogueError(f"another process is building in {str(draft)!r}; wait for it, or end it") from None
         yield

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from envs.webshop.disk.format import Manifest, read_manifest, verify_checksums
+from envs.webshop.disk.format import Manifest, read_manifest, unfinished_name, verify_checksums
 from envs.webshop.disk.goals import DiskGoals
 from envs.webshop.disk.index import DiskIndex
 from envs.webshop.disk.listed import Listed
@@ -53,4 +53,5 @@ def open_index(path: str | os.PathLike[str], *, verify: bool = False) -> DiskCat
 def is_index(path: str | os.PathLike[str]) -> bool:
     """Whether a path names a catalogue on disk, finished or not, rather than a folder of product files."""
     folder = Path(path)
-    return (folder / "manifest.json").is_file() or (folder / "job.json").is_file()
+    begun = not folder.exists() and unfinished_name(folder).is_dir()
+    return begun or (folder / "manifest.json").is_file() or (folder / "job.json").is_file()

@@ -25,7 +25,7 @@ import numpy as np
 from envs.webshop.analysis import analyse
 from envs.webshop.disk.blobs import BlobWriter, JsonMap, encode
 from envs.webshop.disk.format import write_array, write_json
-from envs.webshop.disk.json_stream import iter_array
+from envs.webshop.disk.json_stream import Record, iter_array
 from envs.webshop.disk.listed import ListedWriter
 from envs.webshop.disk.store import pack_product
 from envs.webshop.original import Listing, parse_product
@@ -104,7 +104,7 @@ def build_segment(task: SegmentTask, products: Path, work: Path) -> None:
         draft.rename(final)
 
 
-def _records(task: SegmentTask, products: Path) -> Iterator[Any]:
+def _records(task: SegmentTask, products: Path) -> Iterator[Record]:
     return islice(iter_array(products, start=task.start, first_number=task.first_record), task.num_records)
 
 
@@ -162,7 +162,7 @@ class _SegmentWriter:
         for blobs in (self.products, self.asins, self.synthetic, self.human, self.nouns):
             blobs.close()
         self.listed.write(self.folder)
-        write_array(self.folder, "pricing", "<f8", np.frombuffer(self.pricing, "<f8"))
+        write_array(self.folder, "pricing", "<f8", np.frombuffer(self.pricing, "f8"))
         write_array(self.folder, "norms", "|u1", np.frombuffer(self.norms, "u1"))
         write_array(self.folder, "synthetic.docs", "<u4", np.array(self.synthetic_docs, "<u4"))
         write_array(self.folder, "synthetic.combinations", "<u8", np.array(self.combinations, "<u8"))
