@@ -1,0 +1,424 @@
+"""The queue and the workers: back-pressure, deadlines, cancelled work, replaced workers, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from service_fakes import FakeSandbox, Running, request_bytes, running
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.sandbox import Program, Sandbox
+from sandboxes.service.metrics import Histogram, Metrics
+from sandboxes.service.pool import DrainingError, Pool, QueueFullError
+from sandboxes.service.settings import Settings
+
+
+def _sleep(seconds: float) -> dict[str, Any]:
+    return {"code": f"#sleep {seconds}", "language": "python", "run_timeout": 30}
+
+
+QUICK = {"code": "#echo", "language": "python"}
+
+
+def _in_thread(work: Callable[[], Any]) -> Any:
+    executor = ThreadPoolExecutor(1)
+    try:
+        return executor.submit(work)
+    finally:
+        executor.shutdown(wait=False)
+
+
+def _metric(service: Running, line: str) -> float:
+    (found,) = [text for text in service.get("/metrics").text.splitlines() if text.startswith(line + " ")]
+    return float(found.rpartition(" ")[2])
+
+
+def test_a_full_queue_is_429_with_a_time_to_come_back() -> None:
+    with running(slots=1, queue=1) as service:
+        first = _in_thread(lambda: service.post("/run_code", _sleep(1)))
+        service.wait_until(lambda: service.service.pool.running == 1)
+        second = _in_thread(lambda: service.post("/run_code", QUICK))
+        service.wait_until(lambda: service.service.pool.waiting == 1)
+        for path in ("/run_code", "/v1/run"):
+            third = service.post(path, QUICK | {"program": {"source": "#echo"}})
+            assert third.status_code == 429
+            assert int(third.headers["retry-after"]) >= 1
+            assert third.json()["kind"] == "queue_full"
+        assert _metric(service, "roll_sandbox_queue_length") == 1
+        assert first.result().status_code == second.result().status_code == 200
+        assert _metric(service, 'roll_sandbox_requests_total{route="/run_code",status="429"}') == 1
+
+
+def test_a_full_queue_can_be_504_for_clients_that_only_repeat_that() -> None:
+    with running(slots=1, queue=0, full_status=504) as service:
+        first = _in_thread(lambda: service.post("/run_code", _sleep(0.5)))
+        service.wait_until(lambda: service.service.pool.running == 1)
+        assert service.post("/run_code", QUICK).status_code == 504
+        assert service.post("/v1/run", {"program": {"source": "#echo"}, "timeout_s": 5}).status_code == 429
+        assert first.result().status_code == 200
+
+
+def test_a_wait_that_is_too_long_is_504() -> None:
+    with running(slots=1, queue_timeout_s=0.2) as service:
+        first = _in_thread(lambda: service.post("/run_code", _sleep(1.5)))
+        service.wait_until(lambda: service.service.pool.running == 1)
+        before = time.monotonic()
+        late = service.post("/run_code", QUICK)
+        assert late.status_code == 504
+        assert 0.15 < time.monotonic() - before < 1.2
+        assert "one of 1 slots" in late.json()["detail"]
+        assert service.post("/v1/run", {"program": {"source": "#echo"}, "timeout_s": 0.1}).status_code == 504
+        # A longer patience of its own gets a slot.
+        assert service.post("/v1/run", {"program": {"source": "#echo"}, "timeout_s": 10}).status_code == 200
+        assert first.result().status_code == 200
+        assert service.service.pool.waiting == 0
+
+
+def test_waiters_are_served_in_order() -> None:
+    with running(slots=1) as service:
+        first = _in_thread(lambda: service.post("/run_code", _sleep(0.5)))
+        service.wait_until(lambda: service.service.pool.running == 1)
+        waiting = []
+        for number in range(5):
+            body = {"code": f"#echo {number}", "language": "python"}
+            waiting.append(_in_thread(lambda body=body: service.post("/run_code", body)))
+            service.wait_until(lambda number=number: service.service.pool.waiting == number + 1)
+        assert {each.result().status_code for each in [first, *waiting]} == {200}
+        assert [code for code in FakeSandbox.ran if code.startswith("#echo ")] == [f"#echo {n}" for n in range(5)]
+
+
+def _leave(service: Running, body: dict[str, Any], condition: Callable[[], bool]) -> None:
+    """Ask, and go away once ``condition`` holds."""
+    with socket.create_connection(service.address, timeout=10) as connection:
+        connection.sendall(request_bytes("/run_code", body))
+        service.wait_until(condition)
+
+
+def test_clients_that_leave_the_queue_free_their_place() -> None:
+    with running(slots=1) as service:
+        pool = service.service.pool
+        first = _in_thread(lambda: service.post("/run_code", _sleep(0.6)))
+        service.wait_until(lambda: pool.running == 1)
+        _leave(service, {"code": "#echo never", "language": "python"}, lambda: pool.waiting == 1)
+        service.wait_until(lambda: pool.waiting == 0)
+        assert first.result().status_code == 200
+        assert service.post("/run_code", QUICK).status_code == 200
+        assert "#echo never" not in FakeSandbox.ran
+        assert service.service.metrics.cancelled == 1
+
+
+def test_a_program_whose_client_left_is_ended_and_its_worker_replaced() -> None:
+    with running(slots=1, cancel_grace_s=0.1) as service:
+        pool = service.service.pool
+        before = time.monotonic()
+        _leave(service, _sleep(30), lambda: pool.running == 1)
+        service.wait_until(lambda: service.service.metrics.restarts == 1)
+        answer = service.post("/run_code", {"code": "print(1)", "language": "python"}).json()
+        assert answer["status"] == "Success"
+        assert time.monotonic() - before < 10
+        assert pool.alive == 1
+        assert FakeSandbox.made - FakeSandbox.closed == 1
+
+
+def test_a_short_rest_of_a_program_whose_client_left_is_awaited() -> None:
+    with running(slots=1, cancel_grace_s=5.0) as service:
+        _leave(service, _sleep(0.4), lambda: service.service.pool.running == 1)
+        assert service.post("/run_code", QUICK).status_code == 200
+        assert service.service.metrics.restarts == 0
+        assert FakeSandbox.made == 1
+
+
+def test_faulty_workers_are_replaced_and_nothing_is_lost() -> None:
+    with running(slots=2) as service, ThreadPoolExecutor(8) as clients:
+        bodies = []
+        for n in range(30):
+            fault = f"#fault-once {n}\n" if n % 3 == 0 else ""
+            bodies.append({"code": f"{fault}print({n})", "language": "python"})
+        answers = list(clients.map(lambda body: service.post("/run_code", body).json(), bodies))
+        assert [answer["run_result"]["stdout"] for answer in answers] == [f"{n}\n" for n in range(30)]
+        service.wait_until(lambda: service.service.pool.alive == 2)
+        assert service.service.metrics.restarts == 10
+        assert FakeSandbox.made - FakeSandbox.closed == 2
+        assert _metric(service, "roll_sandbox_worker_restarts_total") == 10
+
+
+def test_when_no_worker_can_be_made_requests_wait_and_health_says_so() -> None:
+    allowed = threading.Event()
+    allowed.set()
+
+    class Fragile(FakeSandbox):
+        def __init__(self) -> None:
+            if not allowed.is_set():
+                raise SandboxError("the host is out of memory")
+            super().__init__()
+
+    FakeSandbox.reset()
+    with running(Fragile, slots=1, attempts=1, queue_timeout_s=0.3) as service:
+        allowed.clear()
+        assert service.post("/run_code", {"code": "#fault", "language": "python"}).json()["status"] == "SandboxError"
+        assert service.post("/run_code", QUICK).status_code == 504
+        health = service.get("/v1/health")
+        assert (health.status_code, health.json()["status"]) == (503, "no_workers")
+        allowed.set()
+        service.wait_until(lambda: service.service.pool.alive == 1)
+        assert service.get("/v1/health").status_code == 200
+        assert service.post("/run_code", QUICK).status_code == 200
+
+
+def test_a_worker_that_does_not_come_back_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.service.pool.OVERRUN_S", 0.1)
+    monkeypatch.setattr("sandboxes.service.run_code.RUN_MARGIN_S", 0.1)
+    with running(slots=1, attempts=1) as service:
+        body = {"code": "#stuck 2", "language": "python", "run_timeout": 0.2}
+        before = time.monotonic()
+        answer = service.post("/run_code", body).json()
+        assert answer["status"] == "SandboxError"
+        assert "did not come back within 0.4 s" in answer["message"]
+        assert time.monotonic() - before < 1.5
+        assert service.post("/run_code", QUICK).json()["status"] == "Success"
+
+
+def test_a_backend_that_cannot_be_made_stops_the_start() -> None:
+    class Broken(FakeSandbox):
+        def __init__(self) -> None:
+            raise SandboxError("no user namespaces here")
+
+    async def start() -> None:
+        pool = Pool(Broken, Settings(slots=2), Metrics())
+        with pytest.raises(SandboxError, match="no user namespaces"):
+            await pool.start()
+
+    asyncio.run(start())
+
+
+def test_a_backend_that_answers_wrongly_is_not_put_to_work() -> None:
+    class Liar(FakeSandbox):
+        def run(self, program: Program, **_: Any) -> Any:
+            return super().run(Program(source="print('something else')"))
+
+    FakeSandbox.reset()
+
+    async def start() -> None:
+        with pytest.raises(SandboxError, match="failed its first program"):
+            await Pool(Liar, Settings(slots=1), Metrics()).start()
+
+    asyncio.run(start())
+    assert (FakeSandbox.made, FakeSandbox.closed) == (1, 1)
+
+
+def test_leases_of_the_pool_alone() -> None:
+    """Full, draining, a wait that was cancelled in the moment a worker came: nothing is lost and nothing leaks."""
+    FakeSandbox.reset()
+
+    async def story() -> None:
+        pool = Pool(FakeSandbox, Settings(slots=1, queue=2), Metrics())
+        await pool.start()
+        async with pool.lease(1.0):
+            waiters = [asyncio.create_task(_hold(pool)) for _ in range(2)]
+            await asyncio.sleep(0)
+            assert pool.waiting == 2
+            with pytest.raises(QueueFullError, match="2 requests wait"):
+                await _hold(pool)
+            waiters[0].cancel()
+        await asyncio.gather(*waiters, return_exceptions=True)
+        assert waiters[1].result() is None
+        async with pool.lease(0.0):
+            with pytest.raises(DeadlineExceededError):
+                await _hold(pool, 0.0)
+        # Handed over and cancelled in the same turn of the loop.
+        lease = pool.lease(1.0)
+        await lease.__aenter__()
+        waiter = asyncio.create_task(_hold(pool))
+        await asyncio.sleep(0)
+        await lease.__aexit__(None, None, None)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+        assert pool.idle
+        await _hold(pool)
+        pool.drain()
+        with pytest.raises(DrainingError):
+            await _hold(pool)
+        await pool.close()
+        await pool.close()
+
+    asyncio.run(story())
+    assert FakeSandbox.made == FakeSandbox.closed == 1
+
+
+async def _hold(pool: Pool, timeout_s: float = 1.0) -> None:
+    async with pool.lease(timeout_s):
+        await asyncio.sleep(0)
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------------
+
+SERVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from service_fakes import FakeSandbox
+from sandboxes.service.app import make_app
+from sandboxes.service.server import make_server
+from sandboxes.service.settings import Settings
+FakeSandbox.reset()
+settings = Settings(port=0, slots=1, drain_timeout_s=float(sys.argv[2]))
+server = make_server(make_app(FakeSandbox, settings), settings)
+server.run()
+print("made", FakeSandbox.made, "closed", FakeSandbox.closed, flush=True)
+"""
+
+
+class _Process:
+    """A service in a process of its own, with one slot."""
+
+    def __init__(self, drain_timeout_s: float = 10.0) -> None:
+        command = [sys.executable, "-W", "error", "-c", SERVER, str(Path(__file__).parent), str(drain_timeout_s)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "listens on" in line, line
+        self.url = line.split()[3]
+
+    def post(self, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(self.url + "/run_code", json=body, timeout=20)
+
+    def wait_for(self, field: str, value: int) -> None:
+        deadline = time.monotonic() + 10
+        while httpx.get(self.url + "/v1/health").json()[field] != value:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def end(self) -> tuple[str, str]:
+        try:
+            return self.process.communicate(timeout=20)
+        finally:
+            self.process.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(how: signal.Signals) -> None:
+    service = _Process()
+    running = _in_thread(lambda: service.post(_sleep(1.5)))
+    service.wait_for("running", 1)
+    waiting = _in_thread(lambda: service.post(QUICK))
+    service.wait_for("waiting", 1)
+    service.process.send_signal(how)
+    deadline = time.monotonic() + 5
+    while (health := httpx.get(service.url + "/v1/health")).json()["status"] != "draining":
+        assert time.monotonic() < deadline
+    assert health.status_code == 503
+    refused = service.post(QUICK)
+    assert (refused.status_code, refused.json()["kind"]) == (503, "draining")
+    # What had been taken is finished, also what waited.
+    assert running.result().json()["status"] == waiting.result().json()["status"] == "Success"
+    out, err = service.end()
+    assert (out, err) == ("made 1 closed 1\n", "")
+    assert service.process.returncode == 0
+
+
+def test_what_does_not_finish_in_time_gets_an_honest_answer() -> None:
+    service = _Process(drain_timeout_s=0.3)
+    running = _in_thread(lambda: service.post(_sleep(30)))
+    service.wait_for("running", 1)
+    waiting = _in_thread(lambda: service.post(QUICK))
+    service.wait_for("waiting", 1)
+    before = time.monotonic()
+    service.process.terminate()
+    assert running.result().json()["status"] == "SandboxError"
+    assert waiting.result().status_code == 503
+    out, _ = service.end()
+    assert time.monotonic() - before < 8
+    assert out == "made 1 closed 1\n"
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    service = _Process(drain_timeout_s=60)
+    running = _in_thread(lambda: _outcome(lambda: service.post(_sleep(30))))
+    service.wait_for("running", 1)
+    before = time.monotonic()
+    service.process.terminate()
+    time.sleep(0.3)
+    service.process.terminate()
+    service.end()
+    assert time.monotonic() - before < 8
+    assert running.result() in ("SandboxError", "RemoteProtocolError", "ReadError", "503", "500")
+
+
+def _outcome(ask: Callable[[], httpx.Response]) -> str:
+    try:
+        response = ask()
+    except httpx.HTTPError as error:
+        return type(error).__name__
+    return str(response.json()["status"]) if response.status_code == 200 else str(response.status_code)
+
+
+# -- numbers and settings ----------------------------------------------------------------------------------------------
+
+
+def test_a_histogram_counts_by_edges() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 7.0):
+        histogram.observe(value)
+    assert list(histogram.lines("x", {"a": 'q"\\\n'})) == [
+        'x_bucket{a="q\\"\\\\\\n",le="1"} 2',
+        'x_bucket{a="q\\"\\\\\\n",le="2"} 3',
+        'x_bucket{a="q\\"\\\\\\n",le="+Inf"} 4',
+        'x_sum{a="q\\"\\\\\\n"} 10.000000',
+        'x_count{a="q\\"\\\\\\n"} 4',
+    ]
+
+
+def test_the_metrics_name_the_isolation_and_count_requests() -> None:
+    with running() as service:
+        service.post("/run_code", QUICK)
+        service.post("/run_code", {"code": "1/0", "language": "python"})
+        page = service.get("/metrics")
+        assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert 'roll_sandbox_isolation_info{tier="fake",layers="",missing="everything"} 1' in page.text
+        assert _metric(service, 'roll_sandbox_outcomes_total{route="/run_code",outcome="Failed"}') == 1
+        assert _metric(service, 'roll_sandbox_request_seconds_count{route="/run_code"}') == 2
+        assert _metric(service, "roll_sandbox_slots") == 2
+        assert _metric(service, "roll_sandbox_resident_memory_bytes") > 1e6
+        names = [line.split()[2] for line in page.text.splitlines() if line.startswith("# TYPE")]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"slots": 0}, "slots must be above 0"),
+        ({"queue": -1}, "queue must be 0 or more"),
+        ({"port": 70000}, "between 0 and 65535"),
+        ({"full_status": 500}, "429 or 504"),
+        ({"max_run_s": float("nan")}, "max_run_s"),
+        ({"default_memory_mb": 9000}, "must not be above"),
+        ({"host": "0.0.0.0"}, "--token-file"),
+        ({"host": "::"}, "--token-file"),
+        ({"host": "192.168.1.5"}, "--token-file"),
+        ({"host": "example"}, "--token-file"),
+    ],
+)
+def test_settings_that_cannot_be_used(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Settings(**change)
+
+
+def test_loopback_needs_no_token_and_others_take_one() -> None:
+    for host in ("127.0.0.1", "127.8.8.8", "localhost", "::1"):
+        assert Settings(host=host).tokens == ()
+    assert Settings(host="0.0.0.0", tokens=("t" * 16,)).host == "0.0.0.0"
+
+
+def test_the_fake_is_a_sandbox() -> None:
+    assert issubclass(FakeSandbox, Sandbox)
