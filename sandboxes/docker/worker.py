@@ -37,7 +37,7 @@ def read(count):
 for name, text in json.loads(read(int(read(10)))):
     module = types.ModuleType(name)
     module.__package__ = name if text is None else name.rpartition(".")[0]
-    module.__file__ = "<" + name + ">"
+    module.__file__ = "/" + name.replace(".", "/") + ".py"
     if text is None:
         module.__path__ = []
     sys.modules[name] = module
