@@ -1,0 +1,24 @@
+"""Instructions that a program can check: the 25 kinds of IFEval (Zhou et al. 2023, arXiv:2311.07911) by public id.
+
+Rows of the public data work unchanged. Every check counts as the published code does, so that numbers compare, its
+oddities included (``---`` is a bullet, keywords count inside longer words, ``P.S.`` may stand anywhere). It differs
+where that code is unsafe, random or plainly wrong; ``docs/verifiers.md`` has the list.
+"""
+
+from roll_envs.verifiers.instructions.given import Check, Given, MakeCheck
+from roll_envs.verifiers.instructions.table import INSTRUCTIONS
+from roll_envs.verifiers.instructions.text import count_sentences, count_words, split_sentences
+from roll_envs.verifiers.instructions.verifier import InstructionsVerifier, loose_forms, read_instructions
+
+__all__ = [
+    "INSTRUCTIONS",
+    "Check",
+    "Given",
+    "InstructionsVerifier",
+    "MakeCheck",
+    "count_sentences",
+    "count_words",
+    "loose_forms",
+    "read_instructions",
+    "split_sentences",
+]

@@ -1,0 +1,76 @@
+"""What a row says of one instruction: its keyword arguments, read with their types.
+
+Values of ``None`` are as good as missing: tables that hold all instructions in the same columns are full of them. Whole
+numbers may come as floats for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from roll_envs.errors import ConfigError, nearest
+
+__all__ = ["Check", "Given", "MakeCheck"]
+
+
+class Given:
+    """The arguments of one instruction. Every method raises :class:`ConfigError` for what cannot be used."""
+
+    def __init__(self, instruction: str, arguments: Mapping[str, Any]) -> None:
+        self.instruction = instruction
+        self._arguments = {name: value for name, value in arguments.items() if value is not None}
+        self._read: set[str] = set()
+
+    def whole(self, name: str, least: int = 0) -> int:
+        """A whole number of ``least`` or more."""
+        value = self._take(name)
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+        if not usable or value < least:
+            raise ConfigError(f"{self.instruction}: {name} must be a whole number of {least} or more, not {value!r}")
+        return int(value)
+
+    def text(self, name: str) -> str:
+        """A text of more than white space, which is taken off its ends."""
+        value = self._take(name)
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"{self.instruction}: {name} must be a text, not {value!r}")
+        return value.strip()
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts, at least one, each as it stands."""
+        value = self._take(name)
+        if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v.strip() for v in value):
+            raise ConfigError(f"{self.instruction}: {name} must be a list of texts, not {value!r}")
+        return list(value)
+
+    def choice(self, name: str, allowed: Collection[str]) -> str:
+        """One of the texts of ``allowed``."""
+        value = self._take(name)
+        if not isinstance(value, str) or value not in allowed:
+            raise ConfigError(f"{self.instruction}: {name} must be one of {', '.join(sorted(allowed))}, not {value!r}")
+        return value
+
+    def finish(self) -> None:
+        """Raise for an argument that nobody has read: the row means more than would be checked."""
+        for name in self._arguments:
+            if name not in self._read:
+                close = nearest(name, self._read, 1)
+                hint = (
+                    f"; did you mean {close[0]!r}?"
+                    if close
+                    else f"; it takes {', '.join(sorted(self._read)) or 'none'}"
+                )
+                raise ConfigError(f"{self.instruction}: there is no argument {name!r}{hint}")
+
+    def _take(self, name: str) -> Any:
+        if name not in self._arguments:
+            raise ConfigError(f"{self.instruction}: the argument {name!r} is missing")
+        self._read.add(name)
+        return self._arguments[name]
+
+
+Check = Callable[[str], bool]
+"""Whether a text follows an instruction."""
+MakeCheck = Callable[[Given], Check]
+"""One kind of instruction: reads its arguments and gives the check. Raises what :class:`Given` raises."""

@@ -1,0 +1,142 @@
+"""Instructions on words, letters, lengths and the language. Public ids and arguments; see the package for deviations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from roll_envs.errors import ConfigError
+from roll_envs.verifiers.instructions.given import Check, Given, MakeCheck
+from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
+from roll_envs.verifiers.language import LANGUAGES, find_detector
+
+__all__ = ["CASES", "KEYWORDS", "LANGUAGE", "LENGTHS"]
+
+RELATIONS = ("less than", "at least")
+
+
+def _counted(count: Callable[[str], int], relation: str, threshold: int) -> Check:
+    if relation == "less than":
+        return lambda text: count(text) < threshold
+    return lambda text: count(text) >= threshold
+
+
+def existence(given: Given) -> Check:
+    """``keywords``: each occurs, in any case, inside longer words too."""
+    patterns = [re.compile(re.escape(word), re.IGNORECASE) for word in given.texts("keywords")]
+    return lambda text: all(pattern.search(text) for pattern in patterns)
+
+
+def frequency(given: Given) -> Check:
+    """``keyword`` occurs ``relation`` ``frequency`` times, in any case, inside longer words too."""
+    pattern = re.compile(re.escape(given.text("keyword")), re.IGNORECASE)
+    return _counted(
+        lambda text: sum(1 for _ in pattern.finditer(text)),
+        given.choice("relation", RELATIONS),
+        given.whole("frequency"),
+    )
+
+
+def forbidden_words(given: Given) -> Check:
+    """None of ``forbidden_words`` occurs as a word of its own, in any case."""
+    words = given.texts("forbidden_words")
+    patterns = [re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE) for word in words]
+    return lambda text: not any(pattern.search(text) for pattern in patterns)
+
+
+def letter_frequency(given: Given) -> Check:
+    """The character ``letter`` occurs ``let_relation`` ``let_frequency`` times, in any case."""
+    letter = given.text("letter").lower()
+    if len(letter) != 1:
+        raise ConfigError(f"{given.instruction}: letter must be one character, not {letter!r}")
+    relation, threshold = given.choice("let_relation", RELATIONS), given.whole("let_frequency")
+    return _counted(lambda text: text.lower().count(letter), relation, threshold)
+
+
+def response_language(given: Given) -> Check:
+    """The answer is in ``language``, an ISO 639-1 code."""
+    language = given.text("language")
+    if language not in LANGUAGES:
+        raise ConfigError(f"{given.instruction}: language must be one of {', '.join(LANGUAGES)}, not {language!r}")
+    detect = find_detector()
+    return lambda text: detect(text) == language
+
+
+def number_sentences(given: Given) -> Check:
+    """``relation`` ``num_sentences`` sentences."""
+    return _counted(count_sentences, given.choice("relation", RELATIONS), given.whole("num_sentences"))
+
+
+def number_words(given: Given) -> Check:
+    """``relation`` ``num_words`` words."""
+    return _counted(count_words, given.choice("relation", RELATIONS), given.whole("num_words"))
+
+
+def number_paragraphs(given: Given) -> Check:
+    """``num_paragraphs`` paragraphs between dividers ``***``; none in the middle is empty."""
+    wanted = given.whole("num_paragraphs")
+
+    def check(text: str) -> bool:
+        parts = [bool(part.strip()) for part in text.split("***")]
+        return all(parts[1:-1]) and sum(parts) == wanted
+
+    return check
+
+
+def nth_paragraph_first_word(given: Given) -> Check:
+    """``num_paragraphs`` paragraphs between empty lines, and the ``nth_paragraph`` (from 1) begins with
+    ``first_word``, in any case."""
+    wanted, nth = given.whole("num_paragraphs", 1), given.whole("nth_paragraph", 1)
+    first_word = given.text("first_word").lower()
+    if nth > wanted:
+        raise ConfigError(f"{given.instruction}: nth_paragraph is {nth}, but there are to be {wanted} paragraphs")
+
+    def check(text: str) -> bool:
+        paragraphs = [part for part in text.split("\n\n") if part.strip()]
+        if len(paragraphs) != wanted:
+            return False
+        word = paragraphs[nth - 1].split(maxsplit=1)[0].lstrip("'").lstrip('"')
+        return re.split(r"[.,?!'\"]", word, maxsplit=1)[0].lower() == first_word
+
+    return check
+
+
+def capital_word_frequency(given: Given) -> Check:
+    """``capital_relation`` ``capital_frequency`` words in capital letters."""
+    return _counted(
+        lambda text: sum(token.isupper() for token in tokens(text)),
+        given.choice("capital_relation", RELATIONS),
+        given.whole("capital_frequency"),
+    )
+
+
+def english_capital(given: Given) -> Check:
+    """English, without a small letter."""
+    detect = find_detector()
+    return lambda text: text.isupper() and detect(text) == "en"
+
+
+def english_lowercase(given: Given) -> Check:
+    """English, without a capital letter."""
+    detect = find_detector()
+    return lambda text: text.islower() and detect(text) == "en"
+
+
+KEYWORDS: dict[str, MakeCheck] = {
+    "keywords:existence": existence,
+    "keywords:frequency": frequency,
+    "keywords:forbidden_words": forbidden_words,
+    "keywords:letter_frequency": letter_frequency,
+}
+LANGUAGE: dict[str, MakeCheck] = {"language:response_language": response_language}
+LENGTHS: dict[str, MakeCheck] = {
+    "length_constraints:number_sentences": number_sentences,
+    "length_constraints:number_paragraphs": number_paragraphs,
+    "length_constraints:number_words": number_words,
+    "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
+}
+CASES: dict[str, MakeCheck] = {
+    "change_case:capital_word_frequency": capital_word_frequency,
+    "change_case:english_capital": english_capital,
+    "change_case:english_lowercase": english_lowercase,
+}

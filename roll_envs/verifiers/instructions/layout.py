@@ -1,0 +1,179 @@
+"""Instructions on how an answer is laid out: lists, marks, sections, JSON, beginnings and ends.
+
+Public ids and arguments; see the package for deviations. Everything is read line by line or with ``str`` methods where
+the original's patterns take quadratic time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from roll_envs.verifiers.instructions.given import Check, Given, MakeCheck
+
+__all__ = ["LAYOUT"]
+
+OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+
+_POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
+_FENCES = ("```json", "```Json", "```JSON", "```")
+
+
+def number_placeholders(given: Given) -> Check:
+    """At least ``num_placeholders`` texts in square brackets, each on one line."""
+    wanted = given.whole("num_placeholders")
+    return lambda text: sum(map(_brackets, text.split("\n"))) >= wanted
+
+
+def _brackets(line: str) -> int:
+    count = 0
+    start = line.find("[")
+    while start >= 0:
+        end = line.find("]", start)
+        if end < 0:
+            break
+        count += 1
+        start = line.find("[", end)
+    return count
+
+
+def postscript(given: Given) -> Check:
+    """``postscript_marker`` occurs, in any case; ``P.S.`` and ``P.P.S`` with a space between the letters, too."""
+    marker = given.text("postscript_marker")
+    pattern = re.compile(_POSTSCRIPTS.get(marker) or re.escape(marker.lower()))
+    return lambda text: pattern.search(text.lower()) is not None
+
+
+def number_bullet_lists(given: Given) -> Check:
+    """Exactly ``num_bullets`` lines that begin with ``*`` (not ``**``) or ``-``."""
+    wanted = given.whole("num_bullets")
+    return lambda text: _bullets(text) == wanted
+
+
+def _bullets(text: str) -> int:
+    lines = text.split("\n")
+    found = 0
+    for place, line in enumerate(lines):
+        bare = line.lstrip()
+        starred = bare.startswith("*") and (bare[1:2] != "*" if len(bare) > 1 else place < len(lines) - 1)
+        found += starred or bare.startswith("-")
+    return found
+
+
+def constrained_response(given: Given) -> Check:
+    """One of three fixed sentences occurs: my answer is yes, no, or maybe."""
+    return lambda text: any(option in text for option in OPTIONS)
+
+
+def number_highlighted_sections(given: Given) -> Check:
+    """At least ``num_highlights`` texts between ``*`` or ``**``, each on one line."""
+    wanted = given.whole("num_highlights")
+    return lambda text: sum(map(_highlights, text.split("\n"))) >= wanted
+
+
+def _highlights(line: str) -> int:
+    """Between which stars of a line something stands: each star closes at most one text; then the double stars."""
+    between = line.split("*")[1:-1]
+    single = sum(bool(part.strip()) for part in between[::2])
+    # A double star is a gap with nothing in it: text between two such gaps.
+    double, place = 0, 0
+    while place + 2 < len(between):
+        if between[place] == "" and between[place + 2] == "":
+            double += bool(between[place + 1].strip())
+            place += 4
+        else:
+            place += 1
+    return single + double
+
+
+def multiple_sections(given: Given) -> Check:
+    """At least ``num_sections`` times ``section_spliter`` with a number."""
+    pattern = re.compile(rf"{re.escape(given.text('section_spliter'))}\s?\d+")
+    wanted = given.whole("num_sections")
+    return lambda text: sum(1 for _ in pattern.finditer(text)) >= wanted
+
+
+def json_format(given: Given) -> Check:
+    """The answer is JSON, in a fence or not."""
+    return _is_json
+
+
+def _is_json(text: str) -> bool:
+    bare = text.strip()
+    for fence in _FENCES:
+        bare = bare.removeprefix(fence)
+    try:
+        json.loads(bare.removesuffix("```").strip(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def title(given: Given) -> Check:
+    """A title in double angular brackets, on one line."""
+    return lambda text: any(map(_has_title, text.split("\n")))
+
+
+def _has_title(line: str) -> bool:
+    start, end = line.find("<<"), line.rfind(">>")
+    return 0 <= start < end - 2 and bool(line[start:end].lstrip("<").rstrip(">").strip())
+
+
+def two_responses(given: Given) -> Check:
+    """Two answers that differ, with ``******`` between them."""
+
+    def check(text: str) -> bool:
+        parts = [part.strip() for part in text.split("******")]
+        answers = [part for part in parts if part]
+        return all(parts[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
+
+    return check
+
+
+def repeat_prompt(given: Given) -> Check:
+    """The answer begins with ``prompt_to_repeat``, in any case."""
+    wanted = given.text("prompt_to_repeat").lower()
+    return lambda text: text.strip().lower().startswith(wanted)
+
+
+def end_checker(given: Given) -> Check:
+    """The answer ends with ``end_phrase``, in any case; quotes around the answer aside."""
+    wanted = given.text("end_phrase").lower()
+    return lambda text: text.strip().strip('"').lower().endswith(wanted)
+
+
+def quotation(given: Given) -> Check:
+    """The answer stands in double quotation marks."""
+
+    def check(text: str) -> bool:
+        bare = text.strip()
+        return len(bare) > 1 and bare[0] == bare[-1] == '"'
+
+    return check
+
+
+def no_comma(given: Given) -> Check:
+    """No comma."""
+    return lambda text: "," not in text
+
+
+LAYOUT: dict[str, MakeCheck] = {
+    "detectable_content:number_placeholders": number_placeholders,
+    "detectable_content:postscript": postscript,
+    "detectable_format:number_bullet_lists": number_bullet_lists,
+    "detectable_format:constrained_response": constrained_response,
+    "detectable_format:number_highlighted_sections": number_highlighted_sections,
+    "detectable_format:multiple_sections": multiple_sections,
+    "detectable_format:json_format": json_format,
+    "detectable_format:title": title,
+    "combination:two_responses": two_responses,
+    "combination:repeat_prompt": repeat_prompt,
+    "startend:end_checker": end_checker,
+    "startend:quotation": quotation,
+    "punctuation:no_comma": no_comma,
+}

@@ -1,0 +1,133 @@
+"""``instructions``: does an answer follow instructions that a program can check? In the form of IFEval's data.
+
+A row names its instructions in ``instruction_id_list`` and their arguments in ``kwargs``, a list as long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.verifiers.extract import after_thinking
+from roll_envs.verifiers.instructions.given import Check, Given
+from roll_envs.verifiers.instructions.table import INSTRUCTIONS
+from roll_envs.verifiers.types import Failed, Score, Verdict
+
+__all__ = ["InstructionsVerifier", "loose_forms", "read_instructions"]
+
+_IDS, _KWARGS = "instruction_id_list", "kwargs"
+
+
+def read_instructions(row: Any) -> list[tuple[str, Check]]:
+    """The checks of a row with their ids, in order.
+
+    ``row``: a mapping with ``instruction_id_list`` and ``kwargs``, or the JSON text of one. Raises
+    :class:`ConfigError` (:class:`UnknownNameError` for an id) for a row that cannot be checked as it is meant.
+    """
+    if isinstance(row, str):
+        try:
+            row = json.loads(row)
+        except ValueError as error:
+            raise ConfigError(f"the instructions {row[:100]!r} are no JSON: {error}") from None
+    if not isinstance(row, Mapping) or _IDS not in row:
+        raise ConfigError(f"instructions need {_IDS!r} and {_KWARGS!r}; there are {str(row)[:100]!r}")
+    ids, kwargs = row[_IDS], row.get(_KWARGS)
+    if not _is_list(ids) or not ids:
+        raise ConfigError(f"{_IDS} must be a list of at least one id, not {str(ids)[:100]!r}")
+    if kwargs is None:
+        kwargs = [{}] * len(ids)
+    if not _is_list(kwargs) or len(kwargs) != len(ids):
+        raise ConfigError(f"{_KWARGS} must be a list of {len(ids)} objects, one for each id, not {str(kwargs)[:100]!r}")
+    return [(str(name), _read(name, arguments)) for name, arguments in zip(ids, kwargs, strict=True)]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _read(name: Any, arguments: Any) -> Check:
+    if name not in INSTRUCTIONS:
+        raise UnknownNameError("instruction", str(name), INSTRUCTIONS)
+    if not isinstance(arguments, Mapping | None):
+        raise ConfigError(f"{name}: kwargs must be an object, not {str(arguments)[:100]!r}")
+    given = Given(name, arguments or {})
+    check = INSTRUCTIONS[name](given)
+    given.finish()
+    return check
+
+
+def loose_forms(answer: str) -> list[str]:
+    """The eight texts of IFEval's loose scoring: with and without ``*``, the first line, the last line."""
+    lines = answer.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    return list(dict.fromkeys(form for text in (answer, *cut) for form in (text, text.replace("*", ""))))
+
+
+class InstructionsVerifier:
+    """The share of instructions that an answer follows, or 1.0 only when it follows all.
+
+    ``reference``: the row (see :func:`read_instructions`); without one, ``context`` is. ``mode``: ``strict`` reads the
+    answer as it is; in ``loose`` an instruction is followed when one of :func:`loose_forms` follows it. ``value``:
+    ``share`` or ``all``; ``passed`` is always all. Thoughts before ``</think>`` are not part of the answer, unless
+    ``keep_thoughts``. An empty answer, or one beyond ``max_chars``, follows nothing.
+
+    Parts: each instruction's id (a second one of an id is ``id#2``), and ``strict_all``, ``strict_share``,
+    ``loose_all``, ``loose_share``, the four numbers of the paper.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: Literal["strict", "loose"] = "strict",
+        value: Literal["share", "all"] = "share",
+        keep_thoughts: bool = False,
+        max_chars: int = 200_000,
+    ) -> None:
+        if mode not in ("strict", "loose"):
+            raise ConfigError(f"mode must be 'strict' or 'loose', not {mode!r}")
+        if value not in ("share", "all"):
+            raise ConfigError(f"value must be 'share' or 'all', not {value!r}")
+        if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 1:
+            raise ConfigError(f"max_chars must be a whole number of 1 or more, not {max_chars!r}")
+        self.mode, self.value, self.keep_thoughts, self.max_chars = mode, value, keep_thoughts, max_chars
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        try:
+            checks = read_instructions(context if reference is None else reference)
+        except ConfigError as error:
+            return Failed(reason=str(error))
+        except UnknownNameError as error:
+            return Failed(reason=str(error))
+        text = answer if self.keep_thoughts else after_thinking(answer)
+        if len(text) > self.max_chars:
+            text = ""
+        strict = [_follows(check, [text]) for _, check in checks]
+        others = loose_forms(text)
+        loose = [done or _follows(check, others) for done, (_, check) in zip(strict, checks, strict=True)]
+        followed = strict if self.mode == "strict" else loose
+        share = sum(followed) / len(followed)
+        parts = dict(zip(_names([name for name, _ in checks]), map(float, followed), strict=True))
+        parts |= {"strict_all": float(all(strict)), "strict_share": sum(strict) / len(strict)}
+        parts |= {"loose_all": float(all(loose)), "loose_share": sum(loose) / len(loose)}
+        broken = [name for (name, _), done in zip(checks, followed, strict=True) if not done]
+        return Score(
+            value=share if self.value == "share" else float(not broken),
+            passed=not broken,
+            detail=f"not followed: {', '.join(broken)}" if broken else "",
+            parts=parts,
+        )
+
+
+def _follows(check: Check, forms: Sequence[str]) -> bool:
+    return any(form.strip() and check(form) for form in forms)
+
+
+def _names(ids: Sequence[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    names = []
+    for name in ids:
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
