@@ -100,7 +100,7 @@ def _shown(result: RunResult, limits: Limits) -> ToolResult:
         parts.append(_ENDINGS[result.status].format(limits=limits))
     elif not result.ok and not parts[1]:
         ending = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
-        parts.append(f"Error: the code ended with {ending}")
+        parts.append(f"Error: the code ended Python with {ending}; variables are lost, files are kept.")
     text = "\n".join(part for part in parts if part)
     return ToolResult(text=text or "(no output; print a value to see it)", ok=result.ok)
 
