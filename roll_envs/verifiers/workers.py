@@ -33,8 +33,9 @@ __all__ = ["Outcome", "PoolSettings", "WorkerPool", "close_shared_pools", "share
 _PACKAGE = Path(__file__).resolve().parent
 _KEPT = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """What a worker sees of the environment."""
-_STARVED = 0.5
-"""A task that used less than this share of its deadline in processor time was kept waiting by the machine."""
+_STARVED = 0.15
+"""A task that used less than this share of its deadline in processor time was kept waiting by the machine (an ordinary
+grade uses a fiftieth of it)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +74,10 @@ class Outcome:
     something of the input. ``unavailable``: no worker could do it, which says nothing."""
     value: Any = None
     detail: str = ""
+
+
+_KILL_AT = 0.97
+"""Share of the deadline after which a worker is killed, so that the caller has its answer by the deadline."""
 
 
 class _Gone(Exception):
@@ -159,11 +164,15 @@ class _Worker:
         except (OSError, ValueError, IndexError):
             return None
 
-    def end(self) -> None:
-        """Kill and reap; any number of times."""
+    def kill(self) -> None:
+        """Kill and reap; any number of times, from any thread."""
         self.process.kill()
-        self.abandon()
         self.process.wait()
+
+    def end(self) -> None:
+        """:meth:`kill`, and close its pipes; only for the one thread that uses it."""
+        self.kill()
+        self.abandon()
 
     def abandon(self) -> None:
         """Let go of it without touching the process (after a fork it is the parent's)."""
@@ -211,7 +220,7 @@ class WorkerPool:
             for attempt in (1, 2):
                 worker = self._ready(worker)
                 if until is None:
-                    until = time.monotonic() + deadline_s
+                    until = time.monotonic() + _KILL_AT * deadline_s
                 left = max(0.05, until - time.monotonic())
                 before = worker.cpu_s()
                 try:
@@ -285,9 +294,17 @@ class WorkerPool:
         """Kill every process, those at work too; any number of times. Later tasks are ``unavailable``."""
         with self._lock:
             self._closed = True
-            workers, self._all, self._spare = list(self._all), set(), None
+            workers, spare = list(self._all), self._spare
+            self._all, self._spare = set(), None
+        if spare is not None:
+            spare.end()
         for worker in workers:
-            worker.end()
+            worker.kill()  # a thread that waits for its reply sees the pipe end, and closes what it holds
+        with contextlib.suppress(queue.Empty):
+            while True:
+                idle = self._idle.get_nowait()
+                if idle is not None:
+                    idle.end()
 
     def _after_fork(self) -> None:
         """In a child made by ``os.fork`` the processes are still the parent's: start over, and leave them alone."""

@@ -1,0 +1,109 @@
+r"""The final answer of a mathematical text: boxed, announced, or the last mathematics in it."""
+
+from __future__ import annotations
+
+import re
+
+from roll_envs.verifiers.extract import after_thinking, answer_phrase, boxed, tail
+
+__all__ = ["final_expression"]
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_SPAN = re.compile(
+    r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$((?:\\.|[^$\n\\])+)\$|\\\[((?:[^\\]|\\(?!\]))+)\\\]|\\\(((?:[^\\]|\\(?!\)))+)\\\)"
+)
+_STOP = re.compile(
+    r"\.\s|\.$|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b|,\s+(?:because|since|as|so|which)\b"
+)
+_PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z}])")
+_NUMBER = re.compile(
+    r"[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][+-]?\d+)?\s*(?:\\?%)?"
+)
+_LEAD = re.compile(
+    r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?)\b[,:\s]*)+"
+    r"|(?:[A-Za-z]{2,}[\s,]+){0,3}[A-Za-z]{2,}:\s+",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"\s*(?:,|;|,?\s*and|,?\s*or|\.)?\s*", re.IGNORECASE)
+_FEW_WORDS = 3
+_SHORT = 300
+
+
+def final_expression(text: str, *, require_boxed: bool = False) -> str:
+    r"""The part of ``text`` that is the answer; empty where there is none.
+
+    ``final_expression("We get $x=2$, so the answer is $\\frac12$ cm.")`` is ``"\\frac12 cm"``.
+    """
+    text = after_thinking(tail(text))
+    tagged = _TAGGED.findall(text)
+    if tagged:
+        text = tagged[-1]
+    boxes = boxed(text)
+    if boxes:
+        return boxes[-1] if len(boxes) == 1 else ", ".join(boxes)
+    if require_boxed:
+        return ""
+    phrase = answer_phrase(text)
+    if phrase is not None:
+        return _from_phrase(phrase)
+    lead = _LEAD.match(text.strip())
+    bare = text.strip()[lead.end() if lead else 0 :]
+    spans = list(_SPAN.finditer(text))
+    if spans and _words(text[: spans[-1].start()]):
+        return _joined(text, spans)
+    if len(bare) <= _SHORT and "\n" not in bare and not _is_prose(bare):
+        return bare
+    if len(bare) > _SHORT and not _is_prose(bare[:_SHORT]) and not _is_prose(bare[-_SHORT:]):
+        return bare
+    if spans:
+        return _joined(text, spans)
+    numbers = [m.group() for m in _NUMBER.finditer(text) if m.group().strip()]
+    return numbers[-1].strip() if numbers else bare.splitlines()[-1] if bare else ""
+
+
+def _is_prose(text: str) -> bool:
+    """More words than an answer with a unit has; words of LaTeX and within its braces do not count."""
+    return len(_words(text)) > _FEW_WORDS
+
+
+def _words(text: str) -> list[str]:
+    return [w for w in _PROSE.findall(_SPAN.sub(" ", text)) if w.lower() not in ("or", "and", "sqrt", "pi")]
+
+
+def _from_phrase(phrase: str) -> str:
+    spans = list(_SPAN.finditer(phrase))
+    if not spans:
+        return _STOP.split(phrase, maxsplit=1)[0].strip() if _is_prose(phrase) else phrase
+    # "$x=1$ or $x=2$" is one answer; what comes after a few words of text is not.
+    end, kept = spans[0].end(), [spans[0]]
+    for span in spans[1:]:
+        if not _BETWEEN.fullmatch(phrase[end : span.start()]):
+            break
+        kept.append(span)
+        end = span.end()
+    before = phrase[: spans[0].start()].strip()
+    said, *reasons = _STOP.split(before + " ", maxsplit=1)
+    if reasons and re.search(r"\d", said):
+        return said.strip()
+    if before and _is_prose(before):
+        return _content(spans[0])
+    after = _STOP.split(phrase[end:] + " ", maxsplit=1)[0].rstrip(" .")
+    trailing = after if len(after) <= 40 and "$" not in after else ""
+    middle = ", ".join(map(_content, kept))
+    head = before if before and not _PROSE.search(before) else ""
+    return f"{head} {middle}{trailing}".strip()
+
+
+def _joined(text: str, spans: list[re.Match[str]]) -> str:
+    """The last span, with those right before it that are joined to it by a comma or "and"."""
+    chosen = [spans[-1]]
+    for before in reversed(spans[:-1]):
+        between = text[before.end() : chosen[0].start()]
+        if not re.fullmatch(r"\s*(?:,|;|,?\s*and|,?\s*or)\s*", between, re.IGNORECASE):
+            break
+        chosen.insert(0, before)
+    return ", ".join(map(_content, chosen))
+
+
+def _content(span: re.Match[str]) -> str:
+    return next(group for group in span.groups() if group is not None)

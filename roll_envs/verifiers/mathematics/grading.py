@@ -1,0 +1,315 @@
+"""Whether an answer is the reference: like is compared with like, and by SymPy in the end. Runs in worker processes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+from roll_envs.verifiers.mathematics import symbols
+from roll_envs.verifiers.mathematics.plain_numbers import plain_number
+from roll_envs.verifiers.mathematics.regions import region_of, same_inequality
+from roll_envs.verifiers.mathematics.structure import (
+    Brackets,
+    Equation,
+    Expression,
+    Items,
+    Matrix,
+    Node,
+    Region,
+    Unreadable,
+    Words,
+    read,
+)
+from roll_envs.verifiers.mathematics.units import Unit
+
+__all__ = ["TASKS", "check", "compare"]
+
+_DIMENSIONLESS = Unit()
+_DEGREE = Unit(powers=(("degree", 1),))
+_PERMUTED = 8
+"""Longest list that is compared with labels."""
+
+
+def check(reference: str) -> str:
+    """Read and evaluate a tidied reference by itself; why it cannot be used, or an empty text."""
+    readings = _read(reference)
+    if not readings:
+        return "there is nothing in it"
+    for node in readings:
+        _evaluate(node)
+    if not any(same(node, node) for node in readings):
+        return "it is not equal to itself"
+    return ""
+
+
+def _evaluate(node: Node) -> None:
+    """Do with a reference alone what a comparison will do with it; what the parser does not know stays text."""
+    if isinstance(node, Expression):
+        _value_of(node.text)
+    elif isinstance(node, Region):
+        region_of(node)
+    elif isinstance(node, Equation):
+        for side in node.sides[:-1]:
+            _value_of(side)
+        _evaluate(node.right)
+    elif isinstance(node, Items | Brackets):
+        for item in node.items:
+            _evaluate(item)
+    elif isinstance(node, Matrix):
+        for row in node.rows:
+            for cell in row:
+                _evaluate(cell)
+
+
+def _value_of(text: str) -> None:
+    try:
+        symbols.probe(symbols.parse(text))
+    except symbols.Unparsed:
+        return
+
+
+def compare(reference: str, answer: str) -> bool:
+    """Whether two tidied texts say the same."""
+    try:
+        answers = _read(answer)
+    except Unreadable:
+        return False
+    return any(same(gold, said) for gold in _read(reference) for said in answers)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(text: str) -> tuple[Node, ...]:
+    return tuple(read(text))
+
+
+def same(gold: Node, said: Node) -> bool:
+    """Whether ``said`` answers ``gold``; not symmetric: what the reference spells out may be left out."""
+    if isinstance(gold, Words) or isinstance(said, Words):
+        return _spelled(gold) == _spelled(said) != ""
+    if isinstance(gold, Equation) or isinstance(said, Equation):
+        return _same_with_equation(gold, said)
+    if isinstance(gold, Region) or isinstance(said, Region):
+        return _same_region(gold, said)
+    if type(gold) is type(said):
+        return _SAME[type(gold)](gold, said)
+    if isinstance(gold, Brackets) and isinstance(said, Items):
+        return not said.braces and (gold.left, gold.right) == ("(", ")") and _in_order(gold.items, said.items)
+    if isinstance(gold, Items) and isinstance(said, Brackets):
+        return not gold.braces and (said.left, said.right) == ("(", ")") and _in_order(gold.items, said.items)
+    if isinstance(gold, Items) and isinstance(said, Expression):
+        return gold.braces and len(gold.items) == 1 and same(gold.items[0], said)
+    if isinstance(gold, Expression) and isinstance(said, Items):
+        return said.braces and len(said.items) == 1 and same(gold, said.items[0])
+    if isinstance(gold, Matrix) and isinstance(said, Brackets):
+        return _is_vector(gold) and _in_order([cell for row in gold.rows for cell in row], said.items)
+    if isinstance(gold, Brackets) and isinstance(said, Matrix):
+        return _is_vector(said) and _in_order(gold.items, [cell for row in said.rows for cell in row])
+    if isinstance(gold, Matrix | Expression) and isinstance(said, Matrix | Expression):
+        return symbols.equal(_algebra(gold), _algebra(said))
+    return False
+
+
+def _spelled(node: Node) -> str:
+    """A node as words: case, spaces and marks do not count. Letters of other scripts stay."""
+    if not isinstance(node, Words | Expression) or (isinstance(node, Expression) and node.unit is not None):
+        return ""
+    return re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold()
+
+
+# -- expressions -------------------------------------------------------------------------------------------------------
+
+
+def _same_expression(gold: Expression, said: Expression) -> bool:
+    if (gold.weak or said.weak) and (gold.unit is None or said.unit is None or (gold.weak and said.weak)):
+        # A letter that may be a variable is a unit only where the other side names one.
+        return False
+    if gold.unit is not None and said.unit is not None:
+        return _same_quantity(gold, said, gold.unit, said.unit)
+    if _same_value(gold.text, said.text):
+        return True
+    if gold.percent != said.percent:
+        part, whole = (gold, said) if gold.percent else (said, gold)
+        return whole.unit is None and _same_value(rf"\frac{{{part.text}}}{{100}}", whole.text)
+    if _DEGREE in (gold.unit, said.unit) and None in (gold.unit, said.unit):
+        angle, other = (gold, said) if gold.unit is not None else (said, gold)
+        return r"\pi" in other.text and _same_value(rf"({angle.text})\cdot\frac{{\pi}}{{180}}", other.text)
+    return False
+
+
+def _same_quantity(gold: Expression, said: Expression, one: Unit, other: Unit) -> bool:
+    if one.words or other.words:
+        words, said_words = one.words.split(), other.words.split()
+        alike = bool(words and said_words) and (set(words) <= set(said_words) or set(said_words) <= set(words))
+        return (alike or _DIMENSIONLESS in (one, other)) and _same_value(gold.text, said.text)
+    if _DIMENSIONLESS in (one, other):
+        return _same_value(gold.text, said.text)
+    if one.powers != other.powers:
+        return False
+    ratio = other.factor / one.factor
+    if ratio == 1:
+        return _same_value(gold.text, said.text)
+    return _same_value(gold.text, rf"({said.text})\cdot\frac{{{ratio.numerator}}}{{{ratio.denominator}}}")
+
+
+def _same_value(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    a, b = plain_number(one), plain_number(other)
+    if a is not None and b is not None:
+        return a == b
+    based = [re.fullmatch(r"(\w+)_\{?\d+\}?", text) for text in (one, other)]
+    if (based[0] is None) != (based[1] is None) and (a is not None or b is not None):
+        # The base may be left out where the question names it.
+        with_base = based[0] or based[1]
+        return with_base is not None and with_base[1] == (other if based[0] else one)
+    try:
+        return symbols.equal(_parsed(one, a), _parsed(other, b))
+    except symbols.Unparsed:
+        return _bare(one) == _bare(other)
+
+
+def _parsed(text: str, number: Fraction | None) -> Any:
+    return symbols.parse(text) if number is None else sympy.Rational(number.numerator, number.denominator)
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[\s{}]|\\text", "", text)
+
+
+def _algebra(node: Matrix | Expression) -> Any:
+    if isinstance(node, Expression):
+        return symbols.parse(node.text)
+    cells = [[_algebra(c) if isinstance(c, Matrix | Expression) else sympy.nan for c in row] for row in node.rows]
+    return sympy.Matrix(cells)
+
+
+# -- several -----------------------------------------------------------------------------------------------------------
+
+
+def _same_items(gold: Items, said: Items) -> bool:
+    wanted, given = list(gold.items), list(said.items)
+    if gold.braces and said.braces:
+        wanted, given = _distinct(wanted), _distinct(given)
+    if len(wanted) != len(given):
+        return False
+    labels = {node.sides[0] for node in wanted if isinstance(node, Equation)}
+    if len(labels) == len(wanted) > 1 and not any(isinstance(node, Equation) for node in given):
+        return _in_order(wanted, given)  # "x=1, y=2" is not "2, 1"
+    return _matched(wanted, given)
+
+
+def _matched(wanted: Sequence[Node], given: Sequence[Node]) -> bool:
+    """Whether each has its own partner. Equality is transitive, so the first partner found will do."""
+    left = list(given)
+    for node in wanted:
+        partner = next((i for i, other in enumerate(left) if same(node, other)), None)
+        if partner is None:
+            return False
+        del left[partner]
+    return not left
+
+
+def _distinct(nodes: Sequence[Node]) -> list[Node]:
+    kept: list[Node] = []
+    for node in nodes:
+        if not any(same(other, node) for other in kept):
+            kept.append(node)
+    return kept
+
+
+def _in_order(gold: Sequence[Node], said: Sequence[Node]) -> bool:
+    return len(gold) == len(said) and all(same(a, b) for a, b in zip(gold, said, strict=True))
+
+
+def _same_brackets(gold: Brackets, said: Brackets) -> bool:
+    return (gold.left, gold.right) == (said.left, said.right) and _in_order(gold.items, said.items)
+
+
+def _same_matrix(gold: Matrix, said: Matrix) -> bool:
+    return len(gold.rows) == len(said.rows) and all(_in_order(a, b) for a, b in zip(gold.rows, said.rows, strict=True))
+
+
+def _is_vector(matrix: Matrix) -> bool:
+    return len(matrix.rows) == 1 or all(len(row) == 1 for row in matrix.rows)
+
+
+# -- equations and regions ---------------------------------------------------------------------------------------------
+
+
+def _same_with_equation(gold: Node, said: Node) -> bool:
+    if isinstance(gold, Equation) and isinstance(said, Equation):
+        if _is_name(gold.sides[0]) and _is_name(said.sides[0]):
+            if _bare(gold.sides[0]) == _bare(said.sides[0]):
+                return same(gold.right, said.right)
+            if len(gold.sides) == len(said.sides) == 2 and not _is_name(said.sides[1]):
+                return False if _constant(said.sides[1]) else _same_equation(gold, said)
+        return _same_equation(gold, said)
+    if isinstance(gold, Equation):
+        return _is_name(gold.sides[0]) and not isinstance(said, Region) and same(gold.right, said)
+    assert isinstance(said, Equation)
+    if isinstance(gold, Region):
+        return False
+    return (_is_name(said.sides[0]) or _holds(said)) and same(gold, said.right)
+
+
+def _is_name(side: str) -> bool:
+    """A variable, a function of variables, or a point of variables."""
+    name = r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*|\\text\{[^{}]*\}|[A-Za-z]\w*)"
+    return (
+        re.fullmatch(rf"{name}(?:\s*\(\s*{name}(?:\s*,\s*{name})*\s*\))?|\(\s*{name}(?:\s*,\s*{name})*\s*\)", side)
+        is not None
+    )
+
+
+def _constant(side: str) -> bool:
+    try:
+        return plain_number(side) is not None or not symbols.parse(side).free_symbols
+    except symbols.Unparsed:
+        return False
+
+
+def _holds(said: Equation) -> bool:
+    """Whether every side is equal to the last: "2+3=5" may stand for 5, "4=5" not."""
+    return all(_same_value(side, said.sides[-1]) for side in said.sides[:-1])
+
+
+def _same_equation(gold: Equation, said: Equation) -> bool:
+    """Whether one is a multiple of the other."""
+    if len(gold.sides) != 2 or len(said.sides) != 2:
+        return False
+    try:
+        one, other = (symbols.parse(e.sides[0]) - symbols.parse(e.sides[1]) for e in (gold, said))
+    except (symbols.Unparsed, TypeError):
+        return [_bare(s) for s in gold.sides] == [_bare(s) for s in said.sides]
+    if not one.free_symbols or one.free_symbols != other.free_symbols:
+        return False
+    ratio = sympy.cancel(sympy.together(one / other))
+    return not ratio.free_symbols and ratio.is_finite is True and ratio.is_zero is False
+
+
+def _same_region(gold: Node, said: Node) -> bool:
+    if isinstance(gold, Region) and isinstance(said, Region):
+        found = same_inequality(gold, said)
+        if found is not None:
+            return found
+    one, other = region_of(gold), region_of(said)
+    if one is None or other is None:
+        return False
+    if one.variable and other.variable and one.variable != other.variable:
+        return False
+    return bool(one.set == other.set or sympy.SymmetricDifference(one.set, other.set).is_empty)
+
+
+_SAME: dict[type[Any], Callable[[Any, Any], bool]] = {
+    Expression: _same_expression,
+    Items: _same_items,
+    Brackets: _same_brackets,
+    Matrix: _same_matrix,
+}
+
+TASKS: dict[str, Callable[..., Any]] = {"check": check, "compare": compare}

@@ -1,0 +1,180 @@
+"""Regions of the real line as SymPy sets: intervals, unions, inequalities. Runs in worker processes only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+from roll_envs.verifiers.mathematics import symbols
+from roll_envs.verifiers.mathematics.structure import Brackets, Expression, Items, Node, Region, read, split
+
+__all__ = ["Line", "region_of", "same_inequality"]
+
+_SIGN = re.compile(r"([<>≤≥≠=])")
+_RELATIONS: dict[str, Any] = {
+    "<": sympy.StrictLessThan,
+    ">": sympy.StrictGreaterThan,
+    "≤": sympy.LessThan,
+    "≥": sympy.GreaterThan,
+    "≠": sympy.Unequality,
+    "=": sympy.Equality,
+}
+_FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A part of the real line, and the variable that was named for it."""
+
+    set: Any
+    variable: str
+
+
+def region_of(node: Node) -> Line | None:
+    """The part of the real line that a node names; ``None`` when it names none."""
+    try:
+        if isinstance(node, Region):
+            return _inequalities(node) if node.kind == "inequalities" else _sets(node)
+        found = _piece(node)
+    except (symbols.Unparsed, TypeError, NotImplementedError, ValueError):
+        return None
+    return None if found is None else Line(set=found, variable="")
+
+
+def _sets(region: Region) -> Line | None:
+    found: Any = None
+    for i, text in enumerate(region.pieces):
+        piece = _named(text)
+        if piece is None:
+            return None
+        if found is None:
+            found = piece
+        else:
+            joint = region.joints[i - 1]
+            found = {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[joint](found, piece)
+    return Line(set=found, variable=region.variable)
+
+
+def _named(text: str) -> Any:
+    if text in ("ℝ", r"\text{R}"):
+        return sympy.S.Reals
+    if text == "∅":
+        return sympy.S.EmptySet
+    if text.startswith("(") and split(text[1:-1], "∪∩∖")[1:]:
+        inner = region_of(read(text[1:-1])[0])
+        return inner.set if inner is not None else None
+    readings = read(text)
+    return _piece(readings[0]) if readings else None
+
+
+def _piece(node: Node) -> Any:
+    if isinstance(node, Region):
+        inner = region_of(node)
+        return inner.set if inner is not None else None
+    if isinstance(node, Brackets) and len(node.items) == 2 and all(isinstance(e, Expression) for e in node.items):
+        start, end = (_number(e) for e in node.items)
+        if start is None or end is None:
+            return None
+        return sympy.Interval(start, end, node.left == "(", node.right == ")")
+    if isinstance(node, Items) and node.braces:
+        numbers = [_number(e) for e in node.items]
+        return None if None in numbers else sympy.FiniteSet(*numbers)
+    return None
+
+
+def _number(node: Node) -> Any:
+    if not isinstance(node, Expression) or node.unit is not None:
+        return None
+    value = symbols.parse(node.text.lstrip("+")).doit()
+    return value if value.is_extended_real and not value.free_symbols else None
+
+
+def _inequalities(region: Region) -> Line | None:
+    whole: Any = None
+    variable: Any = None
+    for i, text in enumerate(region.pieces):
+        found = _chain(text)
+        if found is None:
+            return None
+        name, piece = found
+        if variable is not None and name != variable:
+            return None
+        variable = name
+        joint = region.joints[i - 1] if i else ""
+        if whole is None:
+            whole = piece
+        elif joint == "∨":
+            whole = sympy.Union(whole, piece)
+        else:
+            both = sympy.Intersection(whole, piece)
+            # A comma is "and" where that leaves something, else "or".
+            whole = sympy.Union(whole, piece) if joint == "," and both.is_empty else both
+    return Line(set=whole, variable=str(variable))
+
+
+def _chain(text: str) -> tuple[Any, Any] | None:
+    """``1 < x ≤ 2`` as its variable and its set."""
+    tokens = _SIGN.split(text)
+    if len(tokens) < 3 or len(tokens) > 9:
+        return None
+    sides, signs = [symbols.parse(t.strip()).doit() for t in tokens[::2]], tokens[1::2]
+    names = set().union(*(side.free_symbols for side in sides))
+    if len(names) != 1:
+        return None
+    (name,) = names
+    found: Any = sympy.S.Reals
+    for left, sign, right in zip(sides, signs, sides[1:], strict=False):
+        found = sympy.Intersection(found, _solved(left, sign, right, name))
+    return sympy.Symbol(name.name), found
+
+
+def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
+    if right == name and not left.free_symbols:
+        left, sign, right = right, _FLIPPED.get(sign, sign), left
+    if left == name and not right.free_symbols:
+        return {
+            "<": lambda: sympy.Interval.open(-sympy.oo, right),
+            "≤": lambda: sympy.Interval(-sympy.oo, right),
+            ">": lambda: sympy.Interval.open(right, sympy.oo),
+            "≥": lambda: sympy.Interval(right, sympy.oo),
+            "≠": lambda: sympy.Complement(sympy.S.Reals, sympy.FiniteSet(right)),
+            "=": lambda: sympy.FiniteSet(right),
+        }[sign]()
+    real = sympy.Symbol(name.name, real=True)
+    relation = _RELATIONS[sign](left.subs(name, real), right.subs(name, real))
+    if relation in (sympy.true, sympy.false):
+        return sympy.S.Reals if relation == sympy.true else sympy.S.EmptySet
+    return relation.as_set()
+
+
+def same_inequality(gold: Region, said: Region) -> bool | None:
+    """For inequalities in several variables: whether one is a positive multiple of the other; ``None`` for others."""
+    first, second = _difference(gold), _difference(said)
+    if first is None or second is None:
+        return None
+    (one, sign), (other, other_sign) = first, second
+    if len(one.free_symbols) < 2 and len(other.free_symbols) < 2:
+        return None
+    if one.free_symbols != other.free_symbols or sign != other_sign:
+        return False
+    ratio = sympy.cancel(sympy.together(one / other))
+    if ratio.free_symbols:
+        return False
+    return bool(ratio.is_positive) if sign != "≠" else ratio.is_zero is False
+
+
+def _difference(region: Region) -> tuple[Any, str] | None:
+    """Left minus right of a single inequality, turned so that it points one way."""
+    if region.kind != "inequalities" or len(region.pieces) != 1:
+        return None
+    tokens = _SIGN.split(region.pieces[0])
+    if len(tokens) != 3:
+        return None
+    try:
+        left, right = (symbols.parse(t.strip()) for t in tokens[::2])
+        return (right - left, _FLIPPED[tokens[1]]) if tokens[1] in "<≤" else (left - right, tokens[1])
+    except (symbols.Unparsed, TypeError):
+        return None

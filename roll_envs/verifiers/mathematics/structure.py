@@ -1,0 +1,385 @@
+"""What kind of answer a tidied text is: number with unit, words, list, set, brackets, region, equation or matrix.
+
+No algebra is done here; expressions stay texts. A text that can be read in two ways gives both (``1,234`` is one number
+or two). All in time that grows with the length of the text times its depth, and both are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from roll_envs.verifiers.mathematics.plain_numbers import grouped, plain_number
+from roll_envs.verifiers.mathematics.tidy import MONEY
+from roll_envs.verifiers.mathematics.units import Unit, is_unit_word, read_unit
+
+__all__ = [
+    "Brackets",
+    "Equation",
+    "Expression",
+    "Items",
+    "Matrix",
+    "Node",
+    "Region",
+    "Unreadable",
+    "Words",
+    "read",
+    "split",
+]
+
+MAX_ITEMS = 200
+MAX_DEPTH = 12
+
+
+class Unreadable(Exception):
+    """Too deep or too long a list for an answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expression:
+    """An expression, perhaps with a unit or as a percentage."""
+
+    text: str
+    unit: Unit | None = None
+    percent: bool = False
+    weak: bool = False
+    """The unit is a single letter that may be a variable, so it counts only against a unit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Items:
+    """Several answers: in the braces of a set, or just one after the other."""
+
+    items: tuple[Node, ...]
+    braces: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Brackets:
+    """A point or an interval: ``(1, 2]``."""
+
+    left: str
+    right: str
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """Intervals and sets joined by signs, or inequalities joined by and/or; pieces and signs alternate."""
+
+    kind: Literal["sets", "inequalities"]
+    pieces: tuple[str, ...]
+    joints: tuple[str, ...]
+    variable: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Equation:
+    """``sides[0] = sides[1] = ...``; the last may be anything."""
+
+    sides: tuple[str, ...]
+    right: Node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matrix:
+    rows: tuple[tuple[Node, ...], ...]
+
+
+Node = Expression | Words | Items | Brackets | Region | Equation | Matrix
+
+_OPEN, _CLOSE = "([{⦃", ")]}⦄"
+_MATRIX = re.compile(
+    r"\\begin\{(?:[pbvBV]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}", re.DOTALL
+)
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
+_COMPARISON = re.compile(r"[<>≤≥≠]")
+_MEMBER = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*∈\s*")
+_FRENCH = re.compile(r"([\]\[(])([^\[\]()]*[,;][^\[\]()]*)([\[\])])")
+_COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NO_UNIT = frozenset(
+    "or and plus minus times divided over half halves third thirds quarter quarters squared cubed root mod modulo to "
+    "not negative factorial below above power choose".split()
+)
+"""Words behind a number that change its value."""
+_YES_NO = frozenset(
+    "yes no true false none odd even both neither zero one two three four five six seven eight nine ten red blue "
+    "dne".split()
+)
+_FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
+_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
+_TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
+_TAIL_WORD = re.compile(r"(°[CF]?|(?<![A-Za-z\\°])[A-Za-zµΩ]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
+_TAIL_JOINT = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
+_TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
+_OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
+_MONEY = "¤€£¥₹"
+
+
+def read(text: str, depth: int = 0) -> list[Node]:
+    """The readings of a tidied text, the likeliest first; none for nothing. Raises :class:`Unreadable`."""
+    if depth > MAX_DEPTH:
+        raise Unreadable("it is nested too deeply")
+    text = text.strip()
+    if not text:
+        return []
+    if _TIME.fullmatch(text):
+        # A time of day, or a ratio.
+        return [Words(text=text), *([] if re.search(r"m|:00", text) else [Expression(text=text)])]
+    words = _as_words(text)
+    if words is not None:
+        inner = _TEXT.fullmatch(text)
+        return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
+    for reader in (_matrix, _single_group, _region, _several, _brackets, _equation):
+        found = reader(text, depth)
+        if found:
+            return found
+    return _expressions(text)
+
+
+def first(text: str, depth: int) -> Node:
+    found = read(text, depth + 1)
+    if not found:
+        raise Unreadable("a part of it is empty")
+    return found[0]
+
+
+def split(text: str, separators: str) -> list[str]:
+    """Parts between separators that stand in no brackets."""
+    parts, depth, start = [], 0, 0
+    for i, letter in enumerate(text):
+        if letter in _OPEN:
+            depth += 1
+        elif letter in _CLOSE:
+            depth -= 1
+        elif letter in separators and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]
+
+
+def _as_words(text: str) -> Words | None:
+    """Words that are no mathematics."""
+    inner = _TEXT.fullmatch(text)
+    if inner is not None:
+        text = inner[1].strip().strip("()").strip().rstrip(".")
+        return Words(text=text) if re.search(r"[^\W\d_]", text) and plain_number(text) is None else None
+    if not _WORDS.fullmatch(text):
+        return None
+    words = re.findall(r"[A-Za-z'-]+", text.casefold())
+    if _FUNCTION_WORDS & set(words) or _JOIN.search(text):
+        return None
+    long = [w for w in words if len(w) > 3 or w in _YES_NO]
+    return Words(text=text) if long and (len(words) == len(long) or len(words) > 1) else None
+
+
+def _matrix(text: str, depth: int) -> list[Node]:
+    match = _MATRIX.fullmatch(text)
+    if match is None or "\\begin" in match[1]:
+        return []
+    rows = [row.strip() for row in match[1].replace("\\hline", "").split("\\\\")]
+    cells = [[cell.strip() for cell in row.split("&")] for row in rows if row]
+    if sum(map(len, cells)) > MAX_ITEMS:
+        raise Unreadable(f"a matrix of more than {MAX_ITEMS} entries")
+    return [Matrix(rows=tuple(tuple(first(cell, depth) for cell in row) for row in cells))]
+
+
+def _single_group(text: str, depth: int) -> list[Node]:
+    """What is in brackets around a whole text without commas: ``{x}``, ``(x+1)``; sets with one element."""
+    if text[0] not in "{(⦃" or _partner(text) != len(text) - 1:
+        return []
+    inner = text[1:-1].strip()
+    several = len(split(inner, ",;")) > 1
+    if text[0] == "⦃" or (text[0] == "{" and several):
+        return _set(inner, depth)
+    return [] if several else read(inner, depth + 1)
+
+
+def _set(inner: str, depth: int) -> list[Node]:
+    for bar in ("|", ":"):
+        variable, found, condition = inner.partition(bar)
+        member = _MEMBER.match(variable.strip() + " ")
+        name = member[1] if member else variable.strip()
+        if found and re.fullmatch(r"[A-Za-z]|\\[a-z]+", name) and _COMPARISON.search(condition):
+            return [node for node in read(condition, depth + 1) if isinstance(node, Region)]
+    parts = [part for part in split(inner, ",;") if part.strip()]
+    return [_items(parts, depth, braces=True)]
+
+
+def _items(parts: Sequence[str], depth: int, *, braces: bool) -> Items:
+    if len(parts) > MAX_ITEMS:
+        raise Unreadable(f"a list of more than {MAX_ITEMS} items")
+    return Items(items=tuple(first(part, depth) for part in parts), braces=braces)
+
+
+def _region(text: str, depth: int) -> list[Node]:
+    member = _MEMBER.match(text)
+    variable = member[1] if member else ""
+    body = text[member.end() :] if member else text
+    if _COMPARISON.search(body):
+        return _inequalities(body)
+    pieces = split(body.replace(r"\text{or}", "∪"), "∪∩∖")
+    if len(pieces) == 1 and body.strip() not in ("ℝ", "∅") and not member:
+        return []
+    joints = _joints(body)
+    if len(pieces) > MAX_ITEMS or len(joints) != len(pieces) - 1:
+        raise Unreadable("too many parts")
+    return [Region(kind="sets", pieces=tuple(p.strip() for p in pieces), joints=joints, variable=variable)]
+
+
+def _joints(text: str) -> tuple[str, ...]:
+    found, depth = [], 0
+    for letter in text:
+        depth += (letter in _OPEN) - (letter in _CLOSE)
+        if letter in "∪∩∖" and depth == 0:
+            found.append(letter)
+    return tuple(found)
+
+
+def _inequalities(text: str) -> list[Node]:
+    marked = _JOIN.sub(lambda m: "∨" if (m[1] or m[2]) == "or" else "∧", text)
+    pieces: list[str] = []
+    joints: list[str] = []
+    start = depth = 0
+    for i, letter in enumerate(marked):
+        depth += (letter in _OPEN) - (letter in _CLOSE)
+        if letter in "∨∧,;∪" and depth == 0:
+            pieces.append(marked[start:i])
+            joints.append({"∪": "∨", ";": ","}.get(letter, letter))
+            start = i + 1
+    pieces.append(marked[start:])
+    pieces = [p.strip() for p in pieces]
+    if len(pieces) > MAX_ITEMS or not all(pieces):
+        return []
+    return [Region(kind="inequalities", pieces=tuple(pieces), joints=tuple(joints))]
+
+
+def _several(text: str, depth: int) -> list[Node]:
+    """A list without brackets: ``1, 2``, ``x=1 or x=2``, ``1 ± 2``."""
+    joined = _JOIN.sub(",", text)
+    parts = [part for part in split(joined, ",;") if part.strip()]
+    if len(parts) < 2:
+        return _both_signs(text, depth) if "±" in text else []
+    bare = text.lstrip("+-" + _MONEY).strip()
+    number = re.split(r"[^\d,. ]", bare, maxsplit=1)[0].strip()
+    if grouped(number) and len(split(joined.replace(number, "0", 1), ",;")) == 1:
+        spaced = [_items(parts, depth, braces=False)] if number == bare and "." not in number else []
+        return [*_expressions(text), *spaced]
+    if any(part.strip() in ("", "...", r"\ldots", r"\dots", r"\cdots") for part in parts):
+        return _expressions(text)
+    flat: list[Node] = []
+    for part in parts:
+        for node in read(part, depth + 1)[:1]:
+            flat += node.items if isinstance(node, Items) and not node.braces else [node]
+    if len(flat) > MAX_ITEMS:
+        raise Unreadable(f"a list of more than {MAX_ITEMS} items")
+    return [Items(items=tuple(flat), braces=False)]
+
+
+def _both_signs(text: str, depth: int) -> list[Node]:
+    if text.count("±") > 3:
+        raise Unreadable("too many ±")
+    name, equals, rest = text.rpartition("=")
+    head = name + equals
+    plus = first(head + rest.replace("±", "+", 1).strip().removeprefix("+"), depth)
+    minus = first(head + rest.replace("±", "-", 1), depth)
+    both = [n for node in (plus, minus) for n in (node.items if isinstance(node, Items) else (node,))]
+    return [Items(items=tuple(both), braces=False)]
+
+
+def _brackets(text: str, depth: int) -> list[Node]:
+    french = _FRENCH.fullmatch(text)
+    if french is not None and (text[0] == "]" or text[-1] == "["):
+        parts = [part for part in split(french[2], ",;") if part.strip()]
+        if len(parts) == 2:
+            left, right = {"]": "(", "[": "[", "(": "("}[text[0]], {"[": ")", "]": "]", ")": ")"}[text[-1]]
+            return [Brackets(left=left, right=right, items=tuple(first(p, depth) for p in parts))]
+    if text[0] not in "([" or _partner(text) != len(text) - 1:
+        return []
+    parts = [part for part in split(text[1:-1], ",;") if part.strip()]
+    if len(parts) > MAX_ITEMS:
+        raise Unreadable(f"more than {MAX_ITEMS} coordinates")
+    return [Brackets(left=text[0], right=text[-1], items=tuple(first(p, depth) for p in parts))] if parts else []
+
+
+def _partner(text: str) -> int:
+    """Where the bracket that opens a text is closed; -1 when it is not. Any kind closes any, as in ``[0, 1)``."""
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += (letter in _OPEN) - (letter in _CLOSE)
+        if depth == 0:
+            return i
+    return -1
+
+
+def _equation(text: str, depth: int) -> list[Node]:
+    sides = split(text, "=≈")
+    if len(sides) < 2 or not all(side.strip() for side in sides) or len(sides) > 20 or "≈" in text:
+        return []
+    # "x = 5 cm" has the unit on its right, and "(x, y) = (1, 2)" a point.
+    return [Equation(sides=tuple(side.strip() for side in sides), right=first(sides[-1], depth))]
+
+
+def _expressions(text: str) -> list[Node]:
+    """The expression, with what stands behind it as its unit; where a letter may be either, both."""
+    if text.endswith("%") or re.search(r"(?:\\text\s*\{\s*percent\s*\}|\bpercent)\s*$", text):
+        head = re.sub(r"(?:%|\\text\s*\{\s*percent\s*\}|percent)\s*$", "", text).strip()
+        if head:
+            return [Expression(text=head, percent=True)]
+    if text[0] in _MONEY or (text[0] in "+-" and text[1:2] and text[1] in _MONEY):
+        sign = text[0] if text[0] in "+-" else ""
+        money = text[len(sign)]
+        head, unit, _ = _cut_unit(text[len(sign) + 1 :].strip())
+        return [Expression(text=sign + head, unit=read_unit(money) if unit is None or not unit.words else unit)]
+    head, unit, weak = _cut_unit(text)
+    if unit is None:
+        return [Expression(text=text)]
+    if not weak:
+        return [Expression(text=head, unit=unit)]
+    return [Expression(text=text), Expression(text=head, unit=unit, weak=True)]
+
+
+def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
+    """Head, unit and whether the unit might be a variable."""
+    rest, weak = text.rstrip(), False
+    pieces: list[str] = []
+    if _OF_ANGLE.search(rest):
+        return text, None, False  # the degrees belong to the angle: sin 30°
+    while rest and len(pieces) < 12:
+        if match := _TAIL_TEXT.search(rest):
+            if _NO_UNIT & set(re.findall(r"[a-z]+", match[1].casefold())) - {"squared", "cubed"}:
+                break
+            pieces.insert(0, match[1] + (match[2] or ""))
+        elif joint := _TAIL_JOINT.search(rest):
+            if not pieces:
+                break
+            pieces.insert(0, joint[1])
+            rest = rest[: joint.start()].rstrip()
+            continue
+        elif match := _TAIL_WORD.search(rest):
+            word = match[1]
+            known = is_unit_word(word)
+            alone = len(word) == 1 and word.isalpha() and word.isascii()
+            apart = match.start() > 0 and rest[match.start() - 1].isspace() and len(word) > 2
+            if not (known or apart) or word.casefold() in _FUNCTION_WORDS | _NO_UNIT:
+                break
+            weak = weak or alone
+            pieces.insert(0, word + (match[2] or ""))
+        else:
+            break
+        rest = rest[: match.start()].rstrip()
+    if not pieces or not rest or not re.search(r"[\w}\])°]$", rest) or pieces[0] in ("/", "*", "\\cdot", "per"):
+        return text, None, False
+    words = " ".join(pieces).replace(MONEY, " dollars").split()
+    rest = rest.removesuffix("\\cdot").rstrip()
+    while words and words[0].casefold() in _COUNTS:
+        rest = rf"({rest})\cdot {_COUNTS[words.pop(0).casefold()]}"  # 5 million dollars
+    return (rest, read_unit(" ".join(words)), weak) if words else (rest, Unit(), False)

@@ -1,0 +1,180 @@
+"""Expressions in LaTeX to SymPy, and whether two are equal. Runs in worker processes only: it may take for ever."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import re
+from typing import Any
+
+import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    NormalizationConfig,
+    latex2sympy,
+    normalize_latex,
+)
+
+__all__ = ["Unparsed", "equal", "parse", "probe", "same_constant"]
+
+logging.disable(logging.CRITICAL)
+
+_CONFIG = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_PROBES = tuple(
+    sympy.Rational(n, d) for n, d in ((7, 5), (3, 11), (29, 13), (-6, 7), (17, 4), (-23, 9), (5, 3), (1, 8))
+)
+"""Where two expressions with variables are compared; both signs, below and above 1."""
+_DIGITS = 40
+_IMAGINARY = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])|(?<=\d)i(?![A-Za-z])")
+_REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\{?\s*(\d+)\s*\}?")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])")
+_BASE = re.compile(r"([0-9A-F]+)_\{?\s*(\d+)\s*\}?")
+_MODULO = re.compile(r"(\d+)\s*(?:\\bmod|\\mod|\bmod\b)\s*(\d+)")
+
+
+class Unparsed(Exception):
+    """Not an expression that the parser knows."""
+
+
+@functools.lru_cache(maxsize=512)
+def parse(text: str) -> Any:
+    """The expression of a tidied LaTeX text, decimals as exact fractions. Raises :class:`Unparsed`."""
+    text = _DEGREES.sub(r"{(\1\\cdot\\frac{\\pi}{180})}", _REPEATING.sub(_repeating, text))
+    if match := _BASE.fullmatch(text):
+        return _in_base(match[1], int(match[2]))
+    if match := _MODULO.fullmatch(text):
+        return sympy.Integer(int(match[1]) % int(match[2])) if int(match[2]) else sympy.nan
+    try:
+        normal = normalize_latex(text, config=_CONFIG)
+        found = latex2sympy(normal, is_real=True, convert_degrees=False, normalization_config=None)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # a parser made of many parts: it raises anything for what it does not know
+        raise Unparsed(str(error)[:200]) from None
+    if not isinstance(found, sympy.Basic | sympy.MatrixBase):
+        raise Unparsed(f"a {type(found).__name__}")
+    return _exact(found)
+
+
+def _repeating(match: re.Match[str]) -> str:
+    whole, before, period = match.groups()
+    nines = (10 ** len(period) - 1) * 10 ** len(before)
+    value = sympy.Rational(int(before + period) - int(before or 0), nines) + int(whole)
+    return rf"\frac{{{value.p}}}{{{value.q}}}"
+
+
+def _in_base(digits: str, base: int) -> Any:
+    """A numeral with its base: equal to itself only as the same value in the same base, for the form was asked for."""
+    if not 2 <= base <= 16 or any(int(d, 16) >= base for d in digits):
+        raise Unparsed("digits that the base does not have")
+    return sympy.Symbol(f"{int(digits, base)} in base {base}")
+
+
+def _exact(expression: Any) -> Any:
+    """Floats are the decimals that were written: as fractions. ``i`` is the imaginary unit."""
+    floats = expression.atoms(sympy.Float) if isinstance(expression, sympy.Basic) else set()
+    replaced = {f: sympy.Rational(str(f)) for f in floats}
+    names = {s for s in expression.free_symbols if s.name == "i"}
+    replaced |= dict.fromkeys(names, sympy.I)
+    return expression.xreplace(replaced) if replaced else expression
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two expressions have the same value wherever both have one."""
+    if one == other:
+        return True
+    one, other = (_explicit(e) if getattr(e, "is_Matrix", False) else e for e in (one, other))
+    if isinstance(one, sympy.MatrixBase) or isinstance(other, sympy.MatrixBase):
+        same = isinstance(one, sympy.MatrixBase) and isinstance(other, sympy.MatrixBase) and one.shape == other.shape
+        return same and all(equal(a, b) for a, b in zip(one, other, strict=True))
+    if not isinstance(one, sympy.Expr) or not isinstance(other, sympy.Expr):
+        return False
+    one, other = _cleared(one), _cleared(other)
+    if not one.free_symbols and not other.free_symbols:
+        return same_constant(one, other)
+    if one.free_symbols != other.free_symbols:
+        # x - x + 1 has no x in the end.
+        one, other = sympy.simplify(one), sympy.simplify(other)
+        if one.free_symbols != other.free_symbols:
+            return False
+        if not one.free_symbols:
+            return same_constant(one, other)
+    return _same_function(one, other)
+
+
+def _explicit(matrix: Any) -> Any:
+    """A product or sum of matrices carried out."""
+    done = matrix.doit()
+    return done.as_explicit() if isinstance(done, sympy.MatrixExpr) else done
+
+
+def _cleared(expression: Any) -> Any:
+    """Carried out what was only written down (sums, limits, integrals)."""
+    return expression.doit()
+
+
+def same_constant(one: Any, other: Any) -> bool:
+    """Exactly the same number: 1/3 is not 0.3333333333."""
+    if one == other:
+        return True
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
+    if one.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) or other.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
+        return False
+    digits = _DIGITS + sum(len(str(n)) for n in itertools.chain(one.atoms(sympy.Rational), other.atoms(sympy.Rational)))
+    return _is_zero(one - other, _scale(one), digits)
+
+
+def _scale(value: Any) -> Any:
+    size = abs(sympy.N(value, 15))
+    return max(size, sympy.Integer(1)) if size.is_comparable else sympy.Integer(1)
+
+
+def _is_zero(difference: Any, scale: Any, digits: int) -> bool:
+    if difference.is_Rational:
+        return bool(difference == 0)
+    value = sympy.N(difference, digits, maxn=digits + 100)
+    if not value.is_number or value.has(sympy.nan, sympy.zoo, sympy.oo):
+        return False
+    return bool(abs(value) < scale * sympy.Float(10) ** (-(digits - 10)))
+
+
+def _same_function(one: Any, other: Any) -> bool:
+    """Equal at many points; points where either has no real value are left out unless both are complex by nature."""
+    names = sorted(one.free_symbols, key=lambda s: s.name)
+    complex_ = one.has(sympy.I) or other.has(sympy.I)
+    usable = 0
+    for shift in range(len(_PROBES)):
+        point = {s: _PROBES[(shift + 3 * k) % len(_PROBES)] + sympy.Rational(k, 97) for k, s in enumerate(names)}
+        a, b = _value(one, point), _value(other, point)
+        if a is None or b is None or (not complex_ and not (a.is_real and b.is_real)):
+            continue
+        usable += 1
+        if abs(a - b) > sympy.Float(10) ** -25 * max(abs(a), abs(b), 1):
+            return False
+    if usable >= 3:
+        return True
+    difference = sympy.simplify(one - other)
+    return difference.is_zero is True
+
+
+def probe(expression: Any) -> None:
+    """Evaluate it as a comparison would. Raises :class:`ValueError` for what has no value (1/0)."""
+    if not isinstance(expression, sympy.Expr):
+        return
+    expression = _cleared(expression)
+    if expression.has(sympy.nan, sympy.zoo):
+        raise ValueError("it has no value")
+    names = sorted(expression.free_symbols, key=lambda s: s.name)
+    _value(expression, dict(zip(names, itertools.cycle(_PROBES), strict=False)))
+
+
+def _value(expression: Any, point: dict[Any, Any]) -> Any:
+    value = sympy.N(expression.subs(point), _DIGITS, maxn=_DIGITS + 100)
+    if not value.is_number or not value.is_finite:
+        return None
+    # Rounding leaves a trace of an imaginary part on real values.
+    real, imaginary = value.as_real_imag()
+    return real if abs(imaginary) < sympy.Float(10) ** -25 * max(abs(real), 1) else value

@@ -1,0 +1,149 @@
+"""``math``: final answers of mathematics. What is trivial is decided here, all else in worker processes.
+
+An answer that cannot be graded within the deadline, or that kills the worker, is not correct: the reference alone was
+graded before it, so the answer is at fault. A reference that cannot be graded, or workers that cannot be had, give
+:class:`Failed`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.verifiers.mathematics.final import final_expression
+from roll_envs.verifiers.mathematics.plain_numbers import plain_number
+from roll_envs.verifiers.mathematics.tidy import tidy
+from roll_envs.verifiers.references import texts_of
+from roll_envs.verifiers.types import Failed, Score, Verdict
+from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
+
+__all__ = ["MathVerifier"]
+
+_MODULE = "roll_envs.verifiers.mathematics.grading"
+_REMEMBERED = 20_000
+
+
+class MathVerifier:
+    r"""1.0 when the final answer equals the reference (a text, a number, or a list of which any will do).
+
+    The answer is looked for in ``\boxed{}`` (only there with ``require_boxed``), after "the answer is", and last in the
+    text. Answers and references beyond ``max_chars`` are not read. ``deadline_s`` bounds one comparison from the moment
+    a worker has it; ``workers`` and ``memory_mb`` are shared by all verifiers of this process with the same values.
+    Raises :class:`MissingExtraError` without math-verify.
+    """
+
+    def __init__(
+        self,
+        *,
+        require_boxed: bool = False,
+        deadline_s: float = 3.0,
+        max_chars: int = 2000,
+        workers: int = 2,
+        uses: int = 1000,
+        memory_mb: int = 2048,
+        pool: WorkerPool | None = None,
+    ) -> None:
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s <= 3600:
+            raise ConfigError(f"deadline_s must be above 0 and at most 3600, not {deadline_s!r}")
+        if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 1:
+            raise ConfigError(f"max_chars must be a whole number of 1 or more, not {max_chars!r}")
+        if any(importlib.util.find_spec(name) is None for name in ("math_verify", "latex2sympy2_extended")):
+            raise MissingExtraError("verifier 'math'", "verifiers")
+        self.require_boxed, self.deadline_s, self.max_chars = bool(require_boxed), float(deadline_s), max_chars
+        self._settings = PoolSettings(module=_MODULE, workers=workers, uses=uses, memory_mb=memory_mb)
+        self._given = pool
+        self._checked: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but locks and processes."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_given")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _given=None)
+
+    @property
+    def pool(self) -> WorkerPool:
+        """The worker processes that grade."""
+        return self._given if self._given is not None else shared_pool(self._settings)
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        wanted = texts_of(reference)
+        if isinstance(wanted, str):
+            return Failed(reason=wanted)
+        found = final_expression(answer, require_boxed=self.require_boxed)
+        if not found:
+            unusable = self._unusable(wanted)
+            return unusable or _wrong("no boxed answer" if self.require_boxed else "no answer")
+        if len(found) > self.max_chars:
+            said = f"the answer has {len(found)} characters; at most {self.max_chars} are read"
+            return self._unusable(wanted) or _wrong(said, ungraded=True)
+        said, failure, ungraded = tidy(found), None, ""
+        for text in wanted:
+            verdict = self._one(said, text)
+            if isinstance(verdict, Failed):
+                failure = failure or verdict
+            elif verdict.passed:
+                return verdict
+            elif verdict.parts.get("ungraded"):
+                ungraded = verdict.detail
+        if failure is not None:
+            return failure
+        shown = found if len(found) <= 200 else found[:200] + "..."
+        return _wrong(f"read {shown!r}{': ' + ungraded if ungraded else ''}", ungraded=bool(ungraded))
+
+    def _one(self, said: str, reference: str) -> Verdict:
+        gold = tidy(final_expression(reference) if "\\boxed" in reference else reference)
+        if not gold or len(gold) > self.max_chars:
+            return Failed(reason=_about(reference, "it is empty" if not gold else f"it has {len(gold)} characters"))
+        if said == gold:
+            return Score(value=1.0, passed=True)
+        if not said:
+            return _wrong("no answer")
+        one, other = plain_number(gold), plain_number(said)
+        if one is not None and other is not None and one == other:
+            return Score(value=1.0, passed=True)
+        if one is not None and other is not None and "," not in gold + said:
+            return _wrong("another number")
+        why = self._check(gold)
+        if why is not None:
+            return Failed(reason=_about(reference, why))
+        outcome = self.pool.call("compare", [gold, said], deadline_s=self.deadline_s)
+        if outcome.status == "unavailable":
+            return Failed(reason=outcome.detail)
+        if outcome.status != "ok":
+            return _wrong(outcome.detail, ungraded=True)
+        return Score(value=float(outcome.value), passed=bool(outcome.value))
+
+    def _check(self, gold: str) -> str | None:
+        """Why a reference cannot be graded, or ``None``; asked once for each."""
+        with self._lock:
+            known = self._checked.get(gold)
+        if known is not None:
+            return known or None
+        outcome = self.pool.call("check", [gold], deadline_s=self.deadline_s)
+        if outcome.status == "unavailable":
+            return outcome.detail  # not remembered: it says nothing of the reference
+        why = outcome.value if outcome.status == "ok" else outcome.detail
+        with self._lock:
+            if len(self._checked) >= _REMEMBERED:
+                self._checked.clear()
+            self._checked[gold] = why
+        return why or None
+
+    def _unusable(self, wanted: tuple[str, ...]) -> Failed | None:
+        """For answers that need no grading: a reference that nobody could meet is still a failure."""
+        if any(0 < len(tidy(text)) <= self.max_chars for text in wanted):
+            return None
+        return Failed(reason=_about(wanted[0], "it is empty or too long"))
+
+
+def _about(reference: str, why: str) -> str:
+    return f"the reference {reference[:200]!r} cannot be graded: {why}"
+
+
+def _wrong(detail: str, *, ungraded: bool = False) -> Score:
+    return Score(value=0.0, passed=False, detail=detail, parts={"ungraded": 1.0} if ungraded else {})

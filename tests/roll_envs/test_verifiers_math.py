@@ -1,0 +1,271 @@
+"""Mathematics: which answers are equal to which references, hostile answers, and who is at fault."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.verifiers import Failed, Score, ajudge, make_verifier
+from roll_envs.verifiers.mathematics.final import final_expression
+from roll_envs.verifiers.mathematics.plain_numbers import plain_number
+from roll_envs.verifiers.mathematics.structure import Unreadable, read
+from roll_envs.verifiers.mathematics.tidy import tidy
+from roll_envs.verifiers.mathematics.units import Unit, read_unit
+from roll_envs.verifiers.workers import Outcome, WorkerPool
+
+PAIRS = [
+    line.split("\t")
+    for line in (Path(__file__).parent / "math_pairs.tsv").read_text(encoding="utf-8").splitlines()
+    if line
+]
+FRAMES = ("{}", "\\boxed{{{}}}", "So we add them up.\n\nThe final answer is ${}$.", "We find that\n\\[\\boxed{{{}}}\\]")
+
+
+@pytest.fixture(scope="module")
+def math() -> Any:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    return make_verifier("math")
+
+
+def judged(verifier: Any, answer: str, reference: Any) -> bool:
+    verdict = verifier(answer, reference)
+    assert isinstance(verdict, Score), (answer, reference, verdict)
+    assert verdict.value == float(verdict.passed)
+    return verdict.passed
+
+
+# -- what is equal -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frame", FRAMES[:2])
+def test_pairs(math: Any, frame: str) -> None:
+    wrong = [
+        (gold, answer) for word, gold, answer in PAIRS if judged(math, frame.format(answer), gold) != (word == "same")
+    ]
+    assert wrong == []
+
+
+def test_every_reference_of_the_pairs_is_its_own_answer(math: Any) -> None:
+    assert [gold for _, gold, _ in PAIRS if not judged(math, f"\\boxed{{{gold}}}", gold)] == []
+
+
+def test_recorded_pairs(math: Any, shared_dir: Path) -> None:
+    pairs = json.loads((shared_dir / "math" / "pairs.json").read_text(encoding="utf-8"))
+    for frame in FRAMES:
+        found = [(p, judged(math, frame.format(p["answer"]), p["gold"])) for p in pairs]
+        assert [p for p, passed in found if passed != p["equal"]] == [], frame
+
+
+def test_several_references(math: Any) -> None:
+    assert judged(math, "0.5", ["7", "\\frac12"])
+    assert not judged(math, "0.6", ["7", "\\frac12"])
+    assert judged(math, "the answer is 7", 7)
+    assert judged(math, "7/2", 3.5)
+    assert judged(math, "\\boxed{4}", "so \\boxed{4}")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("so \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("We get $x=2$, so the answer is $\\frac12$ cm.", "\\frac12 cm"),
+        ("The answer is $x=1$ or $x=2$.", "x=1, x=2"),
+        ("The answer is $\\$10$", "\\$10"),
+        ("The answer is 5 because $x=3$ is out.", "5"),
+        ("First $3$, then $4$ and $5$", "4, 5"),
+        ("There are 12 boys and 1,300 girls in it", "1,300"),
+        ("<think>\\boxed{3}</think>So: 4", "4"),
+        ("Therefore, x = 4", "x = 4"),
+        ("$5$ cm", "$5$ cm"),
+        ("<answer>1</answer> no, <answer>2</answer>", "2"),
+        ("#### 18", "18"),
+        ("x+1", "x+1"),
+        ("", ""),
+        ("<think>\\boxed{3}", ""),
+    ],
+)
+def test_final_expression(text: str, found: str) -> None:
+    assert final_expression(text) == found
+
+
+def test_require_boxed() -> None:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    strict = make_verifier("math", require_boxed=True)
+    assert not judged(strict, "the answer is 5", "5")
+    assert judged(strict, "the answer is \\boxed{5}", "5")
+
+
+@given(st.fractions())
+def test_plain_numbers_are_exact(value: Fraction) -> None:
+    assert plain_number(f"{value.numerator}/{value.denominator}") == value
+    assert plain_number(rf"\frac{{{value.numerator}}}{{{value.denominator}}}") == value
+    assert plain_number(f"{value.numerator:,}") == value.numerator
+
+
+@given(st.text(max_size=60))
+def test_reading_any_text_gives_a_kind_or_refuses(text: str) -> None:
+    tidied = tidy(text)
+    plain_number(tidied)
+    final_expression(text)
+    try:
+        read(tidied)
+    except Unreadable:
+        return
+
+
+def test_units() -> None:
+    assert read_unit("square centimeters") == read_unit("cm^2") == Unit(factor=Fraction(1, 10000), powers=(("m", 2),))
+    assert read_unit("km/h") == read_unit("kilometers per hour") == read_unit("kph")
+    assert read_unit("red apples") == Unit(words="red apple")
+    assert read_unit("square units") == Unit()
+
+
+# -- hostile answers and faults ----------------------------------------------------------------------------------------
+
+ENDLESS = ("9^{9^{9^9}}", "\\boxed{10000000!}", "\\sum_{n=1}^{10^{12}} \\frac{1}{n^2+n+1}")
+
+
+@pytest.mark.parametrize("answer", ENDLESS)
+def test_an_endless_answer_is_wrong_at_its_deadline(answer: str) -> None:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    verifier = make_verifier("math", deadline_s=1.0)
+    assert judged(verifier, "x+1", "1+x")  # the workers are warm from here on
+    started = time.perf_counter()
+    verdict = verifier(answer, "5")
+    assert time.perf_counter() - started < 2
+    assert isinstance(verdict, Score)
+    assert (verdict.value, verdict.parts) == (0.0, {"ungraded": 1.0})
+    assert "not graded within" in verdict.detail
+    assert judged(verifier, "2x", "x+x")
+
+
+@pytest.mark.slow
+def test_recorded_hostile_answers_are_wrong_in_time(math: Any, shared_dir: Path) -> None:
+    hostile = json.loads((shared_dir / "math" / "hostile.json").read_text(encoding="utf-8"))
+    for case in hostile:
+        for answer in (case["answer"], f"\\boxed{{{case['answer']}}}"):
+            started = time.perf_counter()
+            assert not judged(math, answer, case["gold"]), case["name"]
+            assert time.perf_counter() - started < 4, case["name"]
+
+
+def test_nothing_in_an_answer_is_run(math: Any, tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    for code in (
+        f"__import__('os').system('touch {target}')",
+        f"open('{target}', 'w')",
+        f"\\text{{__import__('os').mkdir('{target}')}}",
+        f"().__class__.__base__.__subclasses__()[0]('{target}')",
+    ):
+        assert not judged(math, code, "5")
+        assert not judged(math, f"\\boxed{{{code}}}", "x+5")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("reference", [None, "", "  ", "$$", [], "5" * 5000, True, {"a": 1}])
+def test_a_reference_that_cannot_be_used_is_a_failure(math: Any, reference: Any) -> None:
+    for answer in ("5", "", "x" * 3000):
+        assert isinstance(math(answer, reference), Failed), answer
+
+
+def test_a_reference_that_takes_for_ever_is_a_failure_and_asked_once() -> None:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    verifier = make_verifier("math", deadline_s=0.5)
+    assert isinstance(verifier("5", "9^{9^{9^9}}"), Failed)
+    started = time.perf_counter()
+    assert isinstance(verifier("6x", "9^{9^{9^9}}"), Failed)
+    assert time.perf_counter() - started < 0.3
+
+
+class Pool:
+    """Answers every task with what it is told."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+        self.tasks: list[str] = []
+
+    def call(self, task: str, arguments: list[Any], *, deadline_s: float) -> Outcome:
+        self.tasks.append(task)
+        return self.outcomes.pop(0)
+
+
+def with_pool(*outcomes: Outcome) -> tuple[Any, Pool]:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    pool = Pool(*outcomes)
+    return make_verifier("math", pool=pool), pool
+
+
+def test_who_is_at_fault() -> None:
+    good = Outcome(status="ok", value="")
+    verifier, _ = with_pool(good, Outcome(status="died", detail="the grading process died"))
+    verdict = verifier("x", "y")
+    assert isinstance(verdict, Score)
+    assert (verdict.value, verdict.parts) == (0.0, {"ungraded": 1.0})
+    verifier, _ = with_pool(good, Outcome(status="unavailable", detail="no worker"))
+    assert verifier("x", "y") == Failed(reason="no worker")
+    verifier, pool = with_pool(
+        Outcome(status="unavailable", detail="no worker"), good, Outcome(status="ok", value=True)
+    )
+    assert isinstance(verifier("x", "y"), Failed)
+    assert judged(verifier, "x", "y")  # a missing worker is not remembered against the reference
+    assert pool.tasks == ["check", "check", "compare"]
+    for outcome in (
+        Outcome(status="died", detail="died"),
+        Outcome(status="error", detail="E"),
+        Outcome(status="ok", value="no"),
+    ):
+        verifier, pool = with_pool(outcome)
+        assert isinstance(verifier("x", "y"), Failed)
+        assert isinstance(verifier("z", "y"), Failed)
+        assert pool.tasks == ["check"]
+
+
+def test_trivial_answers_need_no_worker() -> None:
+    verifier, pool = with_pool()
+    assert judged(verifier, "\\boxed{\\dfrac{1}{2}}", "\\frac12")
+    assert judged(verifier, "1,000", "1000")
+    assert not judged(verifier, "12", "2")
+    assert not judged(verifier, "", "2")
+    assert pool.tasks == []
+
+
+def test_threads_and_asynchronous_callers(math: Any) -> None:
+    import asyncio
+
+    answers = [(f"{n}x + {n}", f"{n}(x+1)") for n in range(2, 26)]
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda pair: judged(math, *pair), answers))
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(ajudge(math, *pair) for pair in answers))
+
+    assert all(isinstance(v, Score) and v.passed for v in asyncio.run(many()))
+
+
+def test_a_copy_in_another_process_has_its_own_workers(math: Any) -> None:
+    copy = pickle.loads(pickle.dumps(math))
+    assert judged(copy, "2x", "x+x")
+    assert isinstance(copy.pool, WorkerPool)
+
+
+def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    for kwargs in ({"deadline_s": 0}, {"deadline_s": True}, {"max_chars": 0}, {"workers": 0}, {"memory_mb": 0.5}):
+        with pytest.raises(ConfigError):
+            make_verifier("math", **kwargs)
+
+
+def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"roll-envs\[verifiers\]"):
+        make_verifier("math")
