@@ -6,7 +6,7 @@ import math
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from roll_envs.errors import ConfigError
@@ -28,6 +28,8 @@ class Order:
 
     head: Mapping[str, Any]
     blobs: Sequence[bytes]
+    limits: Limits
+    fetch: Sequence[str]
 
 
 def check_limits(limits: Limits) -> None:
@@ -119,14 +121,13 @@ def _order(
     head = {
         "main": main,
         "files": list(files),
-        "fetch": [check_path(path, "fetch") for path in program.fetch],
         "executables": [],
         "argv": command,
         "arguments": arguments,
         "environ": environ,
-        "limits": asdict(limits),
     }
-    return Order(head=head, blobs=[source, *files.values()])
+    fetch = [check_path(path, "fetch") for path in program.fetch]
+    return Order(head=head, blobs=[source, *files.values()], limits=limits, fetch=fetch)
 
 
 def compile_order(program: Program, limits: Limits, view: View) -> Order:

@@ -89,21 +89,21 @@ class LocalSandbox(Sandbox):
         deadline = time.monotonic() + timeout_s
         asked = order(program, limits, self._view, executable())
         if program.language != "cpp":
-            return self._run(asked, program.stdin, limits, deadline, timeout_s)
-        compiled = self._run(compile_order(program, limits, self._view), b"", _compile(limits), deadline, timeout_s)
+            return self._run(asked, program.stdin, deadline, timeout_s)
+        compiled = self._run(compile_order(program, limits, self._view), b"", deadline, timeout_s)
         binary = compiled.files.get(BINARY)
         compiled = replace(compiled, files={})
         if not compiled.ok or binary is None:
             return replace(compiled, compile=compiled)
         head = {**asked.head, "executables": [BINARY], "files": [*asked.head["files"], BINARY]}
-        asked = Order(head=head, blobs=[*asked.blobs, binary])
-        return replace(self._run(asked, program.stdin, limits, deadline, timeout_s), compile=compiled)
+        asked = replace(asked, head=head, blobs=[*asked.blobs, binary])
+        return replace(self._run(asked, program.stdin, deadline, timeout_s), compile=compiled)
 
-    def _run(self, asked: Order, stdin: bytes, limits: Limits, deadline: float, timeout_s: float) -> RunResult:
+    def _run(self, asked: Order, stdin: bytes, deadline: float, timeout_s: float) -> RunResult:
         with self._slot(deadline, timeout_s) as slot:
-            wall_s = min(limits.wall_s, max(0.0, deadline - time.monotonic()))
-            ended = slot.run(asked.head, asked.blobs, stdin=stdin, wall_s=wall_s, output_bytes=limits.output_bytes)
-        if ended.cut == "timeout" and wall_s < limits.wall_s:
+            wall_s = min(asked.limits.wall_s, max(0.0, deadline - time.monotonic()))
+            ended = slot.run(asked, stdin=stdin, wall_s=wall_s)
+        if ended.cut == "timeout" and wall_s < asked.limits.wall_s:
             raise DeadlineExceededError("a program in the local sandbox (its own limit is longer)", timeout_s)
         return run_result(ended, self._isolation)
 
@@ -239,10 +239,6 @@ def _ids() -> str | None:
         return None
     first = 0x6000_0000 + 2 * int.from_bytes(os.urandom(3), "little")
     return f"0 {first} 1\n1000 {first + 1} 1\n"
-
-
-def _compile(limits: Limits) -> Limits:
-    return replace(limits, wall_s=limits.compile_s)
 
 
 def _close_all(slots: set[Slot], owner: int) -> None:

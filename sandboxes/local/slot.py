@@ -11,7 +11,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from roll_envs.errors import SandboxError
 
 from .inside import wire
 from .output import Output
+from .programs import Order
 
 __all__ = ["Ended", "Slot", "read_plain"]
 
@@ -113,18 +114,17 @@ class Slot:
             self.close()
             raise SandboxError(f"the jail could not be made: {reason}")
 
-    def run(
-        self, head: Mapping[str, Any], blobs: Sequence[bytes], *, stdin: bytes, wall_s: float, output_bytes: int
-    ) -> Ended:
-        """Let the waiting init run one program, and see to its end."""
+    def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
+        """Let the waiting init run one program, and see to its end; ``wall_s`` may be less than its limit."""
         self.begin()
-        with contextlib.closing(Output(output_bytes)) as output:
+        with contextlib.closing(Output(order.limits.output_bytes)) as output:
             with contextlib.ExitStack() as ours:
-                fds = [wire.pack(head, blobs)]
+                fds = [wire.pack(order.head, order.blobs)]
                 ours.callback(os.close, fds[0])
                 fds.append(wire.sealed(stdin) if stdin else os.open("/dev/null", os.O_RDONLY))
                 ours.callback(os.close, fds[1])
-                self.order({"order": "run"}, [*fds, *output.writers])
+                message = {"order": "run", "limits": asdict(order.limits), "fetch": order.fetch}
+                self.order(message, [*fds, *output.writers])
             output.close_writers()
             return self.see_to_end(output, wall_s, self.kill)
 

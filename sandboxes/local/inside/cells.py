@@ -8,29 +8,25 @@ import linecache
 import os
 import socket
 import sys
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from . import wire
-from .program import exit_code, fresh_main, show, standard_streams
+from .program import WORK, Script, exit_code, show, standard_streams
 
 __all__ = ["CODE_BYTES", "serve_cells"]
 
 CODE_BYTES = 4
 
 
-def serve_cells(channel_fd: int, environ: Mapping[str, str]) -> NoReturn:
+def serve_cells(channel_fd: int, script: Script) -> NoReturn:
     """Run cells until the channel is gone. A cell's answer is its exit code; nobody believes more than that."""
-    os.environ.clear()
-    os.environ.update(environ)
     sys.argv = [""]
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, WORK)
     channel = socket.socket(fileno=channel_fd)
     receive, send, own = wire.receive, channel.send, os.getpid()
     getpid, leave, dup2, close = os.getpid, os._exit, os.dup2, os.close
     nothing = os.open("/dev/null", os.O_RDWR)
-    namespace = vars(fresh_main("/work/session"))
-    del namespace["__file__"]
+    namespace = vars(script.module)
     while True:
         message, fds = receive(channel)
         if message is None or getpid() != own:

@@ -8,25 +8,18 @@ import stat
 
 from . import kernel
 from .confine import RUN_USER
+from .program import WORK
 
 __all__ = ["WORK", "open_plain", "replace_file", "write_new"]
 
-WORK = "/work"
-
 
 def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
-    """Write a file into the fresh working folder; nothing hostile has been there yet."""
+    """Write a file into the fresh working folder, which is the current one; nothing hostile has been there yet."""
     folder = os.path.dirname(name)
     if folder:
-        made = ""
-        for part in folder.split("/"):
-            made += part + "/"
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(made)
-                os.chown(made, RUN_USER, RUN_USER)
+        os.makedirs(folder, exist_ok=True)
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if executable else 0o644)
     try:
-        os.fchown(fd, RUN_USER, RUN_USER)
         _write(fd, content)
     finally:
         os.close(fd)

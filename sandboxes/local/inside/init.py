@@ -13,22 +13,38 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import kernel, wire
 from .cgroup import Cgroup
-from .confine import RUN_USER, Confinement
-from .files import WORK, open_plain, write_new
-from .program import start_program
+from .confine import RUN_USER
+from .files import WORK, open_plain
+from .ready import STARTED, become, keep_channel
 from .root import mount_box, mount_proc, resize_box
 from .untrusted import Untrusted
 from .watchdog import Watchdog
 
-__all__ = ["FILES_MB", "Init", "kill_all"]
+__all__ = ["FILES_MB", "Child", "Init", "kill_all"]
 
 FILES_MB = 64
 """Size of the file system made ahead; another one asked for is a change."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Child:
+    """A process that is or will be untrusted, and our end of the channel to it."""
+
+    pid: int
+    channel: socket.socket
+
+    def check_started(self, *, wait: bool = False) -> None:
+        """Raises ``OSError`` with its reason when it ended before the program began, which is our fault."""
+        with contextlib.suppress(BlockingIOError):
+            said = self.channel.recv(4096, 0 if wait else socket.MSG_DONTWAIT)
+            if said not in (STARTED, b""):
+                raise OSError(f"the program could not be started: {said.decode(errors='replace')}")
 
 
 class Init:
@@ -44,6 +60,7 @@ class Init:
         self._many_users = many_users
         self._watchdog: Watchdog | None = None
         self._files_mb = FILES_MB
+        self._ready: Child | None = None
 
     def serve(self, sessions: Callable[[Init, dict[str, Any]], None]) -> NoReturn:
         """Make the place, wait for the order, carry it out. Raises :class:`Untrusted` in the program's process."""
@@ -55,7 +72,7 @@ class Init:
             if message["order"] == "session":
                 sessions(self, message)
             else:
-                self._run(fds)
+                self._run(message, fds)
             os._exit(0)
         except Untrusted:
             raise
@@ -72,6 +89,7 @@ class Init:
         mount_box(FILES_MB, self._owner, RUN_USER)
         mount_proc("/proc")
         os.chdir(WORK)
+        self._ready = self._fork()
 
     def limit(self, limits: Mapping[str, Any]) -> None:
         """Bounds for all processes together, counted from now on."""
@@ -100,48 +118,37 @@ class Init:
         """Look whether too much memory is held, where no cgroup does that."""
         return self._watchdog is not None and self._watchdog.exceeded()
 
-    def _run(self, fds: list[int]) -> None:
-        payload, *streams = fds
-        head, blobs = wire.unpack(payload)
-        self.limit(head["limits"])
-        source = next(blobs)
-        write_new(head["main"], source)
-        for name, content in zip(head["files"], blobs, strict=True):
-            write_new(name, content, executable=name in head["executables"])
+    def _run(self, message: dict[str, Any], fds: list[int]) -> None:
+        self.limit(message["limits"])
         started = time.monotonic()
-        child = self.spawn(lambda: start_program(head, source), streams, head["limits"], cpu_s=head["limits"]["wall_s"])
+        child = self.take_ready()
+        wire.send(child.channel, {"order": "program", "limits": message["limits"]}, fds)
         for fd in fds:
             os.close(fd)
-        status, resident = self._wait_for(child)
+        status, resident = self._wait_for(child.pid)
         wall_s = time.monotonic() - started
         kill_all()
+        child.check_started()
         usage = self.usage()
         usage["peak"] = usage["peak"] or resident
-        self._send_files(head["fetch"])
+        self._send_files(message["fetch"])
         wire.send(self.work, {"event": "done", "status": status, "wall_s": wall_s, **usage})
 
-    def spawn(
-        self,
-        start: Callable[[], NoReturn],
-        streams: Sequence[int],
-        limits: Mapping[str, Any],
-        *,
-        cpu_s: float | None = None,
-        channel: int | None = None,
-    ) -> int:
-        """Fork an untrusted process with these three streams, and ``channel`` as descriptor 3."""
-        child = os.fork()
-        if child == 0:
-            for fd, stream in enumerate(streams):
-                os.dup2(stream, fd)
-            if channel is not None:
-                os.dup2(channel, 3, inheritable=False)
-            os.closerange(3 if channel is None else 4, 1 << 20)
-            Confinement(
-                limits=limits, cpu_s=cpu_s, filter_hex=self._plan["seccomp"], many_users=self._many_users
-            ).enter()
-            raise Untrusted(start)
+    def take_ready(self) -> Child:
+        """A process that waits for its order; usually it has been waiting for a while."""
+        child = self._ready or self._fork()
+        self._ready = None
         return child
+
+    def _fork(self) -> Child:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            keep_channel(theirs)
+            filter_hex, many_users = self._plan["seccomp"], self._many_users
+            raise Untrusted(lambda: become(filter_hex, many_users=many_users))
+        theirs.close()
+        return Child(pid=pid, channel=ours)
 
     def _wait_for(self, child: int) -> tuple[int, int]:
         """Reap until ``child`` has ended; its status and peak memory in bytes."""

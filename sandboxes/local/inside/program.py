@@ -16,21 +16,19 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
-__all__ = ["fresh_main", "start_program"]
+__all__ = ["WORK", "Script", "execute", "exit_code", "set_environment", "show", "standard_streams"]
 
+WORK = "/work"
 _HERE = os.path.dirname(__file__)
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
 
-def start_program(head: Mapping[str, Any], source: bytes) -> NoReturn:
-    """Run what the request asks for; the way out is the end of the process."""
+def set_environment(environ: Mapping[str, str]) -> None:
+    """Nothing but this."""
     os.environ.clear()
-    os.environ.update(head["environ"])
-    if head["argv"]:
-        execute(head["argv"], head["environ"])
-    run_python(head["main"], source, head["arguments"])
+    os.environ.update(environ)
 
 
 def execute(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
@@ -44,35 +42,29 @@ def execute(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
         _exit(126)
 
 
-def run_python(name: str, source: bytes, arguments: list[str]) -> NoReturn:
-    """As ``python main.py arguments`` in the working folder, without the time that takes."""
-    path = f"{os.getcwd()}/{name}"
-    sys.argv = [name, *arguments]
-    sys.path.insert(0, os.getcwd())
-    standard_streams()
-    main = fresh_main(path)
-    end = Ending(main)
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
-    except BaseException as error:
-        end.after(error)
-    end.after(None)
-
-
-def fresh_main(path: str) -> types.ModuleType:
+class Script:
     """A ``__main__`` as the interpreter makes it for a script; the harness leaves ``sys.modules``."""
-    for name in [n for n in sys.modules if n == "inside" or n.startswith("inside.")]:
-        del sys.modules[name]
-    main = types.ModuleType("__main__")
-    vars(main).update(
-        __file__=path,
-        __builtins__=builtins,
-        __annotations__={},
-        __cached__=None,
-        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
-    )
-    sys.modules["__main__"] = main
-    return main
+
+    def __init__(self) -> None:
+        for name in [n for n in sys.modules if n == "inside" or n.startswith("inside.")]:
+            del sys.modules[name]
+        self.module = types.ModuleType("__main__")
+        vars(self.module).update(__builtins__=builtins, __annotations__={})
+        sys.modules["__main__"] = self.module
+        self._end = Ending(self.module)
+
+    def run(self, name: str, source: bytes, arguments: list[str]) -> NoReturn:
+        """As ``python main.py arguments`` in the working folder, without the time that takes."""
+        path = f"{WORK}/{name}"
+        sys.argv = [name, *arguments]
+        sys.path.insert(0, WORK)
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        vars(self.module).update(__file__=path, __cached__=None, __loader__=loader)
+        try:
+            exec(compile(source, path, "exec", dont_inherit=True), vars(self.module))
+        except BaseException as error:
+            self._end.after(error)
+        self._end.after(None)
 
 
 def standard_streams() -> None:

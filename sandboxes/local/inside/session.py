@@ -7,13 +7,12 @@ import os
 import select
 import socket
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 from . import wire
-from .cells import CODE_BYTES, serve_cells
+from .cells import CODE_BYTES
 from .files import WORK, open_plain, replace_file
-from .init import Init, kill_all
-from .program import execute
+from .init import Child, Init, kill_all
 from .untrusted import Untrusted
 
 __all__ = ["serve_session"]
@@ -26,10 +25,9 @@ TICK_MS = 200
 class _Interpreter:
     """The process that holds the state of a Python session."""
 
-    def __init__(self, pid: int, channel: socket.socket) -> None:
-        self.pid = pid
-        self.ended = os.pidfd_open(pid)
-        self.channel = channel
+    def __init__(self, child: Child) -> None:
+        self.channel = child.channel
+        self.ended = os.pidfd_open(child.pid)
 
     def close(self) -> None:
         os.close(self.ended)
@@ -79,16 +77,11 @@ class _Session:
         # "stop" for a cell that has just ended is no longer of interest
 
     def _begin(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        streams = (self._nothing, self._nothing, self._nothing)
-        environ = self._environ
-
-        def start() -> NoReturn:
-            serve_cells(3, environ)
-
-        pid = self._init.spawn(start, streams, self._limits, channel=theirs.fileno())
-        theirs.close()
-        self._interpreter = _Interpreter(pid, ours)
+        child = self._init.take_ready()
+        order = {"order": "cells", "limits": self._limits, "environ": self._environ}
+        wire.send(child.channel, order)
+        child.check_started(wait=True)
+        self._interpreter = _Interpreter(child)
 
     def _cell(self, message: dict[str, Any], fds: list[int]) -> None:
         payload, stdout, stderr = fds
@@ -144,19 +137,19 @@ class _Session:
         replace_file(self._folder, self._main, next(blobs))
         command, environ = self._command, self._environ
         assert command is not None
-
-        def start() -> NoReturn:
-            execute([*command, self._main], environ)
-
-        pid = self._init.spawn(start, (self._nothing, stdout, stderr), self._limits)
-        ended = os.pidfd_open(pid)
+        child = self._init.take_ready()
+        order = {"order": "command", "limits": self._limits, "environ": environ, "argv": [*command, self._main]}
+        wire.send(child.channel, order, (self._nothing, stdout, stderr))
+        ended = os.pidfd_open(child.pid)
         try:
             status = self._wait(select.poll(), ended)
             if isinstance(status, bool):
                 return None, None, True
+            child.check_started()
             return *_ending(status), False
         finally:
             os.close(ended)
+            child.channel.close()
 
     def _wait(self, poll: select.poll, ended: int) -> int | bool:
         """Until the process ends (its status), something else is ready (``False``) or we are told to stop."""

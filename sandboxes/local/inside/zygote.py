@@ -93,6 +93,7 @@ class Zygote:
             build_tree(self._plan)
         enter_tree(self._plan["base"])
         kernel.dumpable(False)
+        kernel.drop_bounding_set()
         self._close_others()
         sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["python_paths"])
         for name in self._plan["preload"]:

@@ -1,0 +1,98 @@
+"""The process that will be untrusted: it gives up everything first, then waits to be told what to become.
+
+So what takes time is done before there is a program. The order comes from init: to run a program of the payload, to
+serve the cells of a session, or to become another program.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from . import wire
+from .cells import serve_cells
+from .confine import bound_resources, give_up_rights
+from .files import write_new
+from .program import Script, execute, set_environment, standard_streams
+
+__all__ = ["CHANNEL", "STARTED", "become", "keep_channel"]
+
+CHANNEL = 3
+STARTED = b"started"
+"""Said when all of ours is done; what comes after is the program's doing."""
+
+_NOT_STARTED = 72
+
+
+def keep_channel(channel: socket.socket) -> None:
+    """Of all descriptors from 3 on, keep this one, as :data:`CHANNEL`."""
+    os.dup2(channel.fileno(), CHANNEL, inheritable=False)
+    channel.detach()
+    os.closerange(CHANNEL + 1, 1 << 20)
+
+
+def become(filter_hex: str, *, many_users: bool) -> NoReturn:
+    """Give up all rights, wait for the order, carry it out."""
+    channel = socket.socket(fileno=CHANNEL)
+    try:
+        pipe = os.pipe()  # what the streams are made over; the real ones take their places
+        os.dup2(pipe[0], 0)
+        os.dup2(pipe[1], 1)
+        os.dup2(pipe[1], 2)
+        os.close(pipe[0])
+        os.close(pipe[1])
+        give_up_rights(bytes.fromhex(filter_hex), many_users=many_users)
+        standard_streams()
+        script = Script()
+        message, fds = wire.receive(channel)
+        if message is None:
+            os._exit(0)
+        start = _ORDERS[message["order"]](message, fds, script, many_users)
+        channel.send(STARTED)
+        if message["order"] != "cells":
+            channel.close()
+    except BaseException as error:
+        channel.send(wire.describe(error).encode()[:4096])
+        os._exit(_NOT_STARTED)
+    start()
+    os._exit(0)
+
+
+def _take_streams(fds: Sequence[int]) -> None:
+    for place, fd in enumerate(fds):
+        os.dup2(fd, place)
+        os.close(fd)
+
+
+def _program(message: Mapping[str, Any], fds: list[int], script: Script, many_users: bool) -> Callable[[], object]:
+    head, blobs = wire.unpack(fds[0])
+    source = next(blobs)
+    write_new(head["main"], source)
+    for name, content in zip(head["files"], blobs, strict=True):
+        write_new(name, content, executable=name in head["executables"])
+    os.close(fds[0])
+    _take_streams(fds[1:])
+    bound_resources(message["limits"], cpu_s=message["limits"]["wall_s"], many_users=many_users)
+    set_environment(head["environ"])
+    if head["argv"]:
+        return lambda: execute(head["argv"], head["environ"])
+    return lambda: script.run(head["main"], source, head["arguments"])
+
+
+def _cells(message: Mapping[str, Any], fds: list[int], script: Script, many_users: bool) -> Callable[[], object]:
+    nothing = os.open("/dev/null", os.O_RDWR)
+    _take_streams([os.dup(nothing), os.dup(nothing), nothing])
+    bound_resources(message["limits"], cpu_s=None, many_users=many_users)
+    set_environment(message["environ"])
+    return lambda: serve_cells(CHANNEL, script)
+
+
+def _command(message: Mapping[str, Any], fds: list[int], script: Script, many_users: bool) -> Callable[[], object]:
+    _take_streams(fds)
+    bound_resources(message["limits"], cpu_s=None, many_users=many_users)
+    return lambda: execute(message["argv"], message["environ"])
+
+
+_ORDERS = {"program": _program, "cells": _cells, "command": _command}
