@@ -6,7 +6,8 @@ environment unchanged. Nothing of the wrapped environment's rules, rewards or se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
@@ -31,8 +32,8 @@ DEFAULT_TOOL_TURNS = 8
 class PlansToolCalls(Protocol):
     """A wrapped environment whose best play needs tools says so: :meth:`ToolEnv.oracle` then asks it."""
 
-    def tool_plan(self, records: Sequence[CallRecord]) -> list[str | ToolCall] | None:
-        """Like ``oracle``, given the calls made so far: answers, and calls to make before them."""
+    def tool_plan(self, tools: Collection[str], records: Sequence[CallRecord]) -> list[str | ToolCall] | None:
+        """Like ``oracle``, given the names of the tools and the calls made so far: answers, and calls before them."""
 
 
 class ToolEnv(TextEnv):
@@ -69,10 +70,10 @@ class ToolEnv(TextEnv):
             )
         self.call_cost = float(call_cost)
         self.format_name, self._format = format, find_tool_format(format)
-        made = _budget(budget)
+        made, limit = _budget(budget), None if max_turns is None else _whole(max_turns)
         self.env = registry.make(env, **dict(env_kwargs or {})) if isinstance(env, str) else env
-        self.runner = ToolRunner([each for tool in tools for each in make_tools(tool)], made)
-        self.max_turns = self.env.max_turns + DEFAULT_TOOL_TURNS if max_turns is None else _whole(max_turns)
+        self.runner = _make_runner(tools, made)
+        self.max_turns = self.env.max_turns + DEFAULT_TOOL_TURNS if limit is None else limit
         self.action_format = self.env.action_format
         self.splits = self.env.splits  # type: ignore[misc]
         self.action_space = AnyText((*_examples(self.env), self._example()))
@@ -151,7 +152,7 @@ class ToolEnv(TextEnv):
         if self._over:
             return None
         if isinstance(self.env, PlansToolCalls):
-            planned = self.env.tool_plan(tuple(self.runner.records))
+            planned = self.env.tool_plan(tuple(self.runner.specs), tuple(self.runner.records))
             plan = [p if isinstance(p, str) else self._format.render([p]) for p in planned or ()]
         else:
             plan = self.env.oracle() or []
@@ -201,6 +202,19 @@ class ToolEnv(TextEnv):
     def _example(self) -> str:
         spec = next(iter(self.runner.specs.values()))
         return self._format.render([ToolCall(name=spec.name)])
+
+
+def _make_runner(tools: Sequence[str | Mapping[str, Any] | Tool], budget: ToolBudget) -> ToolRunner:
+    made: list[Tool] = []
+    try:
+        for tool in tools:
+            made += make_tools(tool)
+        return ToolRunner(made, budget)
+    except BaseException:
+        for each in made:  # those made before the one that failed may hold processes
+            with contextlib.suppress(Exception):
+                each.dispose()
+        raise
 
 
 def _examples(env: TextEnv) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ class PythonTool(Tool):
     """
 
     state: ToolState = "replay"
+    grace_s = 90.0
+    """A first call makes the sandbox, which has deadlines of its own."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class ToolBudget:
 
     calls: int = 16
     """Calls of an episode; malformed ones count."""
-    calls_per_turn: int = 8
+    calls_per_turn: int = 4
     """Calls of one answer."""
     seconds: float = 120.0
     """Of all calls of an episode together."""

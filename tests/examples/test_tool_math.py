@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import roll_envs
-from roll_envs.tools import ToolEnv, calculate
+from roll_envs.tools import Tool, ToolEnv, ToolResult, ToolSpec, calculate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "tool_math"
@@ -64,8 +64,10 @@ def test_the_vocabulary_is_closed(tool_math: Any) -> None:
 
 
 @pytest.mark.usefixtures("tool_math")
-def test_the_plan_calls_and_then_answers() -> None:
-    env = ToolEnv(env=ENV_ID, tools=["calculator"], max_turns=3)
+@pytest.mark.parametrize("tool", ["calculator", "python"])
+def test_the_plan_calls_and_then_answers(tool: str) -> None:
+    tools: list[Any] = [tool] if tool == "calculator" else [PrintTool()]
+    env = ToolEnv(env=ENV_ID, tools=tools, max_turns=3)
     for seed in range(20):
         env.reset(seed=seed)
         plan = env.oracle()
@@ -80,6 +82,17 @@ def test_the_plan_calls_and_then_answers() -> None:
         assert (reward, terminated, info["success"]) == (1.0, True, True)
         env.reset(seed=seed)
         assert not env.step(env.legal_answers()[0])[4]["success"]
+
+
+class PrintTool(Tool):
+    """Stands for Python: computes what ``print(...)`` prints."""
+
+    def __init__(self) -> None:
+        properties = {"code": {"type": "string"}}
+        self.spec = ToolSpec(name="python", description="Runs code.", parameters={"properties": properties})
+
+    def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
+        return ToolResult(text=calculate(str(arguments["code"]).removeprefix("print")))
 
 
 # -- as an installed package -------------------------------------------------------------------------------------------

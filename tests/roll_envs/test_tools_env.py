@@ -366,3 +366,13 @@ def test_the_guide_names_every_format_tool_and_limit() -> None:
     assert f"| `calls` | {budget['calls']} |" in guide
     assert f"| {budget['seconds']:g}, {budget['call_seconds']:g} |" in guide
     assert f"| {budget['output_chars']}, {budget['call_chars']} |" in guide
+
+
+def test_tools_made_before_one_that_fails_are_freed() -> None:
+    tool = CountTool()
+    with pytest.raises(UnknownNameError):
+        _env(tool, "calculater")
+    assert tool.disposed == 1
+    with pytest.raises(ConfigError, match="two tools"):
+        _env(tool, CountTool())
+    assert tool.disposed == 2

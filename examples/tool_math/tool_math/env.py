@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -82,14 +82,19 @@ class WordProblemsEnv(TextEnv):
             return None
         return [self.action_format.write(str(self._problem.answer))]
 
-    def tool_plan(self, records: Sequence[CallRecord]) -> list[str | ToolCall] | None:
-        """With tools: the call that computes the answer (unless one already gave it), then the answer."""
+    def tool_plan(self, tools: Collection[str], records: Sequence[CallRecord]) -> list[str | ToolCall] | None:
+        """With a tool that computes: the call (unless one already gave the answer), then the answer."""
         answer = self.oracle()
         if answer is None or self._problem is None:
             return None
-        known = any(record.ok and record.text == str(self._problem.answer) for record in records)
-        call = ToolCall(name="calculator", arguments={"expression": self._problem.expression})
-        return [*answer] if known else [call, *answer]
+        expression = self._problem.expression
+        if any(record.ok and record.text == str(self._problem.answer) for record in records):
+            return [*answer]
+        if "calculator" in tools:
+            return [ToolCall(name="calculator", arguments={"expression": expression}), *answer]
+        if "python" in tools:
+            return [ToolCall(name="python", arguments={"code": f"print({expression})"}), *answer]
+        return [*answer]
 
     def snapshot(self) -> Mapping[str, Any]:
         """Everything that a new instance needs to go on."""
