@@ -2,7 +2,7 @@
 
 Programs are run by a plain subprocess, without any cage, so these tests hold no hostile ones. A first line ``#word``
 makes the sandbox itself do something: ``#echo`` (stdin and files come back, no process), ``#sleep S``, ``#fault``,
-``#fault-once``, ``#bug``, ``#stuck``, ``#refuse``, ``#status timeout``.
+``#fault-once``, ``#bug``, ``#stuck``, ``#refuse``, ``#status timeout``, ``#half-dead``, ``#compile-error``.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class FakeSandbox(Sandbox):
             return _result(limits, stdout=program.stdin, stderr=repr(program.arguments).encode(), files=files)
         if word == "#status":
             return RunResult(status=rest, exit_code=None, signal=9, isolation=NONE)  # type: ignore[arg-type]
+        if word == "#half-dead":
+            return RunResult(status="error", exit_code=None, stdout=b"so far", isolation=NONE)
         if word == "#compile-error":
             failed = RunResult(status="error", exit_code=1, stderr=b"expected ';'", isolation=NONE)
             return RunResult(status="error", exit_code=None, isolation=NONE, compile=failed)

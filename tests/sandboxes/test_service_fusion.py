@@ -82,6 +82,7 @@ DOUBLE = "print(2 * int(input()))"
         ("#compile-error", "", None, -4),
         ("#fault", "", None, -1),
         ("#bug", "", None, -1),
+        ("#half-dead", "", None, -1),
         ("print('ж\\u2028\\x00\\n' * 3)", "", "ж\u2028\x00\n" * 3, True),
     ],
 )

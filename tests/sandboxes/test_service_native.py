@@ -136,6 +136,11 @@ def test_what_a_program_does_is_a_result(sandbox: RemoteSandbox) -> None:
     assert (cut.stdout, cut.stdout_dropped) == (b"x" * 10, 90)
 
 
+def test_a_death_that_nobody_can_explain_is_a_fault(sandbox: RemoteSandbox) -> None:
+    with pytest.raises(SandboxError, match="died in the middle of a run"):
+        sandbox.run(Program(source="#half-dead"), timeout_s=2)
+
+
 def test_a_program_is_run_once_whatever_it_does(sandbox: RemoteSandbox) -> None:
     FakeSandbox.ran.clear()
     sandbox.run(Program(source="#status timeout"))
