@@ -21,6 +21,7 @@ from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
 from .files import WORK, open_plain
+from .program import Script
 from .ready import STARTED, become, keep_channel
 from .root import mount_box, mount_proc, resize_box
 from .untrusted import Untrusted
@@ -51,10 +52,11 @@ class Init:
     """One run, or one session."""
 
     def __init__(
-        self, plan: Mapping[str, Any], work: socket.socket, cgroup: Cgroup | None, *, many_users: bool
+        self, script: Script, program: bytes, work: socket.socket, cgroup: Cgroup | None, *, many_users: bool
     ) -> None:
         self.work = work
-        self._plan = plan
+        self._script = script
+        self._filter = program
         self._cgroup = cgroup
         self._owner = 0 if many_users else RUN_USER
         self._many_users = many_users
@@ -145,8 +147,8 @@ class Init:
         pid = os.fork()
         if pid == 0:
             keep_channel(theirs)
-            filter_hex, many_users = self._plan["seccomp"], self._many_users
-            raise Untrusted(lambda: become(filter_hex, many_users=many_users))
+            script, program, many_users = self._script, self._filter, self._many_users
+            raise Untrusted(lambda: become(script, program, many_users=many_users))
         theirs.close()
         return Child(pid=pid, channel=ours)
 

@@ -26,8 +26,7 @@ _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
 
 def set_environment(environ: Mapping[str, str]) -> None:
-    """Nothing but this."""
-    os.environ.clear()
+    """Nothing but this; the zygote has none."""
     os.environ.update(environ)
 
 
@@ -43,11 +42,16 @@ def execute(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
 
 
 class Script:
-    """A ``__main__`` as the interpreter makes it for a script; the harness leaves ``sys.modules``."""
+    """A ``__main__`` as the interpreter makes it for a script, and fresh streams.
+
+    Made once, in the zygote: each object that a run need not make or change is a page that need not be copied.
+    """
 
     def __init__(self) -> None:
         for name in [n for n in sys.modules if n == "inside" or n.startswith("inside.")]:
-            del sys.modules[name]
+            del sys.modules[name]  # the harness is nobody's business
+        os.environ.clear()
+        standard_streams()
         self.module = types.ModuleType("__main__")
         vars(self.module).update(__builtins__=builtins, __annotations__={})
         sys.modules["__main__"] = self.module
@@ -68,7 +72,7 @@ class Script:
 
 
 def standard_streams() -> None:
-    """New ones over 0, 1 and 2, which are other files than when the zygote began."""
+    """New ones over 0, 1 and 2, as of pipes: programs have other files there than the zygote."""
     stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
     stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape")
     stderr = io.TextIOWrapper(

@@ -15,7 +15,7 @@ from . import wire
 from .cells import serve_cells
 from .confine import bound_resources, give_up_rights
 from .files import write_new
-from .program import Script, execute, set_environment, standard_streams
+from .program import Script, execute, set_environment
 
 __all__ = ["CHANNEL", "STARTED", "become", "keep_channel"]
 
@@ -33,19 +33,11 @@ def keep_channel(channel: socket.socket) -> None:
     os.closerange(CHANNEL + 1, 1 << 20)
 
 
-def become(filter_hex: str, *, many_users: bool) -> NoReturn:
-    """Give up all rights, wait for the order, carry it out."""
+def become(script: Script, program: bytes, *, many_users: bool) -> NoReturn:
+    """Give up all rights, wait for the order, carry it out. ``program``: for seccomp."""
     channel = socket.socket(fileno=CHANNEL)
     try:
-        pipe = os.pipe()  # what the streams are made over; the real ones take their places
-        os.dup2(pipe[0], 0)
-        os.dup2(pipe[1], 1)
-        os.dup2(pipe[1], 2)
-        os.close(pipe[0])
-        os.close(pipe[1])
-        give_up_rights(bytes.fromhex(filter_hex), many_users=many_users)
-        standard_streams()
-        script = Script()
+        give_up_rights(program, many_users=many_users)
         message, fds = wire.receive(channel)
         if message is None:
             os._exit(0)

@@ -23,6 +23,7 @@ from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
 from .init import Init
+from .program import Script
 from .root import build_tree, enter_tree
 from .session import serve_session
 from .untrusted import Untrusted
@@ -98,8 +99,7 @@ class Zygote:
         sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["python_paths"])
         for name in self._plan["preload"]:
             importlib.import_module(name)
-        gc.collect()
-        gc.freeze()
+        _pipes_for_streams()
 
     def _close_others(self) -> None:
         """Keep the channels, the keeper's sign of life and the cgroup; nothing else was meant for the jail."""
@@ -113,6 +113,10 @@ class Zygote:
 
     def _loop(self) -> None:
         here = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        program = bytes.fromhex(self._plan["seccomp"])
+        script = Script()
+        gc.collect()
+        gc.freeze()
         while True:
             self._serial += 1
             kernel.setns(here, kernel.NEWPID)  # a process may ask for children elsewhere only from its own place
@@ -124,7 +128,7 @@ class Zygote:
                 os.close(here)
                 self._control.close()
                 os.close(self._alive)
-                Init(self._plan, self._work, self._cgroup, many_users=self._many_users).serve(serve_session)
+                Init(script, program, self._work, self._cgroup, many_users=self._many_users).serve(serve_session)
             if not self._watch(run):
                 return
 
@@ -156,6 +160,15 @@ class Zygote:
         with contextlib.suppress(OSError):
             wire.send(self._control, report)
         return going_on and (os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0)
+
+
+def _pipes_for_streams() -> None:
+    """What the streams of programs are made over; each program's own files take their places."""
+    reader, writer = os.pipe()
+    for place, fd in ((0, reader), (1, writer), (2, writer)):
+        os.dup2(fd, place)
+    os.close(reader)
+    os.close(writer)
 
 
 def _loopback_up() -> None:
