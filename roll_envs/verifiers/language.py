@@ -9,6 +9,7 @@ is not in :data:`LANGUAGES` is taken for the nearest one that is.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import re
 import threading
@@ -132,7 +133,7 @@ def _models(script: str) -> dict[str, _Model]:
 
 def _learn(code: str, script: str) -> _Model:
     listed, written = _words(TEXTS[code].words, script), _words(TEXTS[code].text, script)
-    words = Counter({word: 1 for word in listed}) + Counter(written)
+    words = Counter(set(listed)) + Counter(written)
     runs: Counter[str] = Counter()
     for word, count in (Counter(listed) + Counter(written)).items():
         for run in _runs(word):
@@ -181,19 +182,20 @@ def find_detector(name: Literal["own", "langdetect"] = "own") -> Callable[[str],
     if name != "langdetect":
         raise UnknownNameError("detector of languages", name, ("own", "langdetect"))
     try:
-        from langdetect import LangDetectException, detector_factory
+        factories = importlib.import_module("langdetect.detector_factory")
+        nothing = importlib.import_module("langdetect.lang_detect_exception").LangDetectException
     except ImportError:
         raise MissingExtraError("the detector 'langdetect'", "verifiers") from None
 
     def detect(text: str) -> str:
         with _langdetect_lock:
-            detector_factory.init_factory()
-            detector = detector_factory._factory.create()
+            factories.init_factory()
+            detector = factories._factory.create()
         detector.seed = 0
         detector.append(text[:_MAX_CHARS])
         try:
             return str(detector.detect()).partition("-")[0]
-        except LangDetectException:
+        except nothing:
             return ""
 
     return detect

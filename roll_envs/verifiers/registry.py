@@ -29,6 +29,8 @@ BUILT_IN: dict[str, str] = {
     "exact": "roll_envs.verifiers.matching:ExactVerifier",
     "f1": "roll_envs.verifiers.qa:F1Verifier",
     "gate": "roll_envs.verifiers.compose:Gate",
+    "instructions": "roll_envs.verifiers.instructions:InstructionsVerifier",
+    "language": "roll_envs.verifiers.language:LanguageVerifier",
     "math": "roll_envs.verifiers.mathematics.verifier:MathVerifier",
     "length": "roll_envs.verifiers.penalties:LengthPenalty",
     "normalized": "roll_envs.verifiers.matching:NormalizedVerifier",

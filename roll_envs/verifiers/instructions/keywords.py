@@ -1,4 +1,4 @@
-"""Instructions on words, letters, lengths and the language. Public ids and arguments; see the package for deviations."""
+"""Instructions on words, letters, lengths and the language, with their public ids and arguments."""
 
 from __future__ import annotations
 
