@@ -1,0 +1,113 @@
+"""The service with the real cage behind it: what the fakes cannot show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from service_fakes import Running, running
+
+from roll_envs.errors import SandboxError
+from roll_envs.sandbox import Limits, Program, make_sandbox
+from sandboxes.client import RemoteSandbox
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Running]:
+    make = partial(make_sandbox, "local", slots=1)
+    try:
+        make().close()
+    except SandboxError as error:
+        pytest.skip(f"the local sandbox cannot work on this machine: {error}")
+    with running(make, slots=2) as service:
+        yield service
+
+
+def _run(service: Running, code: str, **more: object) -> dict[str, object]:
+    answer: dict[str, object] = service.post("/run_code", {"code": code, "language": "python", **more}).json()
+    return answer
+
+
+def test_programs_of_all_installed_languages_run(service: Running) -> None:
+    programs = {
+        "python": "print(6 * 7)",
+        "bash": "echo $((6 * 7))",
+        "cpp": "#include <iostream>\nint main() { std::cout << 42 << std::endl; }",
+        "nodejs": "console.log(42)",
+    }
+    ran = {}
+    for language, code in programs.items():
+        response = service.post("/run_code", {"code": code, "language": language})
+        if response.status_code == 422:  # not installed here, and said so
+            assert "not" in response.json()["detail"]
+            continue
+        ran[language] = response.json()["run_result"]["stdout"]
+    assert set(ran.values()) == {"42\n"}
+    assert "python" in ran
+
+
+def test_a_compilation_that_fails_is_told_as_one(service: Running) -> None:
+    response = service.post("/run_code", {"code": "int main() { return nothing; }", "language": "cpp"})
+    if response.status_code == 422:
+        pytest.skip(response.json()["detail"])
+    answer = response.json()
+    assert (answer["status"], answer["run_result"]) == ("Failed", None)
+    assert (answer["compile_result"]["status"], answer["compile_result"]["return_code"]) == ("Finished", 1)
+    assert "nothing" in answer["compile_result"]["stderr"]
+
+
+def test_nothing_of_the_hosts_environment_is_there(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_HOST", "do not tell")
+    answer = _run(service, "import os; print(dict(os.environ)); print(open('/proc/self/environ').read())")
+    assert answer["status"] == "Success"
+    assert "SECRET_OF_THE_HOST" not in str(answer)
+    assert os.environ["SECRET_OF_THE_HOST"]
+
+
+def test_links_out_of_the_folder_are_not_followed(service: Running) -> None:
+    code = "import os; os.symlink('/etc/passwd', 'a'); os.symlink('/', 'b'); open('c', 'w').write('mine')"
+    answer = _run(service, code, fetch_files=["a", "b/etc/passwd", "c"])
+    assert answer["files"] == {"c": "bWluZQ=="}
+
+
+def test_limits_have_the_originals_forms(service: Running) -> None:
+    slow = _run(service, "print('so far', flush=True)\nwhile True: pass", run_timeout=0.5)["run_result"]
+    assert isinstance(slow, dict)
+    assert (slow["status"], slow["return_code"], slow["stdout"]) == ("TimeLimitExceeded", None, "so far\n")
+    # Held as Python raises it, or as the kernel ends it: both are failures of the program.
+    fat = _run(service, "x = bytearray(900 << 20)\nprint(len(x))", memory_limit_MB=128)
+    assert fat["status"] == "Failed"
+    assert isinstance(fat["run_result"], dict)
+    assert fat["run_result"]["return_code"] not in (0, None)
+
+
+@pytest.mark.parametrize("size", [140 << 10, 196_609, 3 << 20])
+def test_long_outputs_are_whole(service: Running, size: int) -> None:
+    ran = _run(service, f"import sys; sys.stdout.write('ab' * {size // 2})")["run_result"]
+    assert isinstance(ran, dict)
+    assert ran["stdout"] == "ab" * (size // 2)
+
+
+def test_the_isolation_is_told(service: Running) -> None:
+    told = service.get("/v1/health").json()["isolation"]
+    with RemoteSandbox(service.url) as sandbox:
+        result = sandbox.run(Program(source="print(1)"), limits=Limits(wall_s=5))
+    assert (result.isolation.tier, list(result.isolation.layers)) == (told["tier"], told["layers"])
+    assert told["layers"]
+
+
+def test_notebooks_and_sessions(service: Running) -> None:
+    cells = ["import math\na = 2", "a + 1", "raise RuntimeError('of a cell')", "print(math.sqrt(a * 8))"]
+    answer = service.post("/run_jupyter", {"cells": cells}).json()
+    assert answer["status"] == "Success", answer["message"]
+    assert [cell["stdout"] for cell in answer["cells"]] == ["", "3\n", "", "4.0\n"]
+    assert answer["cells"][2]["error"][0]["ename"] == "RuntimeError"
+    with RemoteSandbox(service.url) as sandbox, sandbox.session() as session:
+        session.upload("a.bin", b"\x00\xff")
+        assert session.run("x = open('a.bin', 'rb').read()").ok
+        assert session.run("x").stdout == b"b'\\x00\\xff'\n"
+        assert session.download("a.bin") == b"\x00\xff"
+        assert session.run("while True: pass", limits=Limits(wall_s=0.5)).status == "timeout"
+        assert session.run("print('x' in dir())").stdout == b"False\n"
