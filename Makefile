@@ -27,10 +27,10 @@ quickstart: .venv/train.stamp ## train a small model to play FrozenLake (minutes
 
 # Small models are quicker on one thread, above all on a busy machine.
 test: .venv/dev.stamp ## the quick tests
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m "not slow and not docker" $(ARGS)
 
 test-slow: .venv/dev.stamp ## the long tests, and those with real parts
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m slow $(ARGS); \
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m "slow and not docker" $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
 
 test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
@@ -45,6 +45,11 @@ test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
 	}
 	@.venv/bin/python -c "import selenium" 2>/dev/null || $(PIP) -e ".[browser]"
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m slow tests/envs/test_webshop_browser.py $(ARGS)
+
+# Takes the engine that answers, or starts one of its own for the time of the tests.
+test-docker: .venv/docker.stamp ## the tests of the Docker sandbox, on a real engine
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} bash tests/sandboxes/docker_engine.sh run \
+		.venv/bin/python -m pytest -m docker tests/sandboxes $(ARGS)
 
 check: .venv/dev.stamp ## format, lint, types, imports
 	.venv/bin/ruff format --check .
@@ -69,6 +74,11 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 	@echo "Installing the trainer and the development tools into .venv; this is done once."
 	$(PIP) -e ".[train,dev]" || { echo "$$FAILED"; exit 1; }
 	@touch .venv/train.stamp $@
+
+.venv/docker.stamp: .venv/dev.stamp
+	@echo "Installing what the Docker sandbox needs into .venv; this is done once."
+	$(PIP) -e ".[train,dev,docker]" || { echo "$$FAILED"; exit 1; }
+	@touch $@
 
 # .venv/place holds the path that .venv was made for: a virtual environment does not survive a move.
 ifneq ($(shell test -x .venv/bin/python && test "$$(cat .venv/place 2>/dev/null)" = "$$(pwd -P)" && echo same),same)

@@ -103,11 +103,16 @@ class Engine:
                 ) from None
 
     def import_image(self, archive: Any, tag: str, changes: list[str]) -> str:
-        """Make an image of one layer from a tar file; returns its id."""
+        """Make an image of one layer from a tar file, in place of that of the same name; returns its id."""
         with self.client() as client, _told("import an image"):
+            old = {image.id for image in client.images.list(name=tag)}
             repository, _, version = tag.partition(":")
             client.api.import_image_from_data(archive, repository=repository, tag=version or "latest", changes=changes)
-            return str(client.images.get(tag).id)
+            new = str(client.images.get(tag).id)
+            for image in old - {new}:
+                with contextlib.suppress(self._sdk.errors.APIError):  # a container still uses it
+                    client.images.remove(image)
+            return new
 
     # -- containers ----------------------------------------------------------------------------------------------------
 
@@ -154,8 +159,15 @@ class Engine:
 
     def discard(self, spawned: Spawned) -> None:
         """Kill and remove; an engine that does not answer keeps it, until the next start finds the orphan."""
-        with contextlib.suppress(OSError):
-            spawned.stream.close()
+        # The SDK's wrapper closes neither the connection below it nor the response that it came from.
+        for part in (
+            spawned.stream,
+            getattr(spawned.stream, "_sock", None),
+            getattr(spawned.stream, "_response", None),
+        ):
+            with contextlib.suppress(Exception):
+                if part is not None:
+                    part.close()
         _remove(spawned.container)
         spawned.client.close()
 

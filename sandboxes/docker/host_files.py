@@ -104,12 +104,19 @@ def _compiler() -> dict[str, str]:
     linked += "libpthread.a libpthread.so libdl.a librt.a"
     found = [_ask_compiler(f"-print-file-name={name}") for name in linked.split()]
     files |= {_real_place(path): path for path in found if os.path.isabs(path)}
-    headers = _ask_compiler("-M", "-x", "c++", "-", source=_HEADERS).replace("\\\n", " ").split()[1:]
+    headers = _ask_compiler("-M", "-O2", "-x", "c++", "-", source=_HEADERS).replace("\\\n", " ").split()[1:]
     files |= {_real_place(path): path for path in headers if path != "-"}
     standard = next(path for path in headers if path.endswith("/bits/stdc++.h"))
-    root = re.sub(r"/[^/]+/bits/stdc\+\+\.h$|/bits/stdc\+\+\.h$", "", os.path.realpath(standard))
-    files |= _all_below(root) | _all_below(os.path.dirname(os.path.dirname(os.path.realpath(standard))))
+    types = next(path for path in headers if path.endswith("/bits/types.h"))
+    vector = next(path for path in headers if path.endswith("/vector"))
+    # Which headers these include depends on options: so all of the C++ library, and the inner ones of the C library.
+    for folder in (_up(standard, 2), _up(types, 1), _up(vector, 1)):
+        files |= _all_below(folder)
     return {place: path for place, path in files.items() if os.path.isfile(path)}
+
+
+def _up(path: str, levels: int) -> str:
+    return str(Path(path).resolve().parents[levels - 1])
 
 
 _HEADERS = "\n".join(

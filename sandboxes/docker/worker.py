@@ -15,6 +15,7 @@ from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeout
 from sandboxes.docker.denials import MACHINES, filters
 from sandboxes.docker.engine import Engine, Shape, Spawned
 from sandboxes.docker.isolation import judge
+from sandboxes.local.sandbox import PRELOADED
 
 __all__ = ["OutOfMemoryError", "Plan", "Worker"]
 
@@ -96,7 +97,7 @@ class Worker:
             self._channel = Channel(self._spawned.stream)
             texts = json.dumps(_module_texts()).encode()
             boot = [b"%010d" % len(texts), texts]
-            hello = {"do": "hello", "filters": [code.hex() for code in filters(machine)]}
+            hello = {"do": "hello", "preload": PRELOADED, "filters": [code.hex() for code in filters(machine)]}
             reply = self._hello(hello, boot)
             self.facts: dict[str, Any] = reply.result
             self.isolation = judge(engine.info, self.facts, runtime=plan.runtime, unsafe=plan.unsafe)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from sandboxes.docker.inside.files import FOLDER
 from sandboxes.local.inside.cells import run_cell
-from sandboxes.local.inside.program import fresh_main, standard_streams
+from sandboxes.local.inside.program import Script, set_environment, standard_streams
 
 __all__ = ["read_cell", "serve_cells"]
 
@@ -23,15 +23,13 @@ def read_cell(body: int) -> tuple[dict[str, Any], str]:
     return head, _read(body, head["source"]).decode("utf-8", "surrogatepass")
 
 
-def serve_cells(body: int, note: int, head: dict[str, Any], source: str) -> NoReturn:
+def serve_cells(script: Script, body: int, note: int, head: dict[str, Any], source: str) -> NoReturn:
     """Run cells until PID 1 is gone. The note ``name code`` ends each; nobody believes more than the code of it."""
     leave, own, getpid, write = os._exit, os.getpid(), os.getpid, os.write
-    os.environ.clear()
-    os.environ.update(head["environ"])
+    set_environment(head["environ"])
     sys.argv = [""]
     sys.path.insert(0, FOLDER)
-    namespace = vars(fresh_main(f"{FOLDER}/session"))
-    del namespace["__file__"]
+    namespace = vars(script.module)
     while True:
         standard_streams()
         code = run_cell(source, f"<cell {head['number']}>", namespace)

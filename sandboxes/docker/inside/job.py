@@ -17,12 +17,20 @@ from sandboxes.docker.inside.files import FOLDER, read_out, write_in
 from sandboxes.docker.inside.interpreter import read_cell, serve_cells
 from sandboxes.local.inside import kernel, program
 
-__all__ = ["enter", "enter_session", "work"]
+__all__ = ["enter", "enter_session", "prepare", "work"]
 
 _NICENESS = 10
 """Behind PID 1, which must get its turn however many processes a program starts."""
 
+_script: program.Script
 _task: Callable[[], None]
+
+
+def prepare() -> None:
+    """What all programs have in common, made once in PID 1; afterwards the environment is empty."""
+    global _script
+    program.WORK = FOLDER  # the cage has another
+    _script = program.Script()
 
 
 def enter(body: int, note: int) -> None:
@@ -46,7 +54,7 @@ def enter_session(body: int, note: int) -> None:
         os.chdir(FOLDER)
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         _become_untrusted(keep=(body, note))
-        _task = lambda: serve_cells(body, note, head, source)  # noqa: E731 - the process has this one task
+        _task = lambda: serve_cells(_script, body, note, head, source)  # noqa: E731 - the process has this one task
     except BaseException as error:
         os.write(note, f"{type(error).__name__}: {error}".encode())
         os._exit(71)
@@ -85,7 +93,10 @@ def _program(head: dict[str, Any], contents: Iterator[bytes]) -> Callable[[], No
         view = view[os.write(stdin, view) :]
     os.lseek(stdin, 0, os.SEEK_SET)
     os.dup2(stdin, 0)
-    return lambda: program.start_program(head, source)
+    program.set_environment(head["environ"])
+    if head["argv"]:
+        return lambda: program.execute(head["argv"], head["environ"])
+    return lambda: _script.run(head["main"], source, head["arguments"])
 
 
 def _put(head: dict[str, Any], contents: Iterator[bytes]) -> Callable[[], None]:
