@@ -22,11 +22,13 @@ from roll_envs.errors import (
     MissingExtraError,
     PluginError,
     RollError,
+    SandboxError,
     UnknownNameError,
 )
 from roll_envs.parsing import ActionFormat, FreeFormat, ParsedAnswer, make_action_format, make_free_format
 from roll_envs.policy import Policy, Renderer
 from roll_envs.registry import Registration, card, discover, environments, make, register, unregister
+from roll_envs.sandbox import Isolation, Limits, Program, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.types import Completion, Group, Message, Outcome, SamplingParams, Task, Trajectory, Turn
 from roll_envs.verifiers import Failed, Score, Verifier, make_verifier, register_verifier
 
@@ -45,16 +47,23 @@ __all__ = [
     "Failed",
     "FreeFormat",
     "Group",
+    "Isolation",
+    "Limits",
     "Message",
     "MissingExtraError",
     "Outcome",
     "ParsedAnswer",
     "PluginError",
     "Policy",
+    "Program",
     "Registration",
     "Renderer",
     "RollError",
+    "RunResult",
     "SamplingParams",
+    "Sandbox",
+    "SandboxError",
+    "SandboxSession",
     "Score",
     "Task",
     "TextEnv",
@@ -69,6 +78,7 @@ __all__ = [
     "make",
     "make_action_format",
     "make_free_format",
+    "make_sandbox",
     "make_verifier",
     "register",
     "register_verifier",

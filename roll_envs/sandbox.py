@@ -10,7 +10,6 @@ Backends are found by entry points of the group ``roll_envs.sandboxes`` (name ->
 from __future__ import annotations
 
 import abc
-import asyncio
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -136,6 +135,8 @@ class SandboxSession(abc.ABC):
 
     async def arun(self, source: str, *, limits: Limits | None = None) -> RunResult:
         """:meth:`run` for asynchronous callers."""
+        import asyncio  # here, because importing the hub must stay light
+
         return await asyncio.to_thread(self.run, source, limits=limits)
 
     def __enter__(self) -> SandboxSession:
@@ -167,6 +168,8 @@ class Sandbox(abc.ABC):
 
     async def arun(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
         """:meth:`run` for asynchronous callers."""
+        import asyncio  # here, because importing the hub must stay light
+
         return await asyncio.to_thread(self.run, program, limits=limits, timeout_s=timeout_s)
 
     def __enter__(self) -> Sandbox:

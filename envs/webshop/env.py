@@ -320,8 +320,10 @@ class WebShopEnv(TextEnv):
         """The values to choose, by trying: for each option that value that pays most with the others unset."""
         chosen = dict(self._page.chosen) if self._page.product is product else {}
         best = self._purchase(product, chosen).reward
+        options = self.goal.options
+        wanted = set(options.values() if isinstance(options, Mapping) else options)
         for name, values in product.options.items():
-            for value in dict.fromkeys(values):
+            for value in sorted(dict.fromkeys(values), key=lambda value: value not in wanted):
                 if best == 1.0:
                     break
                 reward = self._purchase(product, {**chosen, name: value}).reward
