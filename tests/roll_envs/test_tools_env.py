@@ -376,3 +376,10 @@ def test_tools_made_before_one_that_fails_are_freed() -> None:
     with pytest.raises(ConfigError, match="two tools"):
         _env(tool, CountTool())
     assert tool.disposed == 2
+
+
+def test_a_win_on_the_last_turn_is_terminated_only() -> None:
+    env = ToolEnv(env=CounterEnv(highest=1), tools=[CountTool()], max_turns=2)
+    env.reset(seed=0)
+    env.step(COUNT)
+    assert env.step(MORE)[1:4] == (0.9, True, False)

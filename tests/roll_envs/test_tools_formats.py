@@ -184,6 +184,8 @@ def test_a_closing_tag_in_a_value() -> None:
     assert TOOL_FORMATS["hermes"].parse(TOOL_FORMATS["hermes"].render([call]), SPECS) == (call,)
     with pytest.raises(ConfigError, match="closing tag"):
         TOOL_FORMATS["qwen3-coder"].render([call])
+    whole = ToolCall(name="echo", arguments={"text": '<tool_call>{"name": "add"}</tool_call>'})
+    assert TOOL_FORMATS["hermes"].parse(TOOL_FORMATS["hermes"].render([whole, call]), SPECS) == (whole, call)
 
 
 def test_no_more_than_so_many_calls_are_read() -> None:
