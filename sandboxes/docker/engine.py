@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import socket
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ HOST_IMAGE = "roll-envs-host-python"
 """Name of the image that ``build_host_image`` makes, and the default of the sandbox."""
 
 USER = "65534:65534"
+DEFAULT_URL = "unix:///var/run/docker.sock"
 API_TIMEOUT_S = 60
 RUNNER_MB = 24
 """Memory for PID 1 and the kernel's bookkeeping, on top of a program's own limit."""
@@ -70,15 +73,16 @@ class Engine:
             client.close()
 
     def _connect(self) -> Any:
+        where = self._url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
         options: dict[str, Any] = {"timeout": API_TIMEOUT_S}
         if self._version is not None:
             options["version"] = self._version  # else each client asks for it again
         try:
+            _knock(where)
             if self._url is not None:
                 return self._sdk.DockerClient(base_url=self._url, **options)
             return self._sdk.from_env(**options)
-        except self._sdk.errors.DockerException as error:
-            where = self._url or "the place that DOCKER_HOST names, or its default"
+        except (OSError, self._sdk.errors.DockerException) as error:
             raise SandboxError(
                 f"no Docker engine answers at {where} ({error}); start one (as a service: systemctl start docker; or "
                 "run dockerd), or name another: DOCKER_HOST=unix:///path/docker.sock, or the argument `engine`"
@@ -179,6 +183,14 @@ class Engine:
                 if is_orphan(container.labels.get(OWNER, ""), running=container.status == "running"):
                     removed += _remove(container)
         return removed
+
+
+def _knock(where: str) -> None:
+    """Fail at once where nobody listens; the SDK would leave the socket open that it could not connect."""
+    if where.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(API_TIMEOUT_S)
+            probe.connect(where.removeprefix("unix://"))
 
 
 def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from roll_envs.errors import DeadlineExceededError, SandboxError
+from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 from sandboxes.docker.engine import Shape
 from sandboxes.docker.worker import Worker
 
@@ -27,8 +27,10 @@ class Pool:
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
         self._making = 0
-        self._failures = 0
+        self._begun = 0
         self._failure: BaseException | None = None
+        self._failed = 0
+        """Which attempt to make a worker it was that ``failure`` ended."""
         self._closed = False
 
     def start(self, shape: Shape, timeout_s: float) -> None:
@@ -41,7 +43,7 @@ class Pool:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise DeadlineExceededError(f"the start of {self._slots} containers", timeout_s)
             if self._failure is not None:
-                raise self._failure
+                raise _anew(self._failure) from self._failure
 
     def acquire(self, shape: Shape, timeout_s: float) -> Worker:
         """A worker of that shape, for this caller alone; :meth:`release` it.
@@ -51,7 +53,7 @@ class Pool:
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            failures = self._failures
+            begun = self._begun
             while True:
                 if self._closed:
                     raise SandboxError("the sandbox is closed")
@@ -59,8 +61,8 @@ class Pool:
                 if worker is not None:
                     self._busy.add(worker)
                     return worker
-                if self._failures > failures and self._failure is not None:
-                    raise self._failure
+                if self._failed > begun and self._failure is not None:
+                    raise _anew(self._failure) from self._failure
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     raise DeadlineExceededError(f"one of {self._slots} sandbox slots", timeout_s)
@@ -114,9 +116,10 @@ class Pool:
 
     def _begin(self, shape: Shape, instead_of: Worker | None = None) -> None:
         self._making += 1
-        threading.Thread(target=self._make_one, args=(shape, instead_of), daemon=True).start()
+        self._begun += 1
+        threading.Thread(target=self._make_one, args=(self._begun, shape, instead_of), daemon=True).start()
 
-    def _make_one(self, shape: Shape, instead_of: Worker | None) -> None:
+    def _make_one(self, attempt: int, shape: Shape, instead_of: Worker | None) -> None:
         worker: Worker | None = None
         failure: BaseException | None = None
         try:
@@ -131,8 +134,14 @@ class Pool:
             if keep and worker is not None:
                 self._idle.append(worker)
             if failure is not None:
-                self._failures += 1
-                self._failure = failure
+                self._failure, self._failed = failure, attempt
             self._changed.notify_all()
         if worker is not None and not keep:
             worker.close()
+
+
+def _anew(failure: BaseException) -> RollError:
+    """The same for one more caller; an exception that is raised twice gathers the traces of both."""
+    if type(failure) in (ConfigError, SandboxError):
+        return type(failure)(*failure.args)  # type: ignore[return-value]
+    return SandboxError(f"a container could not be made: {type(failure).__name__}: {failure}")

@@ -1,0 +1,409 @@
+"""Parts of the Docker sandbox that need no engine."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
+from roll_envs.sandbox import Limits, make_sandbox
+from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
+from sandboxes.docker.denials import MACHINES, filters
+from sandboxes.docker.engine import Shape
+from sandboxes.docker.host_files import host_files
+from sandboxes.docker.inside.wipe import wipe
+from sandboxes.docker.isolation import judge
+from sandboxes.docker.owner import is_orphan, owner_label
+from sandboxes.docker.pool import Pool
+from sandboxes.docker.sandbox import _shape
+
+# -- the filter of system calls ----------------------------------------------------------------------------------------
+
+ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+ALLOW, EPERM, KILL = 0x7FFF_0000, 0x0005_0000 | errno.EPERM, 0x8000_0000
+
+
+def _verdict(program: bytes, machine: str, number: int, *arguments: int) -> int:
+    """Run a filter as the kernel does, on ``struct seccomp_data``."""
+    data = struct.pack("IIQ6Q", number, ARCH[machine], 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
+    code = list(struct.iter_unpack("HBBI", program))
+    accumulator = at = 0
+    while True:
+        operation, if_true, if_false, value = code[at]
+        at += 1
+        if operation == 0x20:
+            (accumulator,) = struct.unpack_from("I", data, value)
+        elif operation == 0x54:
+            accumulator &= value
+        elif operation in (0x15, 0x35, 0x45):
+            tests = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}
+            at += if_true if tests[operation] else if_false
+        else:
+            assert operation == 0x06
+            return int(value)
+
+
+def _verdicts(machine: str, number: int, *arguments: int) -> set[int]:
+    return {_verdict(program, machine, number, *arguments) for program in filters(machine)}
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "arguments", "allowed"),
+    [
+        ("read", (0, 63), (3,), True),
+        ("shmget", (29, 194), (1,), False),
+        ("semget", (64, 190), (1,), False),
+        ("msgget", (68, 186), (1,), False),
+        ("mq_open", (240, 180), (1,), False),
+        ("prlimit64 of itself", (302, 261), (0, 7), True),
+        ("prlimit64 of PID 1", (302, 261), (1, 7), False),
+        ("setpriority of itself", (141, 140), (0, 0, 5), True),
+        ("setpriority of PID 1", (141, 140), (0, 1, 19), False),
+        ("setpriority of the user", (141, 140), (2, 0, 19), False),
+        ("sched_setaffinity of itself", (203, 122), (0,), True),
+        ("sched_setaffinity of PID 1", (203, 122), (1,), False),
+        ("sched_setscheduler of PID 1", (144, 119), (1,), False),
+        ("ptrace", (101, 117), (16, 1), False),
+        ("io_uring_setup", (425, 425), (1,), False),
+        ("keyctl", (250, 219), (0,), False),
+        ("add_key", (248, 217), (0,), False),
+        ("bpf", (321, 280), (0,), False),
+        ("a socket of the internet", (41, 198), (2, 1), True),
+        ("a socket to the hypervisor", (41, 198), (40, 1), False),
+        ("a new user namespace", (56, 220), (0x1000_0011,), False),
+        ("a fork", (56, 220), (0x11,), True),
+    ],
+)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_filters(machine: str, name: str, numbers: tuple[int, int], arguments: tuple[int, ...], allowed: bool) -> None:
+    assert (_verdicts(machine, numbers[MACHINES.index(machine)], *arguments) == {ALLOW}) == allowed, name
+
+
+def test_calls_of_another_architecture_end_the_process() -> None:
+    assert KILL in _verdicts("x86_64", 0x4000_0000 + 1)
+
+
+# -- wiping ------------------------------------------------------------------------------------------------------------
+
+
+def test_wipe_removes_whatever_there_is(tmp_path: Path) -> None:
+    box, outside = tmp_path / "box", tmp_path / "outside"
+    box.mkdir()
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    (box / "link").symlink_to(outside)
+    (box / "dangling").symlink_to(tmp_path / "nothing")
+    os.mkfifo(box / "pipe")
+    (box / ".0").write_text("a name that is used for folders on the way")
+    (box / "locked" / "in").mkdir(parents=True)
+    (box / "locked" / "in" / "file").write_text("")
+    (box / "locked" / "in").chmod(0)
+    (box / "locked").chmod(0)
+    wipe(str(box))
+    assert list(box.iterdir()) == []
+    assert (outside / "kept").read_text() == "kept"
+
+
+def test_wipe_needs_no_recursion_for_deep_folders() -> None:
+    memory = Path("/dev/shm")  # where it is meant for; on a disk this takes seconds
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        _wipe_deep_folders(Path(folder))
+
+
+def _wipe_deep_folders(box: Path) -> None:
+    deep = "import os\nfor n in range(1200):\n os.mkdir('d'); os.mkdir('e'); os.chdir('d')"
+    subprocess.run([sys.executable, "-S", "-c", deep], cwd=box, check=True)
+    wipe(str(box))
+    assert list(box.iterdir()) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(["a", "b", ".0", ".1"]), min_size=1, max_size=6), max_size=20))
+def test_wipe_of_any_tree(tmp_path_factory: pytest.TempPathFactory, paths: list[list[str]]) -> None:
+    box = tmp_path_factory.mktemp("box")
+    for path in paths:
+        box.joinpath(*path).mkdir(parents=True, exist_ok=True)
+    wipe(str(box))
+    assert list(box.iterdir()) == []
+
+
+# -- owners ------------------------------------------------------------------------------------------------------------
+
+
+def test_containers_of_the_living_are_no_orphans() -> None:
+    assert not is_orphan(owner_label(), running=True)
+    assert not is_orphan(owner_label(), running=False)
+
+
+def test_containers_of_the_dead_are_orphans() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        label = owner_label(process.pid)
+        assert not is_orphan(label, running=True)
+        process.kill()
+    assert is_orphan(label, running=True)
+    place, pid, started = owner_label().rsplit(" ", 2)
+    assert is_orphan(f"{place} {pid} {int(started) + 1}", running=True)  # the number is another process's by now
+
+
+def test_of_owners_elsewhere_only_ended_containers_are_orphans() -> None:
+    for label in ("another-boot/pid:[1] 1 1", "", "nonsense"):
+        assert not is_orphan(label, running=True)
+        assert is_orphan(label, running=False)
+
+
+# -- isolation ---------------------------------------------------------------------------------------------------------
+
+INFO = {
+    "SecurityOptions": ["name=seccomp,profile=default"],
+    "MemoryLimit": True,
+    "PidsLimit": True,
+    "CpuCfsQuota": True,
+}
+FACTS = {
+    "pid": 1,
+    "networks": ["lo"],
+    "read_only": True,
+    "uid": 65534,
+    "capabilities": 0,
+    "no_new_privileges": True,
+    "seccomp_filters": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("info", "facts", "missing"),
+    [
+        ({}, {}, ()),
+        ({"MemoryLimit": False}, {}, ("cgroup-memory",)),
+        ({"SecurityOptions": None}, {}, ("seccomp-default",)),
+        ({}, {"seccomp_filters": 2}, ("seccomp-default",)),
+        ({}, {"networks": ["lo", "eth0"]}, ("network-none",)),
+        ({}, {"capabilities": 1 << 21, "uid": 0}, ("non-root", "no-capabilities")),
+    ],
+)
+def test_missing_walls_are_named_or_refused(info: Any, facts: Any, missing: tuple[str, ...]) -> None:
+    given_info, given_facts = {**INFO, **info}, {**FACTS, **facts}
+    found = judge(given_info, given_facts, runtime=None, unsafe=True)
+    assert found.missing == missing
+    assert not set(found.layers) & set(missing)
+    assert found.tier == ("container-weak" if missing else "container")
+    if missing:
+        with pytest.raises(SandboxError, match=missing[0]):
+            judge(given_info, given_facts, runtime=None, unsafe=False)
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+class _Wire:
+    """A container's end of an attached connection."""
+
+    def __init__(self) -> None:
+        self.ours, theirs = socket.socketpair()
+        self.ours.settimeout(10)
+        self.channel = Channel(theirs)
+
+    def read_request(self) -> tuple[dict[str, Any], bytes]:
+        (length,) = struct.unpack("!I", self._read(4))
+        header = json.loads(self._read(length))
+        return header, self._read(header["body"])
+
+    def _read(self, count: int) -> bytes:
+        content = b""
+        while len(content) < count:
+            content += self.ours.recv(count - len(content))
+        return content
+
+    def say(self, content: bytes, *, kind: int = 1, cut: int = 7) -> None:
+        """Wrapped as the engine does, in pieces that end anywhere."""
+        for start in range(0, len(content), cut):
+            part = content[start : start + cut]
+            self.ours.sendall(struct.pack("!BxxxI", kind, len(part)) + part)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.channel.close()
+
+
+def _frame(kind: bytes, content: bytes) -> bytes:
+    return struct.pack("!cI", kind, len(content)) + content
+
+
+def _soon() -> float:
+    return time.monotonic() + 10
+
+
+def test_a_request_and_its_reply_in_pieces() -> None:
+    wire = _Wire()
+    seen = []
+
+    def answer() -> None:
+        seen.append(wire.read_request())
+        wire.say(b"a warning", kind=2)
+        wire.say(_frame(b"o", b"out") + _frame(b"e", b"") + _frame(b"e", b"err") + _frame(b"o", b"put"))
+        wire.say(_frame(b"r", json.dumps({"id": "7", "status": 0}).encode()))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    reply = wire.channel.request({"id": "7", "do": "x"}, [b"ab", b"", b"cd" * 100_000], deadline=_soon())
+    thread.join()
+    assert seen[0] == ({"id": "7", "do": "x", "body": 200_002}, b"ab" + b"cd" * 100_000)
+    assert (reply.out, reply.err, reply.result["status"]) == (b"output", b"err", 0)
+    assert wire.channel.idle
+    wire.say(b"unasked")
+    assert not wire.channel.idle
+    wire.close()
+
+
+def test_an_answer_to_another_request_is_not_taken() -> None:
+    wire = _Wire()
+    wire.say(_frame(b"r", b'{"id": "8"}'))
+    with pytest.raises(ChannelClosedError, match="another request"):
+        wire.channel.request({"id": "7"}, [], deadline=_soon())
+    wire.close()
+
+
+def test_an_end_without_an_answer_tells_the_last_words() -> None:
+    wire = _Wire()
+    wire.say(b"Traceback: why", kind=2)
+    wire.ours.shutdown(socket.SHUT_WR)
+    with pytest.raises(ChannelClosedError, match="Traceback: why"):
+        wire.channel.request({"id": "7"}, [], deadline=_soon())
+    assert not wire.channel.idle
+    wire.close()
+
+
+def test_silence_ends_at_the_deadline() -> None:
+    wire = _Wire()
+    started = time.monotonic()
+    with pytest.raises(ChannelTimeoutError):
+        wire.channel.request({"id": "7"}, [bytes(50 << 20)], deadline=started + 0.2)
+    assert 0.15 < time.monotonic() - started < 2
+    wire.close()
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------------
+
+SMALL, LARGE = Shape(processes=8, files_mb=8), Shape(processes=64, files_mb=64)
+
+
+class _FakeWorker:
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.alive = True
+
+    def close(self) -> None:
+        self.alive = False
+
+
+class _Maker:
+    def __init__(self) -> None:
+        self.made: list[_FakeWorker] = []
+        self.fault: Exception | None = None
+
+    def __call__(self, shape: Shape) -> Any:
+        if self.fault is not None:
+            raise self.fault
+        self.made.append(_FakeWorker(shape))
+        return self.made[-1]
+
+
+def test_a_pool_replaces_the_dead_and_those_of_another_shape() -> None:
+    maker = _Maker()
+    pool = Pool(maker, 1)
+    pool.start(SMALL, 5)
+    first = pool.acquire(SMALL, 5)
+    pool.release(first)
+    assert pool.acquire(SMALL, 5) is first
+    first.close()
+    pool.release(first)
+    second = pool.acquire(SMALL, 5)
+    assert second is not first
+    pool.release(second)
+    third = pool.acquire(LARGE, 5)
+    assert (third.shape, second.alive) == (LARGE, False)
+    pool.release(third)
+    pool.close()
+    assert not any(worker.alive for worker in maker.made)
+    with pytest.raises(SandboxError, match="closed"):
+        pool.acquire(SMALL, 1)
+
+
+def test_a_pool_never_has_more_than_its_slots() -> None:
+    maker = _Maker()
+    pool = Pool(maker, 2)
+    pool.start(SMALL, 5)
+    held = [pool.acquire(SMALL, 5), pool.acquire(SMALL, 5)]
+    with pytest.raises(DeadlineExceededError, match="one of 2 sandbox slots"):
+        pool.acquire(SMALL, 0.1)
+    threading.Timer(0.2, pool.release, [held[0]]).start()
+    assert pool.acquire(SMALL, 5) is held[0]
+    assert len(maker.made) == 2
+    pool.close()
+
+
+def test_what_goes_wrong_is_told_to_those_who_wait_and_then_tried_again() -> None:
+    maker = _Maker()
+    maker.fault = SandboxError("the engine is gone")
+    pool = Pool(maker, 2)
+    with pytest.raises(SandboxError, match="gone"):
+        pool.start(SMALL, 5)
+    with pytest.raises(SandboxError, match="gone"):
+        pool.acquire(SMALL, 5)
+    maker.fault = None
+    pool.release(pool.acquire(SMALL, 5))
+    pool.close()
+
+
+# -- odds and ends -----------------------------------------------------------------------------------------------------
+
+
+def test_files_get_at_most_half_of_the_memory() -> None:
+    assert _shape(Limits(memory_mb=512, files_mb=64)).files_mb == 64
+    assert _shape(Limits(memory_mb=64, files_mb=64)).files_mb == 32
+
+
+def test_without_the_sdk_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_import = builtins.__import__
+
+    def no_docker(name: str, *rest: Any) -> Any:
+        if name == "docker":
+            raise ImportError(name)
+        return true_import(name, *rest)
+
+    monkeypatch.setitem(sys.modules, "docker", None)
+    monkeypatch.setattr(builtins, "__import__", no_docker)
+    with pytest.raises(MissingExtraError, match=r"pip install 'roll-envs\[docker\]'"):
+        make_sandbox("docker")
+
+
+def test_without_an_engine_the_error_says_what_to_start() -> None:
+    pytest.importorskip("docker", reason="needs the optional part 'docker'")
+    with pytest.raises(SandboxError, match=r"unix:///nowhere/docker\.sock.*dockerd"):
+        make_sandbox("docker", engine="unix:///nowhere/docker.sock")
+
+
+def test_files_of_this_machines_python_for_an_image() -> None:
+    files = host_files(["python"])
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    assert {"/usr/bin/python3", f"/usr/local/bin/{version}", f"/usr/local/lib/{version}/json/__init__.py"} <= set(files)
+    assert all(os.path.isfile(path) for path in files.values())
+    assert not any("site-packages" in place or "/test/" in place for place in files)
+    assert any("libc.so" in place or "musl" in place for place in files)
+    with pytest.raises(ConfigError, match="ruby"):
+        host_files(["ruby"])  # type: ignore[list-item]
