@@ -25,6 +25,7 @@ BUILT_IN: dict[str, str] = {
     "all": "roll_envs.verifiers.compose:AllOf",
     "any": "roll_envs.verifiers.compose:AnyOf",
     "choice": "roll_envs.verifiers.choice:ChoiceVerifier",
+    "code": "roll_envs.verifiers.code.verifier:CodeVerifier",
     "em": "roll_envs.verifiers.qa:ExactMatchVerifier",
     "exact": "roll_envs.verifiers.matching:ExactVerifier",
     "f1": "roll_envs.verifiers.qa:F1Verifier",

@@ -1,0 +1,45 @@
+"""The code in an answer: the last fenced block of the language, or the whole text where it is not fenced."""
+
+from __future__ import annotations
+
+import re
+
+from roll_envs.verifiers.extract import after_thinking
+
+__all__ = ["code_of"]
+
+_NAMES = {
+    "python": ("python", "python3", "py", "py3"),
+    "cpp": ("cpp", "c++", "cc", "cxx", "c"),
+    "javascript": ("javascript", "js", "node"),
+    "bash": ("bash", "sh", "shell"),
+}
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+
+
+def code_of(answer: str, language: str = "python") -> str:
+    """The last block named after the language, else the last block without a name, else the text after the thoughts.
+
+    A block that is opened and never closed reaches to the end (the answer was cut off).
+    """
+    text = after_thinking(answer).replace("\r\n", "\n")
+    named: list[str] = []
+    plain: list[str] = []
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif fence[1].startswith(opened[1]) and not fence[2].strip():
+            _keep(opened, text[opened.end() + 1 : fence.start()], language, named, plain)
+            opened = None
+    if opened is not None:
+        _keep(opened, text[opened.end() + 1 :], language, named, plain)
+    return (named or plain or [text])[-1]
+
+
+def _keep(fence: re.Match[str], body: str, language: str, named: list[str], plain: list[str]) -> None:
+    name = fence[2].strip().split(" ")[0].strip("{}.").lower()
+    if name in _NAMES.get(language, (language,)):
+        named.append(body)
+    elif not name:
+        plain.append(body)

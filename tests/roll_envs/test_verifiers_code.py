@@ -1,0 +1,337 @@
+"""Code judged in a sandbox: no cheat passes, honest code does, and nothing that is expected enters the jail."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_sandbox import PlainSandbox
+
+from roll_envs.errors import ConfigError, RollError
+from roll_envs.sandbox import Sandbox, make_sandbox
+from roll_envs.verifiers import Failed, Score, make_verifier
+from roll_envs.verifiers.code.answers import code_of
+from roll_envs.verifiers.code.outputs import same_output
+from roll_envs.verifiers.code.values import ENCODER, Opaque, decode, literal, same_value
+
+SECRET = 918273
+
+
+@pytest.fixture(scope="module")
+def plain() -> PlainSandbox:
+    return PlainSandbox()
+
+
+@pytest.fixture(scope="module")
+def real() -> Any:
+    try:
+        sandbox = make_sandbox("local")
+    except (RollError, ImportError) as error:
+        pytest.skip(f"the local sandbox cannot be had here: {error}")
+    yield sandbox
+    sandbox.close()
+
+
+def judged(sandbox: Sandbox, code: str, tests: Any, **kwargs: Any) -> Score:
+    verdict = make_verifier("code", sandbox=sandbox, **{"time_s": 2.0, **kwargs})(code, tests)
+    assert isinstance(verdict, Score), verdict
+    return verdict
+
+
+# -- cheats ------------------------------------------------------------------------------------------------------------
+
+ADD = "assert add(2, 3) == 5\nassert add(-1, 1) == 0\nassert add(10, 20) == 30"
+
+
+def _cases(kind: str) -> dict[str, str]:
+    """Programs by name, from the file beside this one."""
+    text = (Path(__file__).parent / "code_cases.txt").read_text(encoding="utf-8")
+    parts = re.split(r"^==== (\w+): (.*)\n", text, flags=re.MULTILINE)[1:]
+    found = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    return {name: program for group, name, program in found if group == kind}
+
+
+CHEATS, HONEST, OTHER = _cases("cheat"), _cases("honest"), _cases("other")
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_no_cheat_passes(plain: PlainSandbox, name: str) -> None:
+    verdict = judged(plain, CHEATS[name], ADD + "\nassert abs(add(1, 1) - 2) < 1e-6\nassert add(1, 1) in (2, 3)")
+    assert not verdict.passed
+    assert verdict.value == 0
+
+
+def test_recorded_cheats_fail_and_the_controls_behave(real: Sandbox, shared_dir: Path) -> None:
+    found = {}
+    for path in sorted((shared_dir / "attacks").glob("cheat_*.py")):
+        found[path.stem] = judged(real, path.read_text(), ADD).passed
+    assert {name for name, passed in found.items() if passed} == {"cheat_honest"}
+    assert len(found) > 5
+    marker = (shared_dir / "attacks" / "fake_result_marker.py").read_text()
+    for program in (marker, ""):
+        assert not judged(real, program, {"stdin": [{"output": "EXPECTED_OK"}]}).passed
+    assert not judged(real, marker, ADD).passed
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        f"assert f(1) == {SECRET}\nassert f(2) != {SECRET}",
+        f"want = {SECRET}\nfor x, y in [(1, want), (2, {SECRET})]:\n    assert f(x) == y\nassert f(3) in [{SECRET}]",
+        f"def check(candidate):\n    y = {SECRET}\n    assert abs(candidate(1) - y) < {SECRET}\ncheck(f)",
+        {"calls": [{"function": "f", "args": [1], "expected": SECRET}]},
+        {"stdin": [{"input": "1", "output": str(SECRET)}]},
+        {"inputs": ["1"], "outputs": [str(SECRET)], "fn_name": "f"},
+    ],
+)
+def test_what_is_expected_never_enters_the_jail(tests: Any) -> None:
+    sandbox = PlainSandbox()
+    judged(sandbox, "def f(x): return x", tests)
+    assert sandbox.sent
+    assert not [text for text in sandbox.sent if str(SECRET) in text]
+    assert sandbox.open_sessions == 0
+
+
+def test_every_request_has_its_own_random_id() -> None:
+    sandbox = PlainSandbox()
+    judged(sandbox, "def f(x): return x", "assert f(1) == 1\nassert f(1) == 1")
+    ids = [re.search(r"_ask\('([0-9a-f]{32})'", text) for text in sandbox.sent[1:]]
+    assert len({match[1] for match in ids if match}) == 2
+
+
+# -- honest code -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_code_passes(plain: PlainSandbox, name: str) -> None:
+    code, tests = HONEST[name].split("---- tests\n")
+    verdict = judged(plain, code, tests)
+    assert verdict.passed, verdict.detail
+    assert verdict.value == 1.0
+    assert "can_be_cheated" not in verdict.parts
+
+
+def test_forms_of_references(plain: PlainSandbox) -> None:
+    human_eval = OTHER["check of a candidate"]
+    double = "def double(x):\n    return 2 * x"
+    forms: list[Any] = [
+        {"test": human_eval, "entry_point": "double"},
+        human_eval + "\ncheck(double)",
+        {"test_list": ["assert double(1) == 2", "assert double(2) == 4"], "test_setup_code": "import math"},
+        ["assert double(1) == 2"],
+        json.dumps({"inputs": [[1], [2]], "outputs": [2, [4]], "fn_name": "double"}),
+        {"inputs": ["1\n", "[2]"], "outputs": ["2", "[2, 2]"], "fn_name": "double"},
+        {"calls": [{"function": "double", "args": [(1,)], "expected": (1, 1)}]},
+    ]
+    for form in forms:
+        verdict = judged(plain, f"Here it is:\n```python\n{double}\n```", form)
+        assert verdict.passed, (form, verdict.detail)
+    solution = "class Solution:\n    def double(self, x): return 2 * x"
+    assert judged(plain, solution, {"calls": [{"function": "Solution.double", "args": [1], "expected": 2}]}).passed
+    assert judged(
+        plain, "def g(): return helper()", {"asserts": "assert g() == 1", "prefix": "def helper(): return 1"}
+    ).passed
+
+
+def test_partial_credit_and_what_a_score_says(plain: PlainSandbox) -> None:
+    code = OTHER["slow and wrong"]
+    tests = "\n".join(f"assert f({n}) == {n}" for n in range(6))
+    verdict = judged(plain, code, tests, credit="partial", time_s=0.5)
+    assert verdict.value == pytest.approx(2 / 6)
+    assert not verdict.passed
+    assert {name: n for name, n in verdict.parts.items() if name.startswith("cases")} == {
+        "cases": 6, "cases_passed": 2, "cases_timeout": 1, "cases_error": 1, "cases_wrong": 2,
+    }  # fmt: skip
+    assert verdict.parts["slowest_s"] >= 0.5
+    assert "2 of 6 tests passed" in verdict.detail
+    assert "KeyError: 'no'" in verdict.detail
+    assert judged(plain, code, tests, time_s=0.5).value == 0.0
+
+
+def test_an_error_of_the_code_itself_is_told(plain: PlainSandbox) -> None:
+    assert "SyntaxError" in judged(plain, "def f(: pass", "assert f() == 1").detail
+    assert "ZeroDivisionError" in judged(plain, "1 / 0\ndef f(): return 1", "assert f() == 1").detail
+
+
+def test_the_time_for_all_tests_is_bounded(plain: PlainSandbox) -> None:
+    tests = "\n".join("assert f() == 1" for _ in range(50))
+    verdict = judged(plain, "import time\ndef f():\n    time.sleep(0.2)\n    return 1", tests, total_s=0.6)
+    assert verdict.parts["cases"] == 50
+    assert 1 <= verdict.parts["cases_passed"] <= 4
+    assert verdict.parts["cases_skipped"] >= 46
+
+
+def test_programs_with_input(plain: PlainSandbox) -> None:
+    third = "print(int(input()) / 3)"
+    assert judged(plain, third, {"inputs": ["3\n", "4\n"], "outputs": ["1.0\n", "1.33333333"]}).passed
+    assert not judged(plain, third, {"stdin": [{"input": "4", "output": "1.3333"}]}).passed
+    assert not judged(plain, third, {"stdin": [{"input": "4", "output": "1.33333333\n"}]}, comparison="exact").passed
+    assert judged(plain, "print(1,  2)", {"stdin": [{"output": "1 2"}]}).passed
+    assert "cases_timeout" in judged(plain, "while True: pass", {"stdin": [{"output": ""}]}, time_s=0.3).parts
+    crash = judged(plain, "print(1)\nraise ValueError('late')", {"stdin": [{"output": "1"}]})
+    assert not crash.passed
+    assert "late" in crash.detail
+
+
+def test_a_comparison_by_the_programs_own_classes_is_told(plain: PlainSandbox) -> None:
+    code = OTHER["own class"]
+    verdict = judged(plain, code, "assert f(2) == P(2)")
+    assert verdict.passed
+    assert verdict.parts["can_be_cheated"] == 1.0
+    assert "could have cheated" in verdict.detail
+
+
+def test_a_test_file_runs_inside_only_on_request(plain: PlainSandbox) -> None:
+    tests = {"test_file": "assert f() == 1"}
+    refused = make_verifier("code", sandbox=plain)("def f(): return 1", tests)
+    assert isinstance(refused, Failed)
+    assert "tests_inside=True" in refused.reason
+    accepted = judged(plain, "def f(): return 1", tests, tests_inside=True)
+    assert accepted.passed
+    assert accepted.parts["can_be_cheated"] == 1.0
+    assert "could have cheated" in accepted.detail
+    assert not judged(plain, "def f(): return 2", tests, tests_inside=True).passed
+
+
+# -- faults of ours ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_a_fault_of_the_sandbox_is_a_failure(after: int) -> None:
+    sandbox = PlainSandbox(fails_after=after)
+    verdict = make_verifier("code", sandbox=sandbox)("def f(x): return x", "assert f(1) == 1\nassert f(2) == 2")
+    assert verdict == Failed(reason="SandboxError: the host is out of order")
+    assert sandbox.open_sessions == 0
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        None,
+        5,
+        {},
+        [],
+        {"asserts": ""},
+        {"asserts": "x = 1"},
+        {"asserts": "assert f( =="},
+        {"asserts": "class A: pass"},
+        {"asserts": "assert f(1) == 2 ** 10 ** 10"},
+        {"asserts": "while True: pass"},
+        {"asserts": "assert f(1) == [0] * 10 ** 9"},
+        {"calls": [{"function": "f"}]},
+        {"calls": [{"function": "f", "args": [object()], "expected": 1}]},
+        {"inputs": ["1"], "outputs": []},
+        {"stdin": [5]},
+    ],
+)
+def test_tests_that_cannot_be_used_are_a_failure(plain: PlainSandbox, reference: Any) -> None:
+    verdict = make_verifier("code", sandbox=plain)("def f(x): return x", reference)
+    assert isinstance(verdict, Failed)
+
+
+def test_wrong_arguments(plain: PlainSandbox) -> None:
+    for kwargs in (
+        {"credit": "half"},
+        {"language": "cobol"},
+        {"time_s": 0},
+        {"tolerance": 2},
+        {"sandbox": 5},
+        {"comparison": ""},
+    ):
+        with pytest.raises(ConfigError):
+            make_verifier("code", **kwargs)
+    other = make_verifier("code", sandbox=plain, language="cpp")
+    assert isinstance(other("int f();", "assert f() == 1"), Failed)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("text\n```python\nx = 1\n```\nmore", "x = 1\n"),
+        ("```python\nx = 1\n```\nbetter:\n```py\nx = 2\n```", "x = 2\n"),
+        ("```python\nx = 1\n```\noutput:\n```\n1\n```", "x = 1\n"),
+        ("```\nx = 1\n```", "x = 1\n"),
+        ("~~~python\nx = '```'\n~~~", "x = '```'\n"),
+        ("```python\nx = 1", "x = 1"),
+        ("<think>```python\nx = 1\n```</think>```python\nx = 2\n```", "x = 2\n"),
+        ("```cpp\nint x;\n```", "```cpp\nint x;\n```"),
+    ],
+)
+def test_code_in_an_answer(answer: str, code: str) -> None:
+    assert code_of(answer) == code
+
+
+TEXTS, INTS = st.text(max_size=3), st.integers()
+LEAVES = st.none() | st.booleans() | INTS | st.floats() | TEXTS | st.binary(max_size=5) | st.complex_numbers()
+SETS = st.frozensets(INTS, max_size=3) | st.sets(TEXTS, max_size=3)
+PLAIN = st.recursive(
+    LEAVES | SETS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(INTS | TEXTS, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(PLAIN)
+def test_values_cross_the_wall_unchanged_both_ways(value: Any) -> None:
+    space: dict[str, Any] = {}
+    exec(ENCODER, space)
+    back = decode(json.loads(json.dumps(space["encode"](value))))
+    assert same_value(back, value)
+    assert type(back) is type(value)
+    assert same_value(eval(literal(value)), value)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda i: st.lists(i, max_size=4), max_leaves=9
+    )
+)
+def test_whatever_the_jail_writes_is_a_value_or_refused(data: Any) -> None:
+    try:
+        decode(data)
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError):
+        return
+
+
+def test_same_value() -> None:
+    assert same_value(1, 1.0)
+    assert not same_value(True, 1)
+    assert not same_value((1, 2), [1, 2])
+    assert same_value((1, [2]), [1, (2,)], sequences_alike=True)
+    assert same_value(math.nan, math.nan)
+    assert not same_value(0.1 + 0.2, 0.3)
+    assert same_value(0.1 + 0.2, 0.3, tolerance=1e-9)
+    assert not same_value(10**20, 10**20 + 1, tolerance=1e-6)  # ints are exact
+    assert not same_value(Opaque(kind="E"), Opaque(kind="E"))
+    assert not same_value("1", 1)
+    assert same_value({1: 2.0000001}, {1: 2.0}, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted", "same"),
+    [
+        ("1 2\n", "1  2", True),
+        ("1.0000001", "1", True),
+        ("2", "1", False),
+        ("1e3", "1000.0", True),
+        ("nan", "nan", True),
+        ("inf", "1e400", False),
+        ("1 2", "1", False),
+        ("١", "1", False),
+        ("a", "A", False),
+    ],
+)
+def test_same_output(said: str, wanted: str, same: bool) -> None:
+    assert same_output(said, wanted) is same
