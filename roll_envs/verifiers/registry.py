@@ -32,6 +32,7 @@ BUILT_IN: dict[str, str] = {
     "gate": "roll_envs.verifiers.compose:Gate",
     "instructions": "roll_envs.verifiers.instructions:InstructionsVerifier",
     "language": "roll_envs.verifiers.language:LanguageVerifier",
+    "llm_judge": "roll_envs.verifiers.judge_llm:LlmJudge",
     "math": "roll_envs.verifiers.mathematics.verifier:MathVerifier",
     "length": "roll_envs.verifiers.penalties:LengthPenalty",
     "normalized": "roll_envs.verifiers.matching:NormalizedVerifier",

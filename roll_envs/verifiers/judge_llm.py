@@ -1,0 +1,275 @@
+"""``llm_judge``: a language model behind any OpenAI-compatible API judges answers.
+
+    judge = make_verifier("llm_judge", url="http://localhost:8000/v1", model="qwen", kind="correctness")
+    judge("It is Paris.", "Paris", {"prompt": "What is the capital of France?"})
+
+A server that cannot be reached, a deadline that ran out, a reply without a clear verdict: each is :class:`Failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from roll_envs.errors import ConfigError
+from roll_envs.verifiers.extract import after_thinking
+from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
+from roll_envs.verifiers.judge_llm_client import ChatClient, Endpoint
+from roll_envs.verifiers.judge_llm_forms import (
+    Criterion,
+    Form,
+    Reading,
+    correctness_form,
+    pairwise_form,
+    read_reply,
+    rubric_form,
+)
+from roll_envs.verifiers.judge_llm_prompts import clip_middle, draw_mark, messages_for
+from roll_envs.verifiers.references import texts_of
+from roll_envs.verifiers.types import Failed, Score, Verdict
+
+__all__ = ["LlmJudge"]
+
+KINDS = ("correctness", "rubric", "pairwise")
+
+
+class _Told(NamedTuple):
+    """One verdict of the model, and what it took."""
+
+    reading: Reading
+    cost: Mapping[str, float]
+
+
+_SPARE_S = 30.0
+_FREE = {"prompt_tokens": 0.0, "completion_tokens": 0.0, "requests": 0.0}
+
+
+class LlmJudge:
+    """The value is 0 to 1:
+
+    - ``correctness``: 1 when the answer agrees with the reference (a text, or several of which any will do). With
+      ``threshold`` it is right when the model's ``probability`` that it is reaches that; without one its word counts.
+    - ``rubric``: the weighted mean of ``criteria`` (name -> description, or name -> ``{"description": ..., "weight":
+      ...}``), each with points of ``scale``; passed from ``threshold`` on (0.5 where none is given). A reference may be
+      shown along.
+    - ``pairwise``: 1, 0.5 or 0 as the answer is better than the reference, as good, or worse; asked in both orders and
+      averaged, so that a judge who always prefers the first one gives 0.5. Passed above 0.5.
+
+    The question is ``context[question_key]``, a text or chat messages; it may be missing. Thoughts before ``</think>``
+    are not shown. An empty answer is worth 0 without a request. Parts: points by criterion, ``probability``,
+    ``consistent`` and ``first_wins`` of ``pairwise``; and ``prompt_tokens``, ``completion_tokens``, ``requests`` and
+    ``cached``.
+
+    Further options are those of :class:`~roll_envs.verifiers.judge_llm_client.Endpoint`. ``cache_dir``: where replies
+    are kept on disk; in memory the last ``cache_items`` are. ``guidance``: rules of your own for the judge.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        kind: Literal["correctness", "rubric", "pairwise"] = "correctness",
+        criteria: Mapping[str, str | Mapping[str, Any]] | None = None,
+        scale: Sequence[int] = (1, 5),
+        threshold: float | None = None,
+        guidance: str = "",
+        question_key: str = "prompt",
+        max_chars: int = 20_000,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_items: int = 10_000,
+        key_env: str = "OPENAI_API_KEY",
+        try_s: float = 60.0,
+        deadline_s: float = 300.0,
+        queue_s: float = 3600.0,
+        tries: int = 8,
+        concurrency: int = 16,
+        structured: Literal["auto", "always", "never"] = "auto",
+        max_tokens: int = 1024,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        if kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+        if criteria is not None and kind != "rubric":
+            raise ConfigError(f"criteria belong to kind 'rubric', not to {kind!r}")
+        if threshold is not None and (
+            kind == "pairwise" or isinstance(threshold, bool) or not isinstance(threshold, int | float)
+        ):
+            raise ConfigError(f"threshold is a number from 0 to 1 for correctness and rubric, not {threshold!r}")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ConfigError(f"threshold must be a number from 0 to 1, not {threshold!r}")
+        if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 100:
+            raise ConfigError(f"max_chars must be a whole number of 100 or more, not {max_chars!r}")
+        self.form = _form(kind, criteria, scale)
+        self.kind, self.threshold, self.guidance = kind, threshold, guidance
+        self.question_key, self.max_chars = question_key, max_chars
+        self.endpoint = Endpoint(
+            url=url, model=model, key_env=key_env, try_s=try_s, deadline_s=deadline_s, queue_s=queue_s, tries=tries,
+            concurrency=concurrency, structured=structured, max_tokens=max_tokens, extra=dict(extra or {}),
+        )  # fmt: skip
+        self._cache = ReplyCache(cache_dir, cache_items)
+        self._client = ChatClient(self.endpoint)
+        self._under_way: dict[str, asyncio.Task[_Told | Failed]] = {}
+        self._totals, self._totals_lock = dict(_FREE), threading.Lock()
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        asked = self._texts(answer, reference, context)
+        if not isinstance(asked, list):
+            return asked
+        future = self._client.submit(self._judge(asked))
+        try:
+            return future.result(self.endpoint.queue_s + self.endpoint.deadline_s + _SPARE_S)
+        except concurrent.futures.CancelledError:
+            return Failed(reason="the judge was closed")
+        except TimeoutError:
+            future.cancel()
+            return Failed(reason="the judge's own thread does not answer")
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def ajudge(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        """The same for asynchronous callers, without a thread for each; on any event loop."""
+        asked = self._texts(answer, reference, context)
+        if not isinstance(asked, list):
+            return asked
+        return await asyncio.wrap_future(self._client.submit(self._judge(asked)))
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """All that was spent so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
+        with self._totals_lock:
+            return dict(self._totals)
+
+    def close(self) -> None:
+        """Close connections; any number of times."""
+        self._client.close()
+
+    def _texts(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> list[dict[str, str]] | Verdict:
+        """The texts of each request to make; or a verdict that needs none."""
+        shown: dict[str, str] = {}
+        question = _question((context or {}).get(self.question_key))
+        if question:
+            shown["question"] = clip_middle(question, self.max_chars)
+        if reference is not None or self.kind != "rubric":
+            references = texts_of(reference)
+            if isinstance(references, str):
+                return Failed(reason=references)
+            wanted = clip_middle("\n--- or ---\n".join(references), self.max_chars)
+        else:
+            wanted = ""
+        said = clip_middle(after_thinking(answer), self.max_chars)
+        if not said.strip():
+            return Score(value=0.0, passed=False, detail="the answer is empty", parts={**_FREE, "cached": 0.0})
+        if self.kind == "pairwise":
+            orders = ((said, wanted), (wanted, said))
+            return [{**shown, "answer A": first, "answer B": second} for first, second in orders]
+        if wanted:
+            shown["reference"] = wanted
+        return [{**shown, "answer": said}]
+
+    async def _judge(self, asked: list[dict[str, str]]) -> Verdict:
+        told = await asyncio.gather(*(self._tell(texts) for texts in asked))
+        for verdict in told:
+            if isinstance(verdict, Failed):
+                return verdict
+        return self._score([verdict for verdict in told if isinstance(verdict, _Told)])
+
+    async def _tell(self, texts: dict[str, str]) -> _Told | Failed:
+        """One verdict: known, being asked for already, or asked for now."""
+        endpoint = replace(self.endpoint, key_env="", try_s=1, deadline_s=1, queue_s=1, tries=1, concurrency=1)
+        key = request_key(
+            {
+                "endpoint": repr(endpoint),
+                "messages": messages_for(self.form, {}, "MARK", self.guidance),
+                "schema": self.form.schema,
+                "texts": texts,
+            }
+        )
+        running = self._under_way.get(key)
+        if running is not None and running.get_loop() is asyncio.get_running_loop():
+            told = await asyncio.shield(running)
+            return told if isinstance(told, Failed) else told._replace(cost={**_FREE, "cached": 1.0})
+        task = asyncio.get_running_loop().create_task(self._find(key, texts))
+        self._under_way[key] = task
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if self._under_way.get(key) is task:
+                del self._under_way[key]
+
+    async def _find(self, key: str, texts: dict[str, str]) -> _Told | Failed:
+        known = await asyncio.to_thread(self._cache.get, key)
+        reading = None if known is None else read_reply(self.form, known)
+        if reading is not None:
+            return _Told(reading, {**_FREE, "cached": 1.0})
+        messages = messages_for(self.form, texts, draw_mark(texts), self.guidance)
+        reply = await self._client.ask(messages, self.form.schema)
+        if isinstance(reply, Failed):
+            return reply
+        cost = {
+            "prompt_tokens": float(reply.prompt_tokens),
+            "completion_tokens": float(reply.completion_tokens),
+            "requests": float(reply.tries),
+        }
+        with self._totals_lock:
+            for name, number in cost.items():
+                self._totals[name] += number
+        reading = read_reply(self.form, reply.text)
+        if reading is None:
+            return Failed(reason=f"the judge's reply holds no clear verdict: {reply.text[-300:]!r}")
+        await asyncio.to_thread(self._cache.put, key, reply.text)
+        return _Told(reading, {**cost, "cached": 0.0})
+
+    def _score(self, told: list[_Told]) -> Score:
+        parts = {name: sum(one.cost[name] for one in told) for name in _FREE}
+        parts["cached"] = min(one.cost["cached"] for one in told)
+        first = told[0].reading
+        if self.kind == "pairwise":
+            values = (first.value, 1 - told[1].reading.value)
+            parts["consistent"] = float(values[0] == values[1])
+            parts["first_wins"] = sum(one.reading.value for one in told) / 2
+            value = sum(values) / 2
+            return Score(value=value, passed=value > 0.5, detail=first.reason, parts=parts)
+        parts |= first.parts
+        if self.kind == "rubric":
+            passed = first.value >= (0.5 if self.threshold is None else self.threshold)
+            return Score(value=first.value, passed=passed, detail=first.reason, parts=parts)
+        passed = first.value == 1.0
+        if self.threshold is not None:
+            passed = first.parts.get("probability", first.value) >= self.threshold
+        return Score(value=float(passed), passed=passed, detail=first.reason, parts=parts)
+
+
+def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -> Form:
+    if kind == "correctness":
+        return correctness_form()
+    if kind == "pairwise":
+        return pairwise_form()
+    if not isinstance(scale, Sequence) or len(scale) != 2:
+        raise ConfigError(f"scale must be two whole numbers, such as [1, 5], not {scale!r}")
+    read = []
+    for name, given in (criteria or {}).items():
+        spec: Any = {"description": given} if isinstance(given, str) else given
+        if not isinstance(spec, Mapping) or not isinstance(spec.get("description"), str):
+            raise ConfigError(f"criterion {name!r} needs a description, not {given!r}")
+        unknown = set(spec) - {"description", "weight"}
+        if unknown:
+            raise ConfigError(f"criterion {name!r} has 'description' and 'weight', not {sorted(unknown)[0]!r}")
+        read.append(Criterion(str(name), spec["description"], spec.get("weight", 1.0)))
+    return rubric_form(read, scale[0], scale[1])
+
+
+def _question(prompt: Any) -> str:
+    """A prompt as one text: a text as it is, chat messages one after the other."""
+    if isinstance(prompt, str):
+        return prompt.strip()
+    if isinstance(prompt, Sequence):
+        said = [(m.get("role", ""), m.get("content", "")) for m in prompt if isinstance(m, Mapping)]
+        return "\n\n".join(f"{role}: {content}" for role, content in said if isinstance(content, str))
+    return ""

@@ -1,0 +1,282 @@
+"""Requests to a server that speaks OpenAI's chat API: bounded in number, time and size, tried again where that helps.
+
+All requests of a client run on one event loop in a thread of its own, so that a deadline really ends a try (a server
+that sends one byte a second gets no further than one that sends none), and threads and coroutines may both ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import email.utils
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import httpx
+
+from roll_envs.errors import ConfigError
+from roll_envs.verifiers.types import Failed
+
+__all__ = ["ChatClient", "ChatReply", "Endpoint"]
+
+T = TypeVar("T")
+
+_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_NO_SCHEMA = frozenset({400, 404, 415, 422, 501})
+_MAX_BYTES = 4 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """A model behind an API, and what may be spent on one request."""
+
+    url: str
+    """Up to and with the version: ``http://host:8000/v1``."""
+    model: str
+    key_env: str = "OPENAI_API_KEY"
+    """Name of the environment variable with the API key; without such a variable none is sent."""
+    try_s: float = 60.0
+    """Of one try, from connecting to the last byte."""
+    deadline_s: float = 300.0
+    """Of all tries and the pauses between them."""
+    queue_s: float = 3600.0
+    """Of waiting for one of the ``concurrency`` places."""
+    tries: int = 8
+    concurrency: int = 16
+    structured: Literal["auto", "always", "never"] = "auto"
+    """Whether the reply's JSON schema is sent along; ``auto``: until the server refuses it once."""
+    max_tokens: int = 1024
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """More items of the request's body, such as ``{"seed": 0}``; one that is ``None`` is left out of it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"url must begin with http:// or https:// and end with the version, not {self.url!r}")
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model must be the name of a model, not {self.model!r}")
+        if self.structured not in ("auto", "always", "never"):
+            raise ConfigError(f"structured must be 'auto', 'always' or 'never', not {self.structured!r}")
+        for name in ("messages", "response_format", "stream", "n"):
+            if name in self.extra:
+                raise ConfigError(f"extra may not change {name!r} of a judge's request")
+        for name in ("try_s", "deadline_s", "queue_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
+        for name in ("tries", "concurrency", "max_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of 1 or more, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatReply:
+    """What a model said, and what it took."""
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    tries: int = 1
+
+
+class _Again(Exception):
+    """A try that failed and may be made again, after ``pause_s`` if the server says so."""
+
+    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason, self.pause_s = reason, pause_s
+
+
+class _Final(Exception):
+    """A try that failed and would fail again."""
+
+
+class _NoSchema(Exception):
+    """The server does not take the schema."""
+
+
+class ChatClient:
+    """Asks one endpoint. Safe from many threads; in a child made by ``os.fork`` it starts over."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._places: asyncio.Semaphore | None = None
+        self._plain = endpoint.structured == "never"
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the client's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._running())
+
+    async def ask(self, messages: list[dict[str, Any]], schema: Mapping[str, Any]) -> ChatReply | Failed:
+        """A reply, or why there is none. Only on the client's loop (:meth:`submit`)."""
+        assert self._places is not None
+        try:
+            async with asyncio.timeout(self.endpoint.queue_s):
+                await self._places.acquire()
+        except TimeoutError:
+            return Failed(reason=f"no place for a request to the judge within {self.endpoint.queue_s:g} s")
+        try:
+            return await self._tries(messages, schema)
+        finally:
+            self._places.release()
+
+    def close(self) -> None:
+        """End the thread and close connections; requests under way fail. Any number of times; asking starts anew."""
+        with self._lock:
+            loop, thread, self._loop = self._loop, self._thread, None
+        if loop is None or thread is None or self._pid != os.getpid():
+            return
+        asyncio.run_coroutine_threadsafe(self._end(), loop)
+        thread.join(timeout=5)
+
+    async def _end(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        if self._http is not None:
+            await self._http.aclose()
+        asyncio.get_running_loop().stop()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                self._places = asyncio.Semaphore(self.endpoint.concurrency)
+                limits = httpx.Limits(max_connections=self.endpoint.concurrency)
+                self._http = httpx.AsyncClient(timeout=self.endpoint.try_s, limits=limits, follow_redirects=False)
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="llm-judge", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    async def _tries(self, messages: list[dict[str, Any]], schema: Mapping[str, Any]) -> ChatReply | Failed:
+        until = time.monotonic() + self.endpoint.deadline_s
+        last, count, plain = "", 0, self._plain
+        while count < self.endpoint.tries:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                async with asyncio.timeout(min(left, self.endpoint.try_s)):
+                    reply = await self._once(messages, None if plain else schema, count + 1)
+                self._plain = plain  # a server that takes the request without a schema is never sent one again
+                return reply
+            except _NoSchema:
+                plain = True
+                continue
+            except _Final as error:
+                return Failed(reason=str(error))
+            except _Again as error:
+                last, pause_s = error.reason, error.pause_s
+            except TimeoutError:
+                last, pause_s = f"no reply within {min(left, self.endpoint.try_s):.3g} s", 0.0
+            count += 1
+            pause_s = max(pause_s, random.uniform(0.5, 1) * min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (count - 1)))
+            if count == self.endpoint.tries or time.monotonic() + pause_s >= until:
+                break
+            await asyncio.sleep(pause_s)
+        allowed = f"{self.endpoint.tries} tries and {self.endpoint.deadline_s:g} s allowed"
+        return Failed(reason=f"the judge gave no reply in {count} tries ({allowed}); the last: {last}")
+
+    async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, tries: int) -> ChatReply:
+        assert self._http is not None
+        body: dict[str, Any] = {
+            "model": self.endpoint.model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": self.endpoint.max_tokens,
+            **self.endpoint.extra,
+        }
+        body = {name: value for name, value in body.items() if value is not None}
+        if schema is not None:
+            shape = {"name": "verdict", "strict": True, "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": shape}
+        key = os.environ.get(self.endpoint.key_env, "")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        address = self.endpoint.url.rstrip("/") + "/chat/completions"
+        try:
+            async with self._http.stream("POST", address, json=body, headers=headers) as response:
+                content = await _read(response)
+                status, wait = response.status_code, response.headers.get("retry-after", "")
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise _Again(f"{type(error).__name__}: {error}") from None
+        except httpx.InvalidURL as error:
+            raise _Final(f"the judge's address {address!r} cannot be used: {error}") from None
+        if status == 200:
+            return _reply(content, tries)
+        said = f"HTTP {status}: {content[:300].decode(errors='replace')}"
+        if status in _NO_SCHEMA and schema is not None and self.endpoint.structured == "auto":
+            raise _NoSchema
+        if status in _AGAIN:
+            raise _Again(said, _seconds(wait))
+        raise _Final(f"the judge refused the request: {said}")
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _read(response: httpx.Response) -> bytes:
+    content = bytearray()
+    async for piece in response.aiter_bytes():
+        content += piece
+        if len(content) > _MAX_BYTES:
+            raise _Final(f"the judge's reply is larger than {_MAX_BYTES} bytes")
+    return bytes(content)
+
+
+def _reply(content: bytes, tries: int) -> ChatReply:
+    try:
+        message = json.loads(content)
+    except (ValueError, RecursionError):
+        raise _Again(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}") from None
+    try:
+        said = message["choices"][0]["message"]
+        text = said.get("content")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise _Again(f"the reply has no choices: {content[:200].decode(errors='replace')}") from None
+    if isinstance(text, list):
+        text = "".join(str(part.get("text", "")) for part in text if isinstance(part, Mapping))
+    if not isinstance(text, str) or not text.strip():
+        refusal = said.get("refusal")
+        raise _Final(f"the judge refused: {refusal[:200]}" if isinstance(refusal, str) else "the judge said nothing")
+    usage = message.get("usage")
+    counts = usage if isinstance(usage, Mapping) else {}
+    return ChatReply(
+        text=text,
+        prompt_tokens=_count(counts.get("prompt_tokens")),
+        completion_tokens=_count(counts.get("completion_tokens")),
+        tries=tries,
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else 0
+
+
+def _seconds(header: str) -> float:
+    """``Retry-After``: seconds or a date; 0 when it says neither."""
+    header = header.strip()
+    if header.isascii() and header.isdigit() and len(header) < 7:
+        return float(header)
+    try:
+        moment = email.utils.parsedate_to_datetime(header)
+    except (ValueError, TypeError):
+        return 0.0
+    return max(0.0, moment.timestamp() - time.time()) if moment.tzinfo else 0.0

@@ -1,0 +1,215 @@
+"""The three questions a judge can be asked, the JSON it answers with, and how that is read.
+
+``correctness``: does the answer agree with a reference? ``rubric``: so many points by each of several criteria.
+``pairwise``: which of two answers is better? What cannot be read without doubt is no verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from roll_envs.errors import ConfigError
+
+__all__ = ["Criterion", "Form", "Reading", "correctness_form", "pairwise_form", "read_reply", "rubric_form"]
+
+_MAX_CHARS = 65_536
+_MOST_OBJECTS = 100
+
+
+class Reading(NamedTuple):
+    """A verdict as numbers."""
+
+    value: float
+    """0 to 1; for ``pairwise`` what the first answer is worth: 1, 0.5 or 0."""
+    parts: Mapping[str, float]
+    reason: str = ""
+
+
+class Form(NamedTuple):
+    """One kind of question."""
+
+    name: str
+    task: str
+    closing: str
+    schema: Mapping[str, Any]
+    """JSON schema of the reply, in the subset that servers guarantee."""
+    key: str
+    """The item that makes a JSON object a verdict."""
+    read: Callable[[Mapping[str, Any]], Reading | None]
+
+
+class Criterion(NamedTuple):
+    """One line of a rubric."""
+
+    name: str
+    description: str
+    weight: float = 1.0
+
+
+def _object(**properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_TEXT = {"type": "string"}
+
+
+def correctness_form() -> Form:
+    """Right or wrong against a reference, with a confidence in percent (``probability``: that it is right)."""
+    schema = _object(
+        reasoning=_TEXT,
+        verdict={"type": "string", "enum": ["correct", "incorrect"]},
+        confidence={"type": "integer"},
+    )
+    task = (
+        "You grade answers to a question against a reference. An answer is correct when it says the same as the "
+        "reference where the question asks for it; other words, another order and other notation are no mistake. It is "
+        "incorrect when it contradicts the reference, leaves out what was asked for, gives several different answers, "
+        "or does not answer. Trust the reference over your own knowledge, and do not reward style or confidence."
+    )
+    closing = (
+        "Judge whether the answer is correct. Reply with one JSON object and nothing else: "
+        '{"reasoning": "<one or two sentences>", "verdict": "correct" or "incorrect", '
+        '"confidence": <0 to 100, how sure you are of the verdict>}'
+    )
+    return Form("correctness", task, closing, schema, "verdict", _read_correctness)
+
+
+def _read_correctness(found: Mapping[str, Any]) -> Reading | None:
+    verdict = found.get("verdict")
+    word = verdict.strip().lower() if isinstance(verdict, str) else ""
+    if word not in ("correct", "incorrect"):
+        return None
+    parts = {}
+    confidence = _number(found.get("confidence"))
+    if confidence is not None and 0 <= confidence <= 100:
+        parts["probability"] = confidence / 100 if word == "correct" else 1 - confidence / 100
+    return Reading(float(word == "correct"), parts, _reasoning(found))
+
+
+def pairwise_form() -> Form:
+    """Which of two answers, A or B, is better."""
+    schema = _object(reasoning=_TEXT, winner={"type": "string", "enum": ["A", "B", "tie"]})
+    task = (
+        "You compare two answers to the same question and say which one serves its author better: first by being right "
+        "and doing what was asked, then by being complete and clear. Length, tone and the order in which the answers "
+        "stand are no merits. Answers of the same worth are a tie."
+    )
+    closing = (
+        "Judge which answer is better. Reply with one JSON object and nothing else: "
+        '{"reasoning": "<one or two sentences>", "winner": "A", "B" or "tie"}'
+    )
+    return Form("pairwise", task, closing, schema, "winner", _read_pairwise)
+
+
+def _read_pairwise(found: Mapping[str, Any]) -> Reading | None:
+    winner = found.get("winner")
+    word = winner.strip().lower() if isinstance(winner, str) else ""
+    value = {"a": 1.0, "b": 0.0, "tie": 0.5}.get(word)
+    return None if value is None else Reading(value, {}, _reasoning(found))
+
+
+def rubric_form(criteria: Sequence[Criterion], low: int, high: int) -> Form:
+    """Whole points from ``low`` to ``high`` by each criterion; the value is their weighted mean, scaled to 0 to 1.
+
+    Raises :class:`ConfigError` for criteria that cannot be used.
+    """
+    if not criteria:
+        raise ConfigError("a rubric needs criteria, such as {'clear': 'It is easy to follow.'}")
+    if not isinstance(low, int) or not isinstance(high, int) or low >= high:
+        raise ConfigError(f"the scale of a rubric is two whole numbers, the lower one first, not {low!r} and {high!r}")
+    for criterion in criteria:
+        if not re.fullmatch(r"\w[\w -]{0,63}", criterion.name):
+            raise ConfigError(f"a criterion's name is letters, digits, spaces and hyphens, not {criterion.name!r}")
+        weight = criterion.weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise ConfigError(f"the weight of criterion {criterion.name!r} must be above 0, not {weight!r}")
+    names = [criterion.name for criterion in criteria]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"two criteria have the same name: {', '.join(names)}")
+    points = _object(**{name: {"type": "integer", "enum": list(range(low, high + 1))} for name in names})
+    listed = "\n".join(f"- {criterion.name}: {criterion.description}" for criterion in criteria)
+    task = (
+        f"You grade an answer by each of these criteria, with whole points from {low} (not met at all) to {high} "
+        f"(fully met), each for itself:\n{listed}\nLength and confidence are no merits of their own."
+    )
+    example = ", ".join(f"{json.dumps(name)}: <points>" for name in names)
+    closing = (
+        "Grade the answer. Reply with one JSON object and nothing else: "
+        f'{{"reasoning": "<one or two sentences>", "scores": {{{example}}}}}'
+    )
+
+    def read(found: Mapping[str, Any]) -> Reading | None:
+        given = found.get("scores")
+        if not isinstance(given, Mapping):
+            return None
+        shares = {}
+        for name in names:
+            number = _number(given.get(name))
+            if number is None or not low <= number <= high or number != int(number):
+                return None
+            shares[name] = (number - low) / (high - low)
+        total = sum(criterion.weight for criterion in criteria)
+        value = sum(criterion.weight * shares[criterion.name] for criterion in criteria) / total
+        return Reading(value, shares, _reasoning(found))
+
+    return Form("rubric", task, closing, _object(reasoning=_TEXT, scores=points), "scores", read)
+
+
+def read_reply(form: Form, reply: str) -> Reading | None:
+    """The verdict in a judge's reply; ``None`` when there is none, or there are several that differ.
+
+    Read are JSON objects anywhere after the thoughts, in a fence or among words; the whole reply counts before parts
+    of it, so that an object inside the reasoning is not taken for the verdict.
+    """
+    text = reply.rpartition("</think>")[2].strip()
+    if len(text) > _MAX_CHARS:
+        return None
+    found = [value for value in _objects(text) if form.key in value]
+    readings = [form.read(value) for value in found]
+    if not readings or readings[0] is None:
+        return None
+    same = all(other is not None and other[:2] == readings[0][:2] for other in readings)
+    return readings[0] if same else None
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _objects(text: str) -> list[Mapping[str, Any]]:
+    """The outermost JSON objects of a text, in order."""
+    objects: list[Mapping[str, Any]] = []
+    at = text.find("{")
+    for _ in range(_MOST_OBJECTS):
+        if at < 0:
+            break
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        else:
+            if isinstance(value, Mapping):
+                objects.append(value)
+        at = text.find("{", end)
+    return objects
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,6}(?:\.\d{1,6})?\s*%?\s*", value):
+        value = float(value.strip().rstrip("% "))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _reasoning(found: Mapping[str, Any]) -> str:
+    reason = found.get("reasoning")
+    return reason.strip()[:500] if isinstance(reason, str) else ""
