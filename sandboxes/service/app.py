@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from roll_envs.sandbox import Sandbox
 from sandboxes.service import native
+from sandboxes.service.judge import judge
 from sandboxes.service.jupyter import run_jupyter
 from sandboxes.service.replies import Answer, Refusal, encode_json
 from sandboxes.service.run_code import run_code
@@ -26,7 +27,7 @@ __all__ = ["make_app"]
 
 FUSION = {"/run_code": run_code, "/run_jupyter": run_jupyter, "/submit": submit}
 """SandboxFusion's routes; what they answer when the queue is full can be chosen."""
-OWN = {"/v1/run": native.run_native}
+OWN = {"/judge": judge, "/v1/run": native.run_native}
 
 
 def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:

@@ -19,7 +19,6 @@ from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
-from sandboxes.service.worker import checked
 
 __all__ = ["RunJupyterForm", "run_jupyter"]
 
@@ -85,7 +84,7 @@ def _run_cells(
                 ended, why = "TimeLimitExceeded", f"total_timeout was over before cell {number}"
                 break
             wall_s = min(limits.wall_s, left_s)
-            result = checked(session.run(source, limits=replace(limits, wall_s=wall_s)))
+            result = session.run(source, limits=replace(limits, wall_s=wall_s))
             done.append(_cell(result))
             if result.status in ("timeout", "memory", "output"):
                 ended = "TimeLimitExceeded" if result.status == "timeout" else "Finished"

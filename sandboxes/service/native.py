@@ -18,7 +18,6 @@ from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes, dump_result, encode_bytes, load_limits, load_program
-from sandboxes.service.worker import checked
 
 __all__ = ["close_session", "move_file", "open_session", "read_limits", "run_cell", "run_native"]
 
@@ -38,7 +37,7 @@ async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> An
     started = time.monotonic()
     timeout_s = read_timeout(data, settings)
     result = await pool.run(
-        lambda sandbox: checked(sandbox.run(program, limits=limits, timeout_s=work_s)), wait_s=timeout_s, work_s=work_s
+        lambda sandbox: sandbox.run(program, limits=limits, timeout_s=work_s), wait_s=timeout_s, work_s=work_s
     )
     body = {"result": dump_result(result), "request_s": time.monotonic() - started}
     return Answer(body=body, outcome=result.status)

@@ -17,7 +17,6 @@ from sandboxes.service.reading import check_code, check_paths, fill, read_files
 from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
-from sandboxes.service.worker import checked
 
 __all__ = ["LANGUAGE_NAMES", "RunCodeForm", "execute", "fusion_body", "fusion_program", "run_code"]
 
@@ -101,7 +100,7 @@ async def execute(pool: Pool, settings: Settings, program: Program, limits: Limi
     work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if program.language == "cpp" else 0.0)
     try:
         result = await pool.run(
-            lambda sandbox: checked(sandbox.run(program, limits=limits, timeout_s=work_s)),
+            lambda sandbox: sandbox.run(program, limits=limits, timeout_s=work_s),
             wait_s=settings.queue_timeout_s,
             work_s=work_s,
         )

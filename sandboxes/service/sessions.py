@@ -15,7 +15,7 @@ from roll_envs.sandbox import Language, Limits, RunResult, SandboxSession
 from sandboxes.service.pool import OVERRUN_S, Pool, QueueFullError
 from sandboxes.service.replies import Refusal
 from sandboxes.service.settings import Settings
-from sandboxes.service.worker import Worker, checked
+from sandboxes.service.worker import Worker
 
 __all__ = ["Sessions"]
 
@@ -83,7 +83,7 @@ class Sessions:
         wall_s = (limits or opened.limits).wall_s
 
         def job(_: object) -> RunResult:
-            return checked(opened.session.run(source, limits=limits))
+            return opened.session.run(source, limits=limits)
 
         # A task, because a client that goes away will ask for the result again.
         opened.number = number

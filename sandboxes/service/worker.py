@@ -10,9 +10,10 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
-from roll_envs.sandbox import Isolation, Limits, Program, RunResult, Sandbox
+from roll_envs.sandbox import Isolation, Limits, Program, Sandbox
+from sandboxes.service.checked import Checked
 
-__all__ = ["Worker", "checked", "make_worker"]
+__all__ = ["Worker", "make_worker"]
 
 T = TypeVar("T")
 
@@ -80,19 +81,10 @@ class Worker:
             return
 
 
-def checked(result: RunResult) -> RunResult:
-    """``result``. Raises :class:`SandboxError` for one that says a program died, but neither by which exit code nor by
-    which signal: then a part of the sandbox died around it, and nothing is known about the program."""
-    compiled = result.compile is not None and not result.compile.ok
-    if result.status == "error" and result.exit_code is None and result.signal is None and not compiled:
-        raise SandboxError("a part of the sandbox died in the middle of a run")
-    return result
-
-
 def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:
     """A worker that has proved to work: a small program ran on it. Raises :class:`SandboxError` and what ``make``
     raises."""
-    sandbox = make()
+    sandbox = Checked(make())
     try:
         started = time.monotonic()
         result = sandbox.run(Program(source=PROBE), limits=Limits(wall_s=PROBE_TIMEOUT_S), timeout_s=PROBE_TIMEOUT_S)

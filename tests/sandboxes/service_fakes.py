@@ -17,14 +17,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import pytest
 
 from roll_envs.errors import ConfigError, SandboxError
-from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
+from roll_envs.sandbox import (
+    Isolation,
+    Language,
+    Limits,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxSession,
+    make_sandbox,
+)
 from sandboxes.service.app import make_app
 from sandboxes.service.server import ReportingServer, make_server
 from sandboxes.service.settings import Settings
@@ -180,6 +191,16 @@ def _subprocess(program: Program, limits: Limits) -> RunResult:
         stderr=ran.stderr,
         isolation=NONE,
     )
+
+
+def local_or_skip() -> Callable[[], Sandbox]:
+    """Makes a sandbox with the real cage; skips the test where it cannot work."""
+    make = partial(make_sandbox, "local", slots=1)
+    try:
+        make().close()
+    except SandboxError as error:
+        pytest.skip(f"the local sandbox cannot work on this machine: {error}")
+    return make
 
 
 class Running:

@@ -9,19 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from roll_envs.errors import SandboxError
-from roll_envs.sandbox import make_sandbox
+from service_fakes import local_or_skip
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "sandbox_service.py"
 
 
 @pytest.mark.slow
 def test_nothing_is_lost_when_workers_are_killed(tmp_path: Path) -> None:
-    try:
-        make_sandbox("local", slots=1).close()
-    except SandboxError as error:
-        pytest.skip(f"the local sandbox cannot work on this machine: {error}")
+    local_or_skip()
     seconds = os.environ.get("LOAD_SECONDS", "15")
     numbers = tmp_path / "numbers.json"
     command = [sys.executable, str(BENCHMARK), "load", "--clients", "64", "--slots", "4", "--seconds", seconds]

@@ -17,7 +17,7 @@ from service_fakes import FakeSandbox, Running, request_bytes, running
 
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_code_bytes": 1 << 16, "max_files": 8, "max_cases": 20}
 POST_ROUTES = ["/run_code", "/run_jupyter", "/submit", "/v1/run", "/v1/sessions", "/v1/sessions/x/run"]
-POST_ROUTES += ["/v1/sessions/x/files"]
+POST_ROUTES += ["/v1/sessions/x/files", "/judge"]
 
 
 @pytest.fixture(scope="module")

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
-from service_fakes import Running, running
+from service_fakes import Running, local_or_skip, running
 
-from roll_envs.errors import SandboxError
-from roll_envs.sandbox import Limits, Program, make_sandbox
+from roll_envs.sandbox import Limits, Program
 from sandboxes.client import RemoteSandbox
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Running]:
-    make = partial(make_sandbox, "local", slots=1)
-    try:
-        make().close()
-    except SandboxError as error:
-        pytest.skip(f"the local sandbox cannot work on this machine: {error}")
-    with running(make, slots=2) as service:
+    with running(local_or_skip(), slots=2) as service:
         yield service
 
 

@@ -263,6 +263,7 @@ def test_sessions_that_are_not_used_end() -> None:
         for _ in range(4):
             time.sleep(0.1)
             assert session.run("1").ok
+        assert session.run("#sleep 0.7\nprint('long')").stdout == b"long\n"
         service.wait_until(lambda: len(service.service.sessions) == 0)
         assert FakeSandbox.made - FakeSandbox.closed == 2
         with pytest.raises(SandboxError, match="lost"):

@@ -1,0 +1,147 @@
+"""``POST /judge``: a program and its tests, judged by the ``code`` verifier; what is expected never enters the sandbox.
+
+The tests come from whoever asks and are evaluated in the service, by the verifier's bounded interpreter, around calls
+that the sandbox makes one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict
+from typing import Any, Literal
+
+import pydantic
+
+from roll_envs.errors import ConfigError, RollError
+from roll_envs.sandbox import Language, Sandbox
+from roll_envs.verifiers import make_verifier
+from roll_envs.verifiers.code.answers import code_of
+from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
+from roll_envs.verifiers.code.outside import Unjudgeable
+from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
+from sandboxes.service.pool import Pool
+from sandboxes.service.reading import check_code, fill
+from sandboxes.service.replies import Answer, Refusal
+from sandboxes.service.run_code import RUN_MARGIN_S
+from sandboxes.service.settings import Settings
+
+__all__ = ["JudgeForm", "judge"]
+
+log = logging.getLogger("roll_sandbox.judge")
+
+COMPILE_S = 10.0
+
+
+class JudgeForm(pydantic.BaseModel):
+    """``code`` is a program as it is, ``answer`` a text with a program in it; one of them is given. ``tests`` is any
+    form that the ``code`` verifier reads. Unknown fields are errors: a misspelt one would change the verdict."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    code: str | None = None
+    answer: str | None = None
+    tests: Any
+    language: Language = "python"
+    credit: Literal["all", "partial"] = "all"
+    comparison: Literal["tolerant", "exact"] = "tolerant"
+    tolerance: float | None = pydantic.Field(default=None, ge=0, lt=1)
+    tests_inside: bool = False
+    time_s: float = pydantic.Field(default=5.0, gt=0)
+    memory_mb: int = pydantic.Field(default=512, ge=16)
+    total_s: float = pydantic.Field(default=60.0, gt=0)
+    timeout_s: float | None = pydantic.Field(default=None, ge=0)
+
+
+async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
+    """Answer a request. Raises :class:`Refusal` and what :meth:`Pool.run` raises: a fault of ours is no verdict."""
+    form = fill(JudgeForm, data)
+    answer = _answer_of(form, settings)
+    plan = _plan_of(form, settings)
+    for name, value, most in (
+        ("time_s", form.time_s, settings.max_run_s),
+        ("memory_mb", form.memory_mb, settings.max_memory_mb),
+        ("total_s", form.total_s, settings.max_request_s),
+    ):
+        if value > most:
+            raise Refusal(422, "limits", f"{name} may be {most:g} on this service, not {value:g}")
+
+    def job(sandbox: Sandbox) -> list[CaseResult] | Refusal:
+        return _judge(sandbox, form, answer, plan)
+
+    wait_s = settings.queue_timeout_s if form.timeout_s is None else min(form.timeout_s, settings.max_request_s)
+    started = time.monotonic()
+    # The last test may begin when the time for all is nearly over.
+    work_s = form.total_s + form.time_s + COMPILE_S + RUN_MARGIN_S
+    cases = await pool.run(job, wait_s=wait_s, work_s=work_s)
+    if isinstance(cases, Refusal):
+        raise cases
+    return _told(cases, form, plan, time.monotonic() - started)
+
+
+def _answer_of(form: JudgeForm, settings: Settings) -> str:
+    """A text in which the verifier finds the program, and nothing but the program."""
+    if (form.code is None) == (form.answer is None):
+        raise Refusal(422, "form", "give either code, a program as it is, or answer, a text with a program in it")
+    if form.answer is not None:
+        return check_code(form.answer, settings, "answer")
+    code = check_code(form.code or "", settings)
+    fence = "`" * (3 + max((len(run) for run in code.split("\n") if run.strip().startswith("`")), default=0))
+    text = f"{fence}{form.language}\n{code}\n{fence}"
+    if code_of(text, form.language) != code.replace("\r\n", "\n") + "\n":
+        message = (
+            "code holds a tag of thoughts, such as </think>, that would hide a part of it; write that tag in two parts"
+        )
+        raise Refusal(422, "form", message)
+    return text
+
+
+def _plan_of(form: JudgeForm, settings: Settings) -> Plan:
+    try:
+        plan = read_plan(form.tests)
+    except Unusable as error:
+        raise Refusal(422, "tests", f"tests: {error}") from error
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, RecursionError) as error:
+        raise Refusal(422, "tests", f"tests cannot be read: {type(error).__name__}: {error}"[:300]) from error
+    number = max(len(plan.runs), len(plan.calls), len(plan.asserts))
+    if number > settings.max_cases:
+        raise Refusal(422, "too_many", f"tests may be {settings.max_cases}, not {number}")
+    return plan
+
+
+def _judge(sandbox: Sandbox, form: JudgeForm, answer: str, plan: Plan) -> list[CaseResult] | Refusal:
+    try:
+        verifier = make_verifier(
+            "code",
+            sandbox=sandbox,
+            language=form.language,
+            comparison=form.comparison,
+            tolerance=form.tolerance,
+            tests_inside=form.tests_inside,
+            time_s=form.time_s,
+            memory_mb=form.memory_mb,
+            total_s=form.total_s,
+        )
+        assert isinstance(verifier, CodeVerifier)
+        return verifier.cases(answer, plan) or Refusal(422, "tests", "the tests check nothing")
+    except (Unjudgeable, ConfigError) as error:
+        return Refusal(422, "tests", f"the tests cannot be used: {error}")
+    except RollError:
+        raise
+    except Exception as error:  # tests of others: what they make of the judge is no fault of a worker
+        log.warning("the judge failed on the tests of a request", exc_info=error)
+        return Refusal(422, "tests", f"the judge failed on these tests: {type(error).__name__}: {error}"[:300])
+
+
+def _told(cases: list[CaseResult], form: JudgeForm, plan: Plan, seconds: float) -> Answer:
+    good = sum(case.passed for case in cases)
+    passed = good == len(cases)
+    body = {
+        "passed": passed,
+        "value": good / len(cases) if form.credit == "partial" else float(passed),
+        "cases_passed": good,
+        "cases": [asdict(case) for case in cases],
+        "can_be_cheated": bool(plan.test_file) or any(case.inside for case in cases),
+        "request_s": seconds,
+    }
+    return Answer(body=body, outcome="passed" if passed else "not passed")
