@@ -25,7 +25,7 @@ def give_up_rights(program: bytes, *, many_users: bool) -> None:
 
     The bounding set of capabilities is empty already (the zygote's doing).
     """
-    os.setsid()
+    os.setpgid(0, 0)  # signals to "my group" stay among the program's own processes
     if many_users:
         os.setgroups([])
     os.setresgid(RUN_USER, RUN_USER, RUN_USER)

@@ -38,6 +38,7 @@ _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
 
@@ -98,8 +99,7 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def _prctl(option: int, *values: int) -> int:
-    four = [ctypes.c_ulong(v) for v in (*values, 0, 0, 0, 0)[:4]]
-    return _check(_libc.prctl(option, *four), f"prctl({option})")
+    return _check(_libc.prctl(option, *(*values, 0, 0, 0, 0)[:4]), f"prctl({option})")
 
 
 def parent_death_signal(signal: int) -> None:
@@ -127,13 +127,13 @@ def set_seccomp(program: bytes) -> None:
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     head = ctypes.create_string_buffer(header, len(header))
-    _check(_libc.prctl(22, ctypes.c_ulong(2), head, ctypes.c_ulong(0), ctypes.c_ulong(0)), "seccomp")
+    _prctl(22, 2, ctypes.addressof(head))
 
 
 def drop_bounding_set() -> None:
     """Take every capability out of the bounding and the ambient set. Needs CAP_SETPCAP."""
     for capability in range(64):
-        if _libc.prctl(24, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
+        if _libc.prctl(24, capability, 0, 0, 0) < 0:
             break  # one past the last that this kernel knows
     _prctl(47, 4)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
 
