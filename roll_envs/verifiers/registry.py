@@ -29,8 +29,10 @@ BUILT_IN: dict[str, str] = {
     "em": "roll_envs.verifiers.qa:ExactMatchVerifier",
     "exact": "roll_envs.verifiers.matching:ExactVerifier",
     "f1": "roll_envs.verifiers.qa:F1Verifier",
+    "fence": "roll_envs.verifiers.formats:FenceVerifier",
     "gate": "roll_envs.verifiers.compose:Gate",
     "instructions": "roll_envs.verifiers.instructions:InstructionsVerifier",
+    "json": "roll_envs.verifiers.formats:JsonVerifier",
     "language": "roll_envs.verifiers.language:LanguageVerifier",
     "llm_judge": "roll_envs.verifiers.judge_llm:LlmJudge",
     "math": "roll_envs.verifiers.mathematics.verifier:MathVerifier",
@@ -38,6 +40,8 @@ BUILT_IN: dict[str, str] = {
     "normalized": "roll_envs.verifiers.matching:NormalizedVerifier",
     "regex": "roll_envs.verifiers.patterns:RegexVerifier",
     "repetition": "roll_envs.verifiers.penalties:RepetitionPenalty",
+    "tags": "roll_envs.verifiers.formats:TagsVerifier",
+    "tool_calls": "roll_envs.verifiers.formats:ToolCallsVerifier",
     "weighted": "roll_envs.verifiers.compose:WeightedSum",
 }
 """Name -> ``module:attribute``."""

@@ -1,0 +1,287 @@
+"""``tags``, ``fence``, ``json`` and ``tool_calls``: is an answer written in the form that was asked for?
+
+A pattern for the whole answer is ``regex`` with ``mode="fullmatch"``. All take time linear in the answer; a JSON
+schema is applied in a worker process, since its patterns may take for ever.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.tools.arguments import check_arguments, check_schema
+from roll_envs.tools.formats import find_tool_format
+from roll_envs.tools.formats.reading import read_json, skip_space
+from roll_envs.tools.types import BadCall, ToolSpec
+from roll_envs.verifiers.extract import after_thinking
+from roll_envs.verifiers.types import Failed, Score, Verdict
+from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
+
+__all__ = ["FenceVerifier", "JsonVerifier", "TagsVerifier", "ToolCallsVerifier"]
+
+_NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
+_POOL = PoolSettings(module="roll_envs.verifiers.format_tasks", workers=2, memory_mb=512)
+
+
+def _score(problem: str, **parts: float) -> Score:
+    return Score(value=float(not problem), passed=not problem, detail=problem, parts=parts)
+
+
+class TagsVerifier:
+    """1.0 when the answer is ``<think>...</think><answer>...</answer>``: each tag once, in this order, with something
+    in it.
+
+    ``tags``: the names. ``outside``: whether other text may stand before, between and after them. ``opened``: the
+    prompt's template has written the first opening tag already. ``blank``: names of tags that may hold nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        tags: Sequence[str] = ("think", "answer"),
+        outside: bool = False,
+        opened: bool = False,
+        blank: Sequence[str] = (),
+    ) -> None:
+        if isinstance(tags, str) or not tags or not all(isinstance(t, str) and _NAME.fullmatch(t) for t in tags):
+            raise ConfigError(f"tags must be names such as ['think', 'answer'], not {tags!r}")
+        if len(set(tags)) != len(tags):
+            raise ConfigError(f"each tag may stand once in tags, not {tags!r}")
+        unknown = [name for name in blank if name not in tags]
+        if isinstance(blank, str) or unknown:
+            raise ConfigError(f"blank must be names of tags ({', '.join(tags)}), not {blank!r}")
+        self.tags, self.outside, self.opened, self.blank = tuple(tags), outside, opened, frozenset(blank)
+        self._pattern = re.compile("|".join(f"</?{re.escape(name)}>" for name in tags))
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        return _score(self._problem(answer))
+
+    def _problem(self, answer: str) -> str:
+        wanted = [mark for name in self.tags for mark in (f"<{name}>", f"</{name}>")]
+        if self.opened:
+            answer = wanted[0] + answer
+        marks = list(self._pattern.finditer(answer))
+        found = [match.group() for match in marks]
+        if found != wanted:
+            place = next(
+                (i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted))
+            )
+            expected = wanted[place] if place < len(wanted) else "no more tags"
+            got = found[place] if place < len(found) else "the end"
+            return f"{expected} is expected where {got} stands"
+        for number, name in enumerate(self.tags):
+            inside = answer[marks[2 * number].end() : marks[2 * number + 1].start()]
+            if name not in self.blank and not inside.strip():
+                return f"<{name}> holds nothing"
+        if not self.outside:
+            edges = [0, *(match.end() for match in marks[1::2])]
+            starts = [*(match.start() for match in marks[::2]), len(answer)]
+            for start, end in zip(edges, starts, strict=True):
+                if answer[start:end].strip():
+                    return f"text outside of the tags: {answer[start:end].strip()[:40]!r}"
+        return ""
+
+
+class FenceVerifier:
+    """1.0 when the answer (after its thoughts) has a closed code fence, of ``language`` where one is given.
+
+    ``only``: nothing but the fence; ``count``: exactly so many of them.
+    """
+
+    def __init__(self, *, language: str | None = None, only: bool = False, count: int | None = None) -> None:
+        if language is not None and (not isinstance(language, str) or not language.strip()):
+            raise ConfigError(f"language must be the word after the fence, such as 'python', not {language!r}")
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ConfigError(f"count must be a whole number of 1 or more, not {count!r}")
+        self.language, self.only, self.count = language, only, count
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        fences, outside, open_still = _fences(after_thinking(answer))
+        named = [f for f in fences if self.language is None or f.lower() == self.language.lower()]
+        kind = f"a fence of {self.language}" if self.language else "a fence"
+        if open_still:
+            problem = "a fence is not closed"
+        elif not named:
+            problem = f"{kind} is missing"
+        elif self.count is not None and len(named) != self.count:
+            problem = f"{len(named)} fences instead of {self.count}"
+        elif self.only and (outside or len(named) != len(fences)):
+            problem = "there is more than the fence"
+        else:
+            problem = ""
+        return _score(problem, fences=float(len(named)))
+
+
+def _fences(text: str) -> tuple[list[str], bool, bool]:
+    """The languages of closed fences, whether there is text outside of them, and whether one is still open."""
+    found: list[str] = []
+    outside, mark, language = False, "", ""
+    for line in text.split("\n"):
+        bare = line.strip()
+        run = len(bare) - len(bare.lstrip(bare[:1])) if bare[:1] in ("`", "~") else 0
+        if mark:
+            if run >= len(mark) and bare[0] == mark[0] and len(bare) == run:
+                found.append(language)
+                mark = ""
+        elif run >= 3 and "`" not in bare[run:]:
+            mark, language = bare[:run], bare[run:].strip().split(" ")[0].strip("{}.")
+        elif bare:
+            outside = True
+    return found, outside, bool(mark)
+
+
+class JsonVerifier:
+    """1.0 when the answer (after its thoughts) is one JSON value and, where there is a schema, fits it.
+
+    ``schema``: a JSON schema (draft 2020-12 unless it names another); with ``reference_is_schema`` each row's reference
+    is one. ``fenced``: a fence around the value is allowed. A schema needs ``jsonschema`` (extra ``verifiers``); one
+    that is invalid, refers to another document, or cannot decide within ``deadline_s`` makes no verdict.
+    """
+
+    def __init__(
+        self,
+        *,
+        schema: Mapping[str, Any] | bool | None = None,
+        reference_is_schema: bool = False,
+        fenced: bool = True,
+        max_chars: int = 200_000,
+        deadline_s: float = 3.0,
+        pool: WorkerPool | None = None,
+    ) -> None:
+        if schema is not None and not isinstance(schema, Mapping | bool):
+            raise ConfigError(f"schema must be a JSON schema (an object), not {schema!r}")
+        if schema is not None and reference_is_schema:
+            raise ConfigError("give a schema or reference_is_schema, not both")
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s <= 3600:
+            raise ConfigError(f"deadline_s must be above 0 and at most 3600, not {deadline_s!r}")
+        if (schema is not None or reference_is_schema) and importlib.util.find_spec("jsonschema") is None:
+            raise MissingExtraError("verifier 'json' with a schema", "verifiers")
+        self.schema, self.reference_is_schema, self.fenced = schema, reference_is_schema, fenced
+        self.max_chars, self.deadline_s, self._pool = max_chars, float(deadline_s), pool
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        schema = reference if self.reference_is_schema else self.schema
+        if self.reference_is_schema and not isinstance(schema, Mapping | bool):
+            return Failed(reason=f"the reference must be a JSON schema, not {str(reference)[:100]!r}")
+        if len(answer) > self.max_chars:
+            return _score(f"{len(answer)} characters; at most {self.max_chars} are read")
+        text = after_thinking(answer).strip()
+        if self.fenced:
+            text = _unfenced(text)
+        read = read_json(text, 0)
+        if read.problem:
+            return _score(f"no JSON: {read.problem}")
+        if skip_space(text, read.end) < len(text):
+            return _score("there is text after the JSON")
+        return _score("") if schema is None else self._fit(text, schema)
+
+    def _fit(self, text: str, schema: Any) -> Verdict:
+        pool = self._pool if self._pool is not None else shared_pool(_POOL)
+        outcome = pool.call("fit", [text, schema], deadline_s=self.deadline_s)
+        if outcome.status == "error" and "nested" in outcome.detail:
+            return _score("it is nested too deeply")
+        if outcome.status != "ok":
+            return Failed(reason=f"the JSON schema gave no result: {outcome.detail}")
+        if "fault" in outcome.value:
+            return Failed(reason=f"the JSON schema cannot be used: {outcome.value['fault']}")
+        return _score(outcome.value["problem"])
+
+
+def _unfenced(text: str) -> str:
+    """What stands in a fence that is the whole text; else the text."""
+    first, newline, rest = text.partition("\n")
+    mark = re.match(r"`{3,}|~{3,}", first)
+    if mark is None or not newline or not rest.rstrip().endswith("\n" + mark.group()):
+        return text
+    return rest.rstrip()[: -len(mark.group())]
+
+
+class ToolCallsVerifier:
+    """The share of tool calls in an answer that are valid; passed when all are, and there are enough.
+
+    ``format``: how calls are written (a name of ``roll_envs.tools.TOOL_FORMATS``). ``tools``: what may be called, as
+    :class:`~roll_envs.tools.ToolSpec` or the JSON that models are shown (``{"name", "description", "parameters"}``,
+    in ``{"type": "function", "function": ...}`` or not); else ``context[tools_key]`` holds them. A call is valid when
+    it can be read, names one of the tools, and its arguments fit the tool's schema. ``least`` and ``most``: how many
+    calls there must and may be; fewer or more are worth 0. Parts: ``calls``, ``valid_calls``.
+    """
+
+    def __init__(
+        self,
+        *,
+        format: str = "hermes",
+        tools: Sequence[ToolSpec | Mapping[str, Any]] | None = None,
+        tools_key: str = "tools",
+        least: int = 1,
+        most: int | None = None,
+    ) -> None:
+        self.format, self._parse = format, find_tool_format(format).parse
+        self.specs = None if tools is None else _specs(tools)
+        if isinstance(least, bool) or not isinstance(least, int) or least < 0:
+            raise ConfigError(f"least must be a whole number of 0 or more, not {least!r}")
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < least):
+            raise ConfigError(f"most must be a whole number of least ({least}) or more, not {most!r}")
+        self.tools_key, self.least, self.most = tools_key, least, most
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        specs = self.specs
+        if specs is None:
+            try:
+                specs = _specs((context or {}).get(self.tools_key))
+            except ConfigError as error:
+                return Failed(reason=f"{self.tools_key!r} of the row: {error}")
+        calls = self._parse(answer, specs)
+        problems = [_call_problem(call, specs) for call in calls]
+        valid = sum(not problem for problem in problems)
+        parts = {"calls": float(len(calls)), "valid_calls": float(valid)}
+        if len(calls) < self.least or (self.most is not None and len(calls) > self.most):
+            span = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
+            return Score(value=0.0, passed=False, detail=f"{len(calls)} calls instead of {span}", parts=parts)
+        value = valid / len(calls) if calls else 1.0
+        detail = next((problem for problem in problems if problem), "")
+        return Score(value=value, passed=valid == len(calls), detail=detail, parts=parts)
+
+
+def _call_problem(call: Any, specs: Mapping[str, ToolSpec]) -> str:
+    if isinstance(call, BadCall):
+        return call.reason
+    if call.name not in specs:
+        return f"there is no tool {call.name[:60]!r}; there are {', '.join(specs)}"
+    problem = check_arguments(call.arguments, specs[call.name].parameters)
+    return f"{call.name}: {problem}" if problem else ""
+
+
+def _specs(tools: Any) -> dict[str, ToolSpec]:
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise ConfigError(f"the list of tools is no JSON: {error}") from None
+    if not isinstance(tools, Sequence) or not tools:
+        raise ConfigError(f"tools must be a list of tools, each with 'name' and 'parameters', not {str(tools)[:100]!r}")
+    specs: dict[str, ToolSpec] = {}
+    for tool in tools:
+        if isinstance(tool, Mapping):
+            tool = _spec(tool)
+        if not isinstance(tool, ToolSpec):
+            raise ConfigError(
+                f"a tool is a ToolSpec or an object with 'name' and 'parameters', not {str(tool)[:100]!r}"
+            )
+        if tool.name in specs:
+            raise ConfigError(f"there are two tools {tool.name!r}")
+        check_schema(tool.parameters, f"tool {tool.name!r}")
+        specs[tool.name] = tool
+    return specs
+
+
+def _spec(given: Mapping[str, Any]) -> ToolSpec:
+    inner = given.get("function")
+    about = inner if isinstance(inner, Mapping) else given
+    name, parameters = about.get("name"), about.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a tool needs a 'name': {str(given)[:100]!r}")
+    return ToolSpec(name=name, description=str(about.get("description") or ""), parameters=parameters)
