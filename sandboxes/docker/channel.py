@@ -64,7 +64,10 @@ class Channel:
         Sending and receiving go on at the same time: either side may be full.
         """
         text = json.dumps({**header, "body": sum(map(len, body))}).encode()
-        waiting = [memoryview(part) for part in (*before, struct.pack("!I", len(text)), text, *body) if part]
+        parts = [*before, struct.pack("!I", len(text)), text, *body]
+        if sum(map(len, parts)) < CHUNK:
+            parts = [b"".join(parts)]  # one piece is one turn of each process on the way
+        waiting = [memoryview(part) for part in parts if part]
         waiting.reverse()
         reply = Reply()
         poll = select.poll()

@@ -14,6 +14,7 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import LANGUAGES, Language, Limits, Program, RunResult, RunStatus
 from sandboxes.docker.channel import Reply
 from sandboxes.docker.inside.files import ENTRY, FOLDER, PLAIN, TOO_LARGE
+from sandboxes.docker.inside.watch import READY, SETUP_S
 from sandboxes.docker.worker import Worker
 from sandboxes.local.programs import BINARY, MAIN, check_path
 
@@ -177,8 +178,9 @@ def _run(worker: Worker, process: _Process, deadline: float, timeout_s: float) -
     reply = ask(worker, header, pack(head, process.files, process.stdin))
     if reply.result["limit"] == "timeout" and wall_s < process.wall_s:
         raise DeadlineExceededError("a program in the Docker sandbox (its own limit is longer)", timeout_s)
-    if reply.result["note"]:
-        raise SandboxError(f"a program could not be set up in container {worker.id[:12]}: {reply.result['note']}")
+    note, limit = reply.result["note"], reply.result["limit"]
+    if limit == "setup" or (not note.startswith(READY.decode()) and not reply.result["oom"]):
+        raise SandboxError(f"a program could not be set up in container {worker.id[:12]}: {note or 'it took too long'}")
     return to_result(reply, worker)
 
 
@@ -200,7 +202,7 @@ def bounds(wall_s: float, output_bytes: int) -> dict[str, Any]:
 
 def ask(worker: Worker, header: Mapping[str, Any], body: Sequence[bytes]) -> Reply:
     """One request; a reply of PID 1, whatever became of the program."""
-    return worker.request(header, body, wall_s=header.get("wall_s", HELPER_S))
+    return worker.request(header, body, wall_s=header.get("wall_s", HELPER_S) + SETUP_S)
 
 
 def clear(worker: Worker) -> None:

@@ -76,6 +76,7 @@ def test_nothing_of_a_run_is_left_for_the_next(sandbox: DockerSandbox) -> None:
         os.makedirs("/tmp/locked/in"); os.chmod("/tmp/locked/in", 0); os.chmod("/tmp/locked", 0)
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
         """,
+        stdin=b"a value of the first" * 3000,
     )
     result = _python(
         sandbox,

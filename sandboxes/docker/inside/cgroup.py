@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+
 __all__ = ["memory_peak", "oom_kills"]
 
 _ROOT = "/sys/fs/cgroup"
@@ -23,11 +26,17 @@ def oom_kills() -> int:
     return 0
 
 
-def _first(paths: tuple[str, ...]) -> str:
+@functools.cache
+def _open(paths: tuple[str, ...]) -> int | None:
+    """The first that is there, opened once; programs do not inherit it."""
     for path in paths:
         try:
-            with open(path, encoding="ascii") as file:
-                return file.read()
+            return os.open(path, os.O_RDONLY)
         except OSError:
             continue
-    return ""
+    return None
+
+
+def _first(paths: tuple[str, ...]) -> str:
+    fd = _open(paths)
+    return "" if fd is None else os.pread(fd, 4096, 0).decode("ascii")

@@ -10,11 +10,13 @@ import os
 import resource
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from sandboxes.docker.inside.files import FOLDER, read_out, write_in
 from sandboxes.docker.inside.interpreter import read_cell, serve_cells
+from sandboxes.docker.inside.watch import READY
 from sandboxes.local.inside import kernel, program
 
 __all__ = ["enter", "enter_session", "prepare", "work"]
@@ -40,7 +42,9 @@ def enter(body: int, note: int) -> None:
         head, contents = _read(body)
         _task = KINDS[head["kind"]](head, contents)
         if head["kind"] == "program":
-            _become_untrusted(keep=())
+            _become_untrusted(keep=(note,))
+            os.write(note, READY + f"{time.monotonic()}\n".encode())
+            os.close(note)
     except BaseException as error:  # reported as a fault of ours; never a word about the program
         os.write(note, f"{type(error).__name__}: {error}".encode())
         os._exit(71)

@@ -33,9 +33,12 @@ PLACES = ("/tmp", "/dev/shm")
 
 
 class Host:
-    """The state between requests: the interpreter of a session, if one lives."""
+    """The processes that live between requests."""
 
     interpreter: Child | None = None
+    """Of a Python session."""
+    standby: Child | None = None
+    """Waits for the next program, so that it need not be forked then; there is none during a session."""
 
 
 def serve() -> None:
@@ -49,6 +52,10 @@ def serve() -> None:
         if result is None:
             return
         write_frame(b"r", json.dumps({"id": header["id"], **result}).encode())
+        if host.standby is None and header.get("wipe", header["do"] in ("hello", "clear")):
+            host.standby = start(job.enter)
+            if host.standby is None:
+                return
 
 
 def _protect() -> None:
@@ -83,14 +90,14 @@ def hello(host: Host, header: dict[str, Any]) -> dict[str, Any]:
 
 def run(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
     """Run one process to its end. All others end with it, unless it is a session's (``stay``) and kept its limits."""
-    child = start(job.enter)
+    child, host.standby = host.standby or start(job.enter), None
     if child is None:
         return None
     ends, watch = Ends(), _watch(child, header)
+    watch.prepared = False
     before = (oom_kills(), memory_peak())
-    started = time.monotonic()
     observe(watch)
-    wall_s = time.monotonic() - started
+    wall_s = time.monotonic() - watch.started
     if header["stay"] and watch.limit is None and oom_kills() == before[0]:
         reap(ends)
     else:
@@ -104,6 +111,7 @@ def run(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
 
 def cell(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
     """Run a cell in the interpreter of the session, which lives on unless the cell hits a limit or kills it."""
+    _dismiss_standby(host)
     if host.interpreter is None:
         host.interpreter = start(job.enter_session)
         if host.interpreter is None:
@@ -112,9 +120,8 @@ def cell(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
     ends, watch = Ends(), _watch(child, header)
     watch.done = header["name"].encode()
     before = (oom_kills(), memory_peak())
-    started = time.monotonic()
     observe(watch)
-    wall_s = time.monotonic() - started
+    wall_s = time.monotonic() - watch.started
     reap(ends)
     code = said(watch)
     alive = watch.limit is None and code is not None and child.pid not in ends.statuses and oom_kills() == before[0]
@@ -132,6 +139,7 @@ def cell(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
 
 def copy(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
     """Run a helper of ours among a session's processes, which stand still meanwhile."""
+    _dismiss_standby(host)
     _signal_all(signal.SIGSTOP)
     child = start(job.enter)
     if child is None:
@@ -152,9 +160,10 @@ def copy(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
 def clear(host: Host, header: dict[str, Any]) -> dict[str, Any]:
     """End everything and empty all places: the end of a session, or of a run whose files were fetched."""
     end_all(Ends())
-    if host.interpreter is not None:
-        host.interpreter.close()
-        host.interpreter = None
+    for child in (host.interpreter, host.standby):
+        if child is not None:
+            child.close()
+    host.interpreter = host.standby = None
     _wipe_all()
     return {}
 
@@ -167,7 +176,7 @@ def _watch(child: Child, header: dict[str, Any]) -> Watch:
         child=child,
         streams={child.out: Stream(b"o", header["out"]), child.err: Stream(b"e", header["err"])},
         body_left=header["body"],
-        deadline=time.monotonic() + header["wall_s"],
+        wall_s=header["wall_s"],
         flood=header["flood"],
     )
 
@@ -186,6 +195,14 @@ def _result(watch: Watch, ends: Ends, wall_s: float, before: tuple[int, float]) 
         "peak_mb": peak if peak > before[1] else ends.peak_kb / 1024 or None,
         "note": watch.note.decode("utf-8", "replace"),
     }
+
+
+def _dismiss_standby(host: Host) -> None:
+    if host.standby is not None:
+        os.kill(host.standby.pid, signal.SIGKILL)
+        os.wait4(host.standby.pid, 0)
+        host.standby.close()
+        host.standby = None
 
 
 def _signal_all(number: int) -> None:

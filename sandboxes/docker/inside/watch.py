@@ -16,6 +16,9 @@ from sandboxes.docker.inside.processes import Child
 
 SIZE = 1 << 16
 ZEROS = bytes(SIZE)
+READY = b"ready "
+"""Then the time of ``time.monotonic`` at which the program began: this process may get its turn later."""
+SETUP_S = 10.0
 INPUT, OUTPUT = bytearray(SIZE), bytearray(SIZE)
 INPUT_VIEW, OUTPUT_VIEW = memoryview(INPUT), memoryview(OUTPUT)
 
@@ -37,9 +40,12 @@ class Watch:
     streams: dict[int, Stream]
     body_left: int
     """Bytes of the request that the host has still to send; all are read, whatever happens."""
-    deadline: float
+    wall_s: float
     flood: int
     """An output that dropped more than this ends the run."""
+    prepared: bool = True
+    """Whether the program runs; until our own code in its process says :data:`READY`, it is being set up."""
+    started: float = field(default_factory=time.monotonic)
     done: bytes | None = None
     """A cell: it ends with a line of the note that begins with this, and the process lives on."""
     pending: int = 0
@@ -51,10 +57,13 @@ class Watch:
 
 def write_frame(kind: bytes, content: memoryview | bytes) -> None:
     """Send a frame to the host; blocks while it does not read (it always reads, or ends this container)."""
-    for part in (struct.pack("!cI", kind, len(content)), content):
-        view = memoryview(part)
-        while view:
-            view = view[os.write(1, view) :]
+    head = struct.pack("!cI", kind, len(content))
+    written = os.writev(1, [head, content]) - len(head)
+    if written < 0:  # a pipe takes so few bytes whole, or none
+        raise BrokenPipeError(f"a frame was cut off after {written + len(head)} bytes")
+    view = memoryview(content)[written:]
+    while view:
+        view = view[os.write(1, view) :]
 
 
 def observe(watch: Watch) -> None:
@@ -67,9 +76,9 @@ def observe(watch: Watch) -> None:
         poll.register(0, select.POLLIN if watch.body_left and not watch.pending else 0)
         if watch.pending:
             poll.register(child.body, select.POLLOUT)
-        left_s = watch.deadline - time.monotonic()
+        left_s = watch.started + (watch.wall_s if watch.prepared else SETUP_S) - time.monotonic()
         if left_s <= 0:
-            watch.limit = "timeout"
+            watch.limit = "timeout" if watch.prepared else "setup"
             return
         for fd, event in poll.poll(left_s * 1000 + 1):
             if fd == child.pidfd:
@@ -154,6 +163,8 @@ def _read_note(watch: Watch) -> bool:
     except BlockingIOError:
         return True
     watch.note += piece[: SIZE - len(watch.note)]
+    if not watch.prepared and watch.note.startswith(READY) and watch.note.endswith(b"\n"):
+        watch.prepared, watch.started = True, float(watch.note[len(READY) :])
     if watch.done is not None and said(watch) is not None:
         watch.ended = True
     return bool(piece)
