@@ -117,16 +117,17 @@ def _serve(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise MissingExtraError("roll-sandbox serve", "service") from error
     from sandboxes.service.app import make_app
-    from sandboxes.service.server import make_server
+    from sandboxes.service.server import bind, make_server
 
     logging.basicConfig(
         level=logging.WARNING if options.quiet else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
-    make().close()  # what is wrong with the backend is said before anything listens
-    server = make_server(make_app(make, settings), settings)
-    server.run()
+    with bind(settings) as address:
+        make().close()  # what is wrong with the backend is said before anything listens
+        server = make_server(make_app(make, settings), settings)
+        server.run(sockets=[address])
     return 0 if server.started else 1
 
 

@@ -30,6 +30,7 @@ OVERRUN_S = 15.0
 """What a job may take beyond its own limits before its worker counts as stuck."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Between tries to make a worker."""
+CLOSE_S = 30.0
 
 
 class QueueFullError(RollError):
@@ -52,7 +53,8 @@ class Pool:
         self._idle: deque[Worker] = deque()
         self._workers: set[Worker] = set()
         self._waiters: deque[asyncio.Future[Worker]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stop = asyncio.Event()
         self._draining = self._closed = False
         self.running = 0
         self.last_fault = ""
@@ -123,8 +125,12 @@ class Pool:
         """A worker beside the pool, for a session; the caller closes it."""
         if self._draining:
             raise DrainingError("the service is stopping and opens no sessions; ask another instance")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
+        making = self._spawn(self._made())
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self._spawn(_discard(making))
+            raise
 
     def drain(self) -> None:
         """Take nothing new; what waits and runs is finished."""
@@ -134,14 +140,16 @@ class Pool:
         """End everything: who waits gets :class:`DrainingError`, what runs :class:`SandboxError`. Any number of
         times."""
         self._draining = self._closed = True
+        self._stop.set()
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(DrainingError("the service has stopped"))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(worker.close() for worker in list(self._workers)))
+        # Workers that are being made or replaced end by themselves now; they are waited for, so that none is left.
+        deadline = time.monotonic() + CLOSE_S
+        while self._tasks and time.monotonic() < deadline:
+            await asyncio.wait(self._tasks, timeout=deadline - time.monotonic())
         self._workers.clear()
         self._idle.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -193,7 +201,8 @@ class Pool:
 
     async def _replace(self, pause_s: float) -> None:
         while not self._closed:
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), pause_s * random.uniform(0.5, 1.0))
             try:
                 await self._new_worker()
                 return
@@ -203,8 +212,7 @@ class Pool:
                 pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
 
     async def _new_worker(self) -> None:
-        loop = asyncio.get_running_loop()
-        worker = await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
+        worker = await self._made()
         if self._closed:
             await worker.close()
             return
@@ -212,7 +220,21 @@ class Pool:
         self.isolation, self.has_pytest = worker.isolation, worker.has_pytest
         self._give(worker)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _made(self) -> Worker:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _discard(making: asyncio.Task[Worker]) -> None:
+    """End a worker that nobody wants any more, once it is there."""
+    try:
+        worker = await making
+    except Exception:  # a backend of others; whoever wanted it has gone
+        return
+    await worker.close()

@@ -12,12 +12,32 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from roll_envs.errors import ConfigError
 from sandboxes.service.service import Service
 from sandboxes.service.settings import Settings
 
-__all__ = ["ReportingServer", "make_server"]
+__all__ = ["ReportingServer", "bind", "make_server"]
 
 log = logging.getLogger("roll_sandbox.server")
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The address taken, not listened on yet. Raises :class:`ConfigError` when it cannot be had."""
+    made: socket.socket | None = None
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        if made is not None:
+            made.close()
+        raise ConfigError(
+            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror or error}; "
+            "choose another with --host and --port (0 takes a free one)"
+        ) from error
+    return made
 
 
 def make_server(app: Starlette, settings: Settings) -> ReportingServer:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Language, Limits, RunResult, SandboxSession
-from sandboxes.service.pool import OVERRUN_S, Pool, QueueFullError
+from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool, QueueFullError
 from sandboxes.service.replies import Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.worker import Worker
@@ -48,6 +48,7 @@ class Sessions:
         self._pool, self._settings = pool, settings
         self._open: dict[str, _Open] = {}
         self._opening = 0
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -69,6 +70,9 @@ class Sessions:
                 raise
         finally:
             self._opening -= 1
+        if self._closed:
+            await worker.close()
+            raise DrainingError("the service is stopping and opens no sessions; ask another instance")
         name = secrets.token_urlsafe(24)
         self._open[name] = _Open(worker, session, limits)
         return name
@@ -108,7 +112,8 @@ class Sessions:
             await self._end(opened)
 
     async def close_all(self) -> None:
-        """End all of them."""
+        """End all of them, and open no others."""
+        self._closed = True
         await asyncio.gather(*(self.close(name) for name in list(self._open)))
 
     async def reap(self) -> None:

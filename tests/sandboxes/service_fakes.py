@@ -48,11 +48,13 @@ class FakeSandbox(Sandbox):
 
     made = 0
     closed = 0
+    slow_s = 0.0
     ran: list[str]
     faults: set[str]
     lock = threading.Lock()
 
     def __init__(self, *, slots: int = 1) -> None:
+        time.sleep(FakeSandbox.slow_s)
         with FakeSandbox.lock:
             FakeSandbox.made += 1
         self._over = threading.Event()
@@ -60,6 +62,7 @@ class FakeSandbox(Sandbox):
     @classmethod
     def reset(cls) -> None:
         cls.made = cls.closed = 0
+        cls.slow_s = 0.0
         cls.ran, cls.faults = [], set()
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
@@ -236,7 +239,13 @@ class Running:
     def close_sessions(self) -> None:
         """End all sessions, as their idle time would."""
         assert self._loop is not None
-        asyncio.run_coroutine_threadsafe(self.service.sessions.close_all(), self._loop).result(timeout=10)
+        sessions = self.service.sessions
+
+        async def close() -> None:
+            for name in list(sessions._open):
+                await sessions.close(name)
+
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result(timeout=10)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Wait for something that happens in the service."""

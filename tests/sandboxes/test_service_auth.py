@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +124,13 @@ def test_the_command_refuses_to_listen_for_others_without_a_token(capsys: pytest
 def test_the_command_says_what_is_wrong(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["serve", *arguments]) != 0
     assert words in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert command.main(["serve", "--port", str(port)]) == 2
+    assert f"127.0.0.1 port {port} cannot be listened on: Address already in use" in capsys.readouterr().err
 
 
 def test_the_commands_options_become_settings() -> None:

@@ -262,6 +262,48 @@ async def _hold(pool: Pool, timeout_s: float = 1.0) -> None:
         await asyncio.sleep(0)
 
 
+def test_a_session_whose_client_left_while_it_was_made_is_not_kept() -> None:
+    with running(slots=1) as service:
+        FakeSandbox.slow_s = 0.5
+        with pytest.raises(httpx.ReadTimeout):
+            service.post("/v1/sessions", {}, timeout=0.1)
+        service.wait_until(lambda: (FakeSandbox.made, FakeSandbox.closed) == (2, 1))
+        assert len(service.service.sessions) == 0
+
+
+def test_workers_that_are_being_made_at_the_end_are_ended() -> None:
+    with running(slots=1, attempts=1) as service:
+        FakeSandbox.slow_s = 0.5
+        service.post("/run_code", {"code": "#fault", "language": "python"})
+        opening = _in_thread(lambda: _outcome(lambda: service.post("/v1/sessions", {})))
+        service.wait_until(lambda: service.service.sessions._opening == 1)
+    assert (FakeSandbox.made, FakeSandbox.closed) == (3, 3)
+    assert opening.result() != "201"
+
+
+def test_the_whole_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.service.service.OVERRUN_S", 0.0)
+    with running(slots=1, max_request_s=0.2, queue_timeout_s=0.1, cancel_grace_s=0.1) as service:
+        before = time.monotonic()
+        answer = service.post("/run_code", _sleep(30))
+        assert (answer.status_code, answer.json()["kind"]) == (504, "deadline")
+        assert time.monotonic() - before < 3
+        service.wait_until(lambda: service.service.metrics.restarts == 1)
+
+
+def test_requests_have_ids_that_the_log_shows(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="roll_sandbox.requests")
+    with running() as service:
+        given = service.post("/run_code", QUICK, headers={"X-Request-Id": "step-7.episode_3"})
+        made = service.post("/run_code", QUICK, headers={"X-Request-Id": "forged\tline " + "x" * 100})
+        assert given.headers["x-request-id"] == "step-7.episode_3"
+        assert len(made.headers["x-request-id"]) == 32
+        for answer in (given, made):
+            name = answer.headers["x-request-id"]
+            (line,) = [text for text in caplog.messages if text.startswith(name)]
+            assert line.startswith(f"{name} /run_code 200 Success ")
+
+
 # -- stopping ----------------------------------------------------------------------------------------------------------
 
 SERVER = """
