@@ -145,7 +145,8 @@ def test_a_program_is_run_once_whatever_it_does(sandbox: RemoteSandbox) -> None:
     FakeSandbox.ran.clear()
     sandbox.run(Program(source="#status timeout"))
     sandbox.run(Program(source="raise SystemExit(1)"))
-    assert FakeSandbox.ran == ["#status timeout", "raise SystemExit(1)"]
+    ran = [source for source in FakeSandbox.ran if "importlib" not in source]  # a new worker's first program
+    assert ran == ["#status timeout", "raise SystemExit(1)"]
 
 
 def test_limits_above_the_services_are_refused_and_not_cut(sandbox: RemoteSandbox) -> None:
