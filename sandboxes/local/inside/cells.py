@@ -13,9 +13,11 @@ from typing import Any, NoReturn
 from . import wire
 from .program import WORK, Script, exit_code, show, standard_streams
 
-__all__ = ["CODE_BYTES", "serve_cells"]
+__all__ = ["CODE_BYTES", "TOKEN_BYTES", "serve_cells"]
 
 CODE_BYTES = 4
+TOKEN_BYTES = 8
+"""An answer begins with what came with the order, so that none can be written ahead."""
 
 
 def serve_cells(channel_fd: int, script: Script) -> NoReturn:
@@ -48,7 +50,7 @@ def serve_cells(channel_fd: int, script: Script) -> NoReturn:
                 stream.flush()
         dup2(nothing, 1)
         dup2(nothing, 2)
-        send(code.to_bytes(CODE_BYTES, "little"))
+        send(bytes.fromhex(message["token"]) + code.to_bytes(CODE_BYTES, "little"))
 
 
 def run_cell(source: str, name: str, namespace: dict[str, Any]) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import resource
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ def give_up_rights(program: bytes, *, many_users: bool) -> None:
 
     The bounding set of capabilities is empty already (the zygote's doing).
     """
-    os.setpgid(0, 0)  # signals to "my group" stay among the program's own processes
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if many_users:
         os.setgroups([])
     os.setresgid(RUN_USER, RUN_USER, RUN_USER)

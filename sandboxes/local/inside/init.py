@@ -85,6 +85,7 @@ class Init:
 
     def _prepare(self) -> None:
         kernel.parent_death_signal(signal.SIGKILL)
+        os.setpgid(0, 0)  # a program's signals to "my group" stay in the jail; init has handlers for none
         if self._cgroup is not None:
             self._cgroup.join()
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP)

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from . import wire
-from .cells import CODE_BYTES
+from .cells import CODE_BYTES, TOKEN_BYTES
 from .files import WORK, open_plain, replace_file
 from .init import Child, Init, kill_all
 from .untrusted import Untrusted
@@ -107,13 +107,9 @@ class _Session:
             self._begin()
         interpreter = self._interpreter
         assert interpreter is not None
-        try:
-            with contextlib.suppress(BlockingIOError):
-                while interpreter.channel.recv(CODE_BYTES, socket.MSG_DONTWAIT):
-                    pass  # what was said without being asked
-            wire.send(interpreter.channel, {"number": message["serial"]}, fds)
-        except OSError:
-            pass  # it is dying; its end will be seen below
+        token = os.urandom(TOKEN_BYTES)
+        with contextlib.suppress(OSError):  # it may be dying; its end will be seen below
+            wire.send(interpreter.channel, {"number": message["serial"], "token": token.hex()}, fds)
         poll = select.poll()
         poll.register(interpreter.channel, select.POLLIN)
         status = self._wait(poll, interpreter.ended)
@@ -121,11 +117,11 @@ class _Session:
             if status:
                 return None, None, True
             with contextlib.suppress(OSError):
-                said = interpreter.channel.recv(CODE_BYTES)
-                if len(said) == CODE_BYTES:
-                    return int.from_bytes(said, "little"), None, False
+                said = interpreter.channel.recv(256, socket.MSG_DONTWAIT)
+                if len(said) == TOKEN_BYTES + CODE_BYTES and said.startswith(token):
+                    return int.from_bytes(said[TOKEN_BYTES:], "little") & 0xFF, None, False
             ended, _, _ = select.select([interpreter.ended], [], [], 0.1)
-            if not ended:  # it closed its channel: no longer an interpreter for us
+            if not ended:  # it closed its channel, or spoke without being asked: no longer an interpreter for us
                 self._drop()
                 return 1, None, False
             status = _reap(interpreter.ended)

@@ -94,6 +94,7 @@ class Zygote:
             build_tree(self._plan)
         enter_tree(self._plan["base"])
         kernel.dumpable(False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
         self._close_others()
         sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["python_paths"])

@@ -1,0 +1,171 @@
+"""Sessions of the local cage: cells with state, files in and out, limits that cost the state but not the files."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+from local_cage import cage
+
+from roll_envs.errors import ConfigError, SandboxError
+from roll_envs.sandbox import Limits, SandboxSession
+from sandboxes.local import LocalSandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[LocalSandbox]:
+    with cage(slots=1) as made:
+        yield made
+
+
+@pytest.fixture
+def session(sandbox: LocalSandbox) -> Iterator[SandboxSession]:
+    with sandbox.session() as made:
+        yield made
+
+
+def test_cells_share_a_namespace_and_show_the_last_value(session: SandboxSession) -> None:
+    assert session.run("x = 20\ndef double(n): return 2 * n").stdout == b""
+    result = session.run("print('now')\ndouble(x)")
+    assert (result.status, result.exit_code, result.stdout) == ("ok", 0, b"now\n40\n")
+    assert session.run("_ + 2").stdout == b"42\n"
+    assert session.run("None").stdout == b""
+    assert session.run("").ok
+    assert session.run("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))) is A").stdout == b"True\n"
+
+
+def test_an_exception_costs_nothing(session: SandboxSession) -> None:
+    session.run("x = 1")
+    result = session.run("def f():\n    raise ValueError(x)\nf()")
+    assert (result.status, result.exit_code, result.stdout) == ("error", 1, b"")
+    assert result.stderr.decode() == (
+        "Traceback (most recent call last):\n"
+        '  File "<cell 2>", line 3, in <module>\n    f()\n'
+        '  File "<cell 2>", line 2, in f\n    raise ValueError(x)\nValueError: 1\n'
+    )
+    assert session.run("x").stdout == b"1\n"
+    assert session.run("def f(:").exit_code == 1
+    assert session.run("raise SystemExit(4)").exit_code == 4
+    assert session.run("x").stdout == b"1\n"
+
+
+def test_a_limit_costs_the_state_but_not_the_files(session: SandboxSession) -> None:
+    session.run("x = 1\nopen('kept', 'w').write('k')")
+    late = session.run("print('a', flush=True)\nwhile True: pass", limits=Limits(wall_s=0.3))
+    assert (late.status, late.signal, late.stdout) == ("timeout", signal.SIGKILL, b"a\n")
+    assert b"NameError" in session.run("x").stderr
+    assert session.run("open('kept').read()").stdout == b"'k'\n"
+    large = session.run("b = bytearray(2 << 30)", limits=Limits(memory_mb=64, wall_s=60))
+    assert large.status == "memory"
+    assert session.run("open('kept').read()").stdout == b"'k'\n"
+    flood = session.run("while True: print('x' * 10000)", limits=Limits(output_bytes=10, wall_s=60))
+    assert (flood.status, flood.stdout) == ("output", b"x" * 10)
+    assert session.run("open('kept').read()").stdout == b"'k'\n"
+
+
+def test_a_child_out_of_memory_ends_the_cell(session: SandboxSession) -> None:
+    source = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'b = bytearray(2 << 30)']).returncode"
+    assert session.run(source, limits=Limits(memory_mb=64, wall_s=60)).status == "memory"
+    assert session.run("1").stdout == b"1\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os; os._exit(7)",
+        "import os; os.kill(os.getpid(), 9)",
+        "import os; os.closerange(3, 100)",
+        "import os\nwhile True: os.write(3, bytes(4))",
+        "import os\nfor _ in range(20): os.fork()",
+        "import os, signal\nos.kill(-1, 9)",
+    ],
+    ids=["exit", "kill", "channel closed", "channel flooded", "forks come back", "kill all"],
+)
+def test_whatever_a_cell_does_the_next_one_runs(session: SandboxSession, source: str) -> None:
+    session.run(source, limits=Limits(wall_s=1.0))
+    result = session.run("import os\nos.listdir('.')")
+    if result.stderr:  # what was left of the last interpreter has been cleared away
+        result = session.run("import os\nos.listdir('.')")
+    assert result.stdout.decode() == "[]\n"
+
+
+def test_background_processes_of_a_cell_do_not_hold_it_up(session: SandboxSession) -> None:
+    result = session.run(
+        "import subprocess\np = subprocess.Popen(['sleep', '50'])\n'started'", limits=Limits(wall_s=20)
+    )
+    assert (result.status, result.stdout) == ("ok", b"'started'\n")
+    assert result.wall_s < 10
+    assert session.run("p.poll()").stdout == b""
+
+
+def test_files_go_in_and_out(session: SandboxSession) -> None:
+    content = bytes(range(256)) * 1000
+    session.upload("a/b/data.bin", content)
+    assert session.download("a//b/./data.bin") == content
+    session.upload("a/b/data.bin", b"second")
+    assert session.run("open('a/b/data.bin').read()").stdout == b"'second'\n"
+    assert session.run("open('a/b/data.bin', 'a').write('!')").ok
+    assert session.download("a/b/data.bin", max_bytes=7) == b"second!"
+    with pytest.raises(ConfigError, match="longer than max_bytes=3"):
+        session.download("a/b/data.bin", max_bytes=3)
+    for path in ("missing", "a"):
+        with pytest.raises(ConfigError, match=path):
+            session.download(path)
+    with pytest.raises(ConfigError, match="directory"):
+        session.upload("a", b"")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        session.upload("large", bytes(80 << 20))
+    for path in ("../x", "/x", "a/../../x"):
+        with pytest.raises(ConfigError, match="working folder"):
+            session.download(path)
+        with pytest.raises(ConfigError, match="working folder"):
+            session.upload(path, b"")
+
+
+def test_links_are_not_followed(session: SandboxSession) -> None:
+    session.run(
+        "import os\nos.mkdir('d')\nopen('target', 'w').write('t')\nos.symlink('/etc', 'etc')\n"
+        "os.symlink('target', 's')\n"
+        "os.symlink('/work', 'd/up')\nos.mkfifo('pipe')\nos.link('target', 'hard')\nos.chmod('d', 0)"
+    )
+    for path in ("etc/passwd", "s", "d/up/target", "pipe"):
+        with pytest.raises(ConfigError, match="plain file"):
+            session.download(path)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        session.upload("etc/x", b"")
+    for name in ("s", "pipe", "hard"):
+        session.upload(name, b"new")
+        assert session.download(name) == b"new"
+    assert session.download("target") == b"t"
+
+
+def test_bash_keeps_files(sandbox: LocalSandbox) -> None:
+    with sandbox.session(language="bash") as session:
+        assert session.run("echo one > f; cd /tmp; export X=1").ok
+        result = session.run('cat f; echo "[$X]"; exit 5')
+        assert (result.stdout, result.exit_code, result.status) == (b"one\n[]\n", 5, "error")
+        assert session.run("sleep 50", limits=Limits(wall_s=0.3)).status == "timeout"
+        assert session.run("cat f").stdout == b"one\n"
+
+
+def test_a_session_is_a_jail_of_its_own(sandbox: LocalSandbox) -> None:
+    with sandbox.session() as session:
+        session.run("open('secret', 'w').write('s'); open('/tmp/secret', 'w').write('s')")
+    with sandbox.session() as session:
+        assert (
+            session.run("import os\n[os.listdir(p) for p in ('/work', '/tmp', '/dev/shm')]").stdout == b"[[], [], []]\n"
+        )
+    session.close()
+    with pytest.raises(SandboxError, match="closed"):
+        session.run("1")
+
+
+def test_zombies_are_buried(session: SandboxSession) -> None:
+    source = (
+        "import os\nn = 0\nfor _ in range(100):\n"
+        "    if os.fork() == 0:\n        if os.fork() == 0: os._exit(0)\n        os._exit(0)\n    os.wait(); n += 1\nn"
+    )
+    for _ in range(2):
+        result = session.run(source, limits=Limits(processes=150, wall_s=60))
+        assert result.stdout == b"100\n"
