@@ -58,6 +58,7 @@ class Engine:
         except ImportError as error:
             raise MissingExtraError("the Docker sandbox", "docker") from error
         self._url = url
+        self._where = url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
         self._version: str | None = None
         with self.client() as client, _told("ask for its properties"):
             self._version = client.api.api_version
@@ -73,19 +74,18 @@ class Engine:
             client.close()
 
     def _connect(self) -> Any:
-        where = self._url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
         options: dict[str, Any] = {"timeout": API_TIMEOUT_S}
         if self._version is not None:
             options["version"] = self._version  # else each client asks for it again
         try:
-            _knock(where)
+            _knock(self._where)
             if self._url is not None:
                 return self._sdk.DockerClient(base_url=self._url, **options)
             return self._sdk.from_env(**options)
         except (OSError, self._sdk.errors.DockerException) as error:
             raise SandboxError(
-                f"no Docker engine answers at {where} ({error}); start one (as a service: systemctl start docker; or "
-                "run dockerd), or name another: DOCKER_HOST=unix:///path/docker.sock, or the argument `engine`"
+                f"no Docker engine answers at {self._where} ({error}); start one (as a service: systemctl start docker; "
+                "or run dockerd), or name another: DOCKER_HOST=unix:///path/docker.sock, or the argument `engine`"
             ) from error
 
     # -- images --------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Engine:
                 container.start()
         except BaseException:
             if container is not None:
-                _remove(container)
+                self._remove(container)
             client.close()
             raise
         return Spawned(container=container, client=client, stream=stream)
@@ -155,6 +155,7 @@ class Engine:
     def state(self, spawned: Spawned) -> dict[str, Any]:
         """``State`` of the container: ``Running``, ``ExitCode``, ``OOMKilled``; empty where it is gone."""
         try:
+            _knock(self._where)
             spawned.container.reload()
         except Exception:  # whatever the engine's trouble is, the caller is about to report the container's end
             return {}
@@ -172,7 +173,7 @@ class Engine:
             with contextlib.suppress(Exception):
                 if part is not None:
                     part.close()
-        _remove(spawned.container)
+        self._remove(spawned.container)
         spawned.client.close()
 
     def remove_orphans(self) -> int:
@@ -181,8 +182,16 @@ class Engine:
         with self.client() as client, _told("look for left-over containers"):
             for container in client.containers.list(all=True, filters={"label": f"{LABEL}=1"}, ignore_removed=True):
                 if is_orphan(container.labels.get(OWNER, ""), running=container.status == "running"):
-                    removed += _remove(container)
+                    removed += self._remove(container)
         return removed
+
+    def _remove(self, container: Any) -> bool:
+        try:
+            _knock(self._where)
+            container.remove(force=True, v=True)
+        except Exception:  # gone already, being removed, or the engine is; nothing more can be done here
+            return False
+        return True
 
 
 def _knock(where: str) -> None:
@@ -223,14 +232,6 @@ def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
 
 def _memory(memory_mb: int) -> int:
     return (memory_mb + RUNNER_MB) << 20
-
-
-def _remove(container: Any) -> bool:
-    try:
-        container.remove(force=True, v=True)
-    except Exception:  # gone already, being removed, or the engine is; nothing more can be done here
-        return False
-    return True
 
 
 @contextlib.contextmanager

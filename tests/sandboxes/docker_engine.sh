@@ -48,6 +48,15 @@ stop() {
     kill -9 "$pid" 2>/dev/null || true
 }
 
+# The engine leaves mounts behind where it was killed.
+remove() {
+    local mount
+    { grep -F " $1/" /proc/mounts || true; } | cut -d' ' -f2 | sort -r | while read -r mount; do
+        umount -l "$mount" || true
+    done
+    rm -rf "$1"
+}
+
 install() {
     command -v dockerd >/dev/null && return 0
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -64,7 +73,7 @@ install() {
 }
 
 run() {
-    local reason folder code=0
+    local reason code=0
     local place=${DOCKER_HOST:-unix:///var/run/docker.sock}
     if [[ $place != unix://* ]] || answers "${place#unix://}"; then
         exec "$@"
@@ -76,7 +85,7 @@ run() {
         ROLL_NO_DOCKER="no engine answers, and only root can start one here" exec "$@"
     fi
     folder=$(mktemp -d "${TMPDIR:-/tmp}/roll-docker.XXXXXX")
-    trap 'stop "$folder"; umount "$folder"/exec/netns/* 2>/dev/null || true; rm -rf "$folder"' EXIT
+    trap 'stop "$folder"; remove "$folder"' EXIT
     trap 'exit 130' INT TERM
     if reason=$(start "$folder" 2>&1 >/dev/null); then
         DOCKER_HOST=unix://$folder/d.sock ROLL_DOCKER_FOLDER=$folder "$@" || code=$?
