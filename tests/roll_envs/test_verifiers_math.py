@@ -105,6 +105,32 @@ def test_require_boxed() -> None:
     assert judged(strict, "the answer is \\boxed{5}", "5")
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "$",
+        "$$a",
+        "\\[ ",
+        "\\(",
+        "<answer>",
+        "answer is ",
+        "\\boxed{",
+        "1,111,",
+        "aa, ",
+        "because ",
+        "\\text{",
+        " \n",
+        "  ",
+    ],
+)
+def test_finding_an_answer_takes_little_time(piece: str) -> None:
+    text = "the answer is 5" + piece * (100_000 // len(piece)) + "x"
+    started = time.perf_counter()
+    found = final_expression(text)
+    plain_number(tidy(found[:2000]))
+    assert time.perf_counter() - started < 2
+
+
 @given(st.fractions())
 def test_plain_numbers_are_exact(value: Fraction) -> None:
     assert plain_number(f"{value.numerator}/{value.denominator}") == value

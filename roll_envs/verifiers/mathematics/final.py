@@ -8,10 +8,12 @@ from roll_envs.verifiers.extract import after_thinking, answer_phrase, boxed, ta
 
 __all__ = ["final_expression"]
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_SPAN = re.compile(
-    r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$((?:\\.|[^$\n\\])+)\$|\\\[((?:[^\\]|\\(?!\]))+)\\\]|\\\(((?:[^\\]|\\(?!\)))+)\\\)"
+_OPENING, _CLOSING = re.compile(r"<answer>", re.IGNORECASE), re.compile(r"</answer>", re.IGNORECASE)
+_SPAN = re.compile(  # lengths are bounded, so that openings without an end cost little
+    r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$"
+    r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
 )
+_BLANKS, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 _STOP = re.compile(
     r"\.\s|\.$|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b|,\s+(?:because|since|as|so|which)\b"
 )
@@ -27,6 +29,8 @@ _LEAD = re.compile(
 _BETWEEN = re.compile(r"\s*(?:,|;|,?\s*and|,?\s*or|\.)?\s*", re.IGNORECASE)
 _FEW_WORDS = 3
 _SHORT = 300
+_LOOKED_AT = 20_000
+"""Characters at the end that are searched for mathematics when nothing announces the answer."""
 
 
 def final_expression(text: str, *, require_boxed: bool = False) -> str:
@@ -34,10 +38,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
     ``final_expression("We get $x=2$, so the answer is $\\frac12$ cm.")`` is ``"\\frac12 cm"``.
     """
-    text = after_thinking(tail(text))
-    tagged = _TAGGED.findall(text)
-    if tagged:
-        text = tagged[-1]
+    text = _LINES.sub("\n", _BLANKS.sub(" ", _in_tags(after_thinking(tail(text)))))
     boxes = boxed(text)
     if boxes:
         return boxes[-1] if len(boxes) == 1 else ", ".join(boxes)
@@ -48,6 +49,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
         return _from_phrase(phrase)
     lead = _LEAD.match(text.strip())
     bare = text.strip()[lead.end() if lead else 0 :]
+    text = text[-_LOOKED_AT:]
     spans = list(_SPAN.finditer(text))
     if spans and _words(text[: spans[-1].start()]):
         return _joined(text, spans)
@@ -59,6 +61,16 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
         return _joined(text, spans)
     numbers = [m.group() for m in _NUMBER.finditer(text) if m.group().strip()]
     return numbers[-1].strip() if numbers else bare.splitlines()[-1] if bare else ""
+
+
+def _in_tags(text: str) -> str:
+    """What stands in the last ``<answer>`` that is closed; the whole text without one."""
+    closings = list(_CLOSING.finditer(text))
+    for closing in reversed(closings[-2:]):
+        openings = [m.end() for m in _OPENING.finditer(text, 0, closing.start())]
+        if openings:
+            return text[openings[-1] : closing.start()]
+    return text
 
 
 def _is_prose(text: str) -> bool:

@@ -94,13 +94,6 @@ def equal(one: Any, other: Any) -> bool:
     one, other = _cleared(one), _cleared(other)
     if not one.free_symbols and not other.free_symbols:
         return same_constant(one, other)
-    if one.free_symbols != other.free_symbols:
-        # x - x + 1 has no x in the end.
-        one, other = sympy.simplify(one), sympy.simplify(other)
-        if one.free_symbols != other.free_symbols:
-            return False
-        if not one.free_symbols:
-            return same_constant(one, other)
     return _same_function(one, other)
 
 
@@ -143,7 +136,7 @@ def _is_zero(difference: Any, scale: Any, digits: int) -> bool:
 
 def _same_function(one: Any, other: Any) -> bool:
     """Equal at many points; points where either has no real value are left out unless both are complex by nature."""
-    names = sorted(one.free_symbols, key=lambda s: s.name)
+    names = sorted(one.free_symbols | other.free_symbols, key=lambda s: s.name)
     complex_ = one.has(sympy.I) or other.has(sympy.I)
     usable = 0
     for shift in range(len(_PROBES)):
