@@ -84,8 +84,8 @@ class Engine:
             return self._sdk.from_env(**options)
         except (OSError, self._sdk.errors.DockerException) as error:
             raise SandboxError(
-                f"no Docker engine answers at {self._where} ({error}); start one (as a service: systemctl start docker; "
-                "or run dockerd), or name another: DOCKER_HOST=unix:///path/docker.sock, or the argument `engine`"
+                f"no Docker engine answers at {self._where} ({error}); start one (systemctl start docker, or "
+                "dockerd), or name another: DOCKER_HOST=unix:///path/docker.sock, or the argument `engine`"
             ) from error
 
     # -- images --------------------------------------------------------------------------------------------------------
