@@ -30,8 +30,6 @@ DATA_VARIABLE = "ROLL_WEBSHOP_DATA"
 
 MOST_HITS = 50
 _REMEMBERED_SEARCHES = 4_096
-_LISTED_PRODUCTS = 20_000
-"""Operators that list products look through these first ones, so that no query reads a catalogue of millions."""
 
 
 class MemoryStore:
@@ -65,6 +63,8 @@ class Catalogue:
     """In the order by which they are numbered."""
     nouns: Callable[[str], Sequence[str]]
     """Nouns of a title."""
+    listed: Callable[[str, str], Sequence[int]]
+    """The first 50 products of an operator (``<c>``, ``<q>``, ``<a>``) and what it asks for."""
     _found: Callable[[str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,18 +86,25 @@ class Catalogue:
         return tuple(self.index.search(query, MOST_HITS))
 
     def _listed(self, operator: str, wanted: str) -> tuple[int, ...]:
-        count = len(self.store)
         if operator == "<r>":
+            count = len(self.store)
             return tuple(random.Random(0).sample(range(count), min(MOST_HITS, count)))
+        return tuple(self.listed(operator, wanted))
+
+
+class _Listed:
+    """The first products of a department, kind or attribute, found by looking through all of them."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self._products = products
+
+    def __call__(self, operator: str, wanted: str) -> Sequence[int]:
         found: list[int] = []
-        for doc in range(min(count, _LISTED_PRODUCTS)):
-            product = self.store[doc]
+        for doc, product in enumerate(self._products):
             own = {"<c>": (product.category,), "<q>": (product.query,), "<a>": product.attributes}[operator]
             if wanted in own:
                 found.append(doc)
-                if len(found) == MOST_HITS:
-                    break
-        return tuple(found)
+        return found[:MOST_HITS]
 
 
 def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: int = 0) -> Catalogue:
@@ -119,6 +126,7 @@ def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: i
         index=MemoryIndex.build(map(document_text, products), [product.asin for product in products]),
         goals=shuffled(goals),
         nouns=_Nouns(known.get),
+        listed=_Listed(products),
     )
 
 
@@ -211,4 +219,11 @@ def _opened(place: str, num_products: int | None, human: bool, seed: int) -> Cat
     if not len(goals):
         other = "human_goals=False" if human else "human_goals=True"
         raise ConfigError(f"the index {place} has no {'human' if human else 'synthetic'} goals; try {other}")
-    return Catalogue(name=place, store=found.store, index=found.index, goals=goals, nouns=_Nouns(found.nouns.get))
+    return Catalogue(
+        name=place,
+        store=found.store,
+        index=found.index,
+        goals=goals,
+        nouns=_Nouns(found.nouns.get),
+        listed=found.listed.get,
+    )
