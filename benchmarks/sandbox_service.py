@@ -1,6 +1,6 @@
 """The code-reward service under load: a real server process with the local sandbox, and clients that check each answer.
 
-python benchmarks/sandbox_service.py                    # everything, about three minutes
+python benchmarks/sandbox_service.py                    # everything, about four minutes
 python benchmarks/sandbox_service.py load --seconds 15  # only the long load with workers that are killed
 
 Every program has one right result, worked out beforehand; an answer that differs, or none, is counted as such. The
@@ -290,12 +290,14 @@ def measure_rates(options: argparse.Namespace) -> list[dict[str, Any]]:
             numbers = outcome.numbers()
             assert numbers["right"] == numbers["sent"], numbers
             rows.append({"way": "POST /v1/run, RemoteSandbox", **numbers})
-        for clients in (8, 64):
-            rows.append(asyncio.run(_fusion_rate(url, clients, 8.0)))
+        for kind in HTTP_KINDS:
+            for clients in (8, 64):
+                rows.append(asyncio.run(_http_rate(url, kind, clients, 8.0)))
     return rows
 
 
-async def _fusion_rate(url: str, clients: int, seconds: float) -> dict[str, Any]:
+async def _http_rate(url: str, kind: str, clients: int, seconds: float) -> dict[str, Any]:
+    path, body_of, is_right = HTTP_KINDS[kind]
     outcome = Outcome(clients=clients)
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=CALL_S) as client:
@@ -305,15 +307,38 @@ async def _fusion_rate(url: str, clients: int, seconds: float) -> dict[str, Any]
             while time.monotonic() - started < seconds:
                 outcome.sent += 1
                 before = time.monotonic()
-                body = {"code": f"print({number})", "language": "python", "stdin": "", "run_timeout": 10}
-                answer = (await client.post("/run_code", json=body)).json()
+                answer = (await client.post(path, json=body_of(number))).json()
                 outcome.latencies_s.append(time.monotonic() - before)
-                outcome.right += answer["run_result"]["stdout"] == f"{number}\n"
+                outcome.right += is_right(answer, number)
 
         await asyncio.gather(*(ask_on(n) for n in range(clients)))
         outcome.seconds = time.monotonic() - started
     assert outcome.right == outcome.sent
-    return {"way": "POST /run_code, plain HTTP", **outcome.numbers()}
+    return {"way": kind, **outcome.numbers()}
+
+
+DOUBLE = "def f(x):\n    return 2 * x"
+HTTP_KINDS: dict[str, tuple[str, Callable[[int], dict[str, Any]], Callable[[dict[str, Any], int], bool]]] = {
+    "POST /run_code, plain HTTP": (
+        "/run_code",
+        lambda n: {"code": f"print({n})", "language": "python", "stdin": "", "run_timeout": 10},
+        lambda answer, n: answer["run_result"]["stdout"] == f"{n}\n",
+    ),
+    "POST /judge, 5 asserts": (
+        "/judge",
+        lambda n: {"code": DOUBLE, "tests": [f"assert f({n + i}) == {2 * (n + i)}" for i in range(5)]},
+        lambda answer, _: bool(answer["passed"]) and answer["cases_passed"] == 5,
+    ),
+    "POST /judge, 5 inputs": (
+        "/judge",
+        lambda n: {
+            "code": "print(2 * int(input()))",
+            "tests": {"inputs": [str(n + i) for i in range(5)], "outputs": [str(2 * (n + i)) for i in range(5)]},
+        },
+        lambda answer, _: bool(answer["passed"]) and answer["cases_passed"] == 5,
+    ),
+}
+"""What is asked over HTTP: the address, the body for a number, and whether an answer is right."""
 
 
 def table(rates: list[dict[str, Any]], loaded: dict[str, Any], options: argparse.Namespace) -> str:
@@ -327,9 +352,9 @@ def table(rates: list[dict[str, Any]], loaded: dict[str, Any], options: argparse
         f"`{loaded['tier']}`. Clients, service and programs share the cores, and other work ran beside them (load "
         f"average {busy[2]:.1f} over 15 minutes): read the rates as lower bounds.",
         "",
-        "`print` programs:",
+        "`print` programs, and whole judgements:",
         "",
-        "| way | clients | runs/s | p50 ms | p95 ms | p99 ms |",
+        "| way | clients | per s | p50 ms | p95 ms | p99 ms |",
         "|---|---|---|---|---|---|",
     ]
     for row in rates:

@@ -48,6 +48,7 @@ OPTIONS: Mapping[str, _Option] = {
     ),
     "--attempts": _Option(field="attempts", kind=int, metavar="N", text="tries of a request after faults of ours"),
     "--max-body": _Option(field="max_body_bytes", kind=int, metavar="MB", text="longest request", unit=MIB),
+    "--max-held": _Option(field="max_held_bytes", kind=int, metavar="MB", text="requests held at one time", unit=MIB),
     "--max-code": _Option(field="max_code_bytes", kind=int, metavar="MB", text="longest program", unit=MIB),
     "--max-files": _Option(field="max_files", kind=int, metavar="N", text="files in a request"),
     "--max-output": _Option(

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import pydantic
 from starlette.requests import ClientDisconnect, Request
 
 from roll_envs.errors import ConfigError
-from sandboxes.service.replies import Refusal
+from sandboxes.service.replies import RETRY_AFTER_S, Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes
 
-__all__ = ["check_code", "check_paths", "fill", "parse_json", "read_body", "read_files", "read_json"]
+__all__ = ["Held", "check_code", "check_paths", "fill", "parse_json", "read_body", "read_files", "read_json"]
 
 F = TypeVar("F", bound=pydantic.BaseModel)
 
@@ -27,9 +28,35 @@ MOST_PATH_BYTES = 1024
 MOST_ERRORS = 5
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """The body. Raises :class:`Refusal`: 413 when it is too long (before it is read, where its length is told), 408
-    when it does not come, 499 when the client goes away."""
+class Held:
+    """How much of all clients' bodies is held now, and a bound on it."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.now_bytes = most_bytes, 0
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[Callable[[int], None]]:
+        """The part of one request: a function that adds to it, and raises :class:`Refusal` (429) when the whole is
+        full. It is given back at the end."""
+        mine = 0
+
+        def add(count: int) -> None:
+            nonlocal mine
+            if self.now_bytes + count > self.most_bytes:
+                message = f"requests of {self.most_bytes} bytes are held already (--max-held); ask again later"
+                raise Refusal(429, "queue_full", message, {"Retry-After": RETRY_AFTER_S})
+            mine += count
+            self.now_bytes += count
+
+        try:
+            yield add
+        finally:
+            self.now_bytes -= mine
+
+
+async def read_body(request: Request, settings: Settings, hold: Callable[[int], None]) -> bytes:
+    """The body; ``hold`` is told of each part. Raises :class:`Refusal`: 413 when it is too long (before it is read,
+    where its length is told), 408 when it does not come, 499 when the client goes away."""
     most = settings.max_body_bytes
     told = request.headers.get("content-length", "")
     if told.isdigit() and int(told[:20]) > most:
@@ -42,6 +69,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
                 length += len(part)
                 if length > most:
                     _too_long(most)
+                hold(len(part))
                 parts.append(part)
     except TimeoutError as error:
         message = f"the body did not arrive within {settings.body_timeout_s:g} s"
@@ -51,13 +79,13 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     return b"".join(parts)
 
 
-async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
+async def read_json(request: Request, settings: Settings, hold: Callable[[int], None]) -> dict[str, Any]:
     """The body as a JSON object. Raises :class:`Refusal` (415, 400, and those of :func:`read_body`)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # A web page can send other kinds to a service on the reader's own machine without being asked; not this one.
         raise Refusal(415, "content_type", f"send Content-Type: application/json, not {kind[:80] or 'none'!r}")
-    body = await read_body(request, settings)
+    body = await read_body(request, settings, hold)
     if len(body) > BIG_BYTES:
         return await asyncio.to_thread(_parse, body)
     return _parse(body)

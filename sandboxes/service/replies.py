@@ -10,7 +10,7 @@ from typing import Any
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from sandboxes.service.pool import DrainingError, QueueFullError
 
-__all__ = ["Answer", "Refusal", "encode_json", "refusal_of"]
+__all__ = ["RETRY_AFTER_S", "Answer", "Refusal", "encode_json", "refusal_of"]
 
 RETRY_AFTER_S = "1"
 

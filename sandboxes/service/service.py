@@ -18,7 +18,7 @@ from roll_envs.sandbox import Sandbox
 from sandboxes.service.auth import is_allowed
 from sandboxes.service.metrics import Metrics
 from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool
-from sandboxes.service.reading import read_json
+from sandboxes.service.reading import Held, read_json
 from sandboxes.service.replies import Answer, Refusal, encode_json, refusal_of
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
@@ -41,6 +41,7 @@ class Service:
         self.metrics = Metrics()
         self.pool = Pool(make, settings, self.metrics)
         self.sessions = Sessions(self.pool, settings)
+        self.held = Held(settings.max_held_bytes)
         self.active = 0
         """Requests whose answer is not out yet."""
         self.draining = False
@@ -82,8 +83,9 @@ class Service:
         try:
             try:
                 self._admit(request)
-                data = await read_json(request, self.settings) if body else {}
-                answer = await self._until_gone(request, handler(data))
+                with self.held.part() as hold:
+                    data = await read_json(request, self.settings, hold) if body else {}
+                    answer = await self._until_gone(request, handler(data))
             except Exception as error:
                 answer = self._refuse(error, full_status, name)
         finally:

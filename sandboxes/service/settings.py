@@ -35,6 +35,8 @@ class Settings:
     attempts: int = 2
     """How often a request is tried on another worker after a fault of ours."""
     max_body_bytes: int = 32 * MIB
+    max_held_bytes: int = 512 * MIB
+    """Of the bodies of all requests that are being read or answered; who would go beyond is refused with 429."""
     max_code_bytes: int = 2 * MIB
     max_files: int = 256
     max_output_bytes: int = 8 * MIB

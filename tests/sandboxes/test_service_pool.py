@@ -70,6 +70,18 @@ def test_a_full_queue_can_be_504_for_clients_that_only_repeat_that() -> None:
         assert first.result().status_code == 200
 
 
+def test_the_bodies_of_all_requests_together_are_bounded() -> None:
+    with running(slots=1, max_held_bytes=10_000) as service:
+        first = _in_thread(lambda: service.post("/run_code", _sleep(0.7) | {"stdin": "x" * 6000}))
+        service.wait_until(lambda: service.service.pool.running == 1)
+        refused = service.post("/run_code", QUICK | {"stdin": "x" * 6000})
+        assert (refused.status_code, refused.json()["kind"]) == (429, "queue_full")
+        small = _in_thread(lambda: service.post("/run_code", QUICK | {"stdin": "x" * 1000}))
+        assert first.result().status_code == small.result().status_code == 200
+        assert service.post("/run_code", QUICK | {"stdin": "x" * 6000}).status_code == 200
+        assert service.service.held.now_bytes == 0
+
+
 def test_a_wait_that_is_too_long_is_504() -> None:
     with running(slots=1, queue_timeout_s=0.2) as service:
         first = _in_thread(lambda: service.post("/run_code", _sleep(1.5)))
