@@ -7,7 +7,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_envs.tools import calculate, make_tools
@@ -117,18 +117,21 @@ def test_errors_say_what_is_wrong_at_once(expression: str, says: str) -> None:
 OPERANDS = st.integers(-50, 50)
 
 
+@settings(deadline=None)  # other work shares the processor
 @given(st.lists(st.tuples(st.sampled_from("+-*"), OPERANDS), min_size=1, max_size=12), OPERANDS)
 def test_sums_and_products_equal_pythons(rest: list[tuple[str, int]], first: int) -> None:
     text = f"({first})" + "".join(f" {sign} ({n})" for sign, n in rest)
     assert calculate(text) == str(eval(text))
 
 
+@settings(deadline=None)  # other work shares the processor
 @given(st.fractions(max_denominator=10**6), st.fractions(max_denominator=10**6).filter(bool))
 def test_fractions_are_exact(a: Fraction, b: Fraction) -> None:
     text = f"({a}) / ({b}) * ({b})"
     assert Fraction(calculate(f"({text}) * {a.denominator}")) == a.numerator
 
 
+@settings(deadline=None)  # other work shares the processor
 @given(st.text("0123456789.+-*/%^!(), eπxsqrtmaxlog", max_size=40) | st.text(max_size=20))
 def test_any_text_gives_a_value_or_an_error_soon(text: str) -> None:
     started = time.process_time()

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, UnknownNameError
@@ -228,6 +228,7 @@ CALLS = st.lists(
 
 
 @pytest.mark.parametrize("name", [n for n in TOOL_FORMATS if n != "qwen3-coder"])
+@settings(deadline=None)  # other work shares the processor
 @given(calls=CALLS)
 def test_what_is_rendered_is_read_back(name: str, calls: list[ToolCall]) -> None:
     form = TOOL_FORMATS[name]
@@ -243,6 +244,7 @@ def test_what_is_rendered_is_read_back(name: str, calls: list[ToolCall]) -> None
     assert form.parse(text + "\n", {}) == tuple(calls)
 
 
+@settings(deadline=None)  # other work shares the processor
 @given(values=st.dictionaries(NAMES, TEXTS.filter(lambda t: "</" not in t), max_size=4), number=st.integers())
 def test_qwen_coder_renders_texts_as_they_are(values: dict[str, str], number: int) -> None:
     form = TOOL_FORMATS["qwen3-coder"]
@@ -297,6 +299,7 @@ PIECES = (
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(deadline=None)  # other work shares the processor
 @given(text=st.lists(st.sampled_from(PIECES), max_size=40).map("".join) | st.text())
 def test_any_text_is_read_without_an_exception(name: str, text: str) -> None:
     for call in TOOL_FORMATS[name].parse(text, SPECS):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_fakes import CountTool, OddTool
 
@@ -140,6 +140,7 @@ def test_output_of_an_episode() -> None:
     assert not third.ran
 
 
+@settings(deadline=None)  # other work shares the processor
 @given(st.integers(1, 50), st.integers(1, 80), st.lists(st.integers(0, 120), max_size=8))
 def test_what_is_shown_stays_within_the_budget(call: int, whole: int, lengths: list[int]) -> None:
     tool = OddTool(how="text")
