@@ -21,6 +21,7 @@ from roll_envs.tools.calculator import MAX_EXPRESSION_CHARS, CalculatorError
         ("(2 + 3) * 4", "20"),
         ("2 - 3 - 4", "-5"),
         ("-2 ** 2", "-4"),
+        ("--3 + -+-2 - -1", "6"),
         ("2 ^ 3 ^ 2", "512"),
         ("2 ** -2", "0.25"),
         ("7 // 2", "3"),
