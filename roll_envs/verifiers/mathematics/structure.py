@@ -114,12 +114,17 @@ _YES_NO = frozenset(
     "yes no true false none odd even both neither zero one two three four five six seven eight nine ten red blue "
     "dne".split()
 )
+_SETS = {
+    **dict.fromkeys(("all real numbers", "all reals", "real numbers", "the real numbers", "reals"), "ℝ"),
+    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"), "∅"),
+}
 _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
 _TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
 _TAIL_WORD = re.compile(r"(°[CF]?|(?<![A-Za-z\\°])[A-Za-zµΩ]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
 _TAIL_JOINT = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
+_WHOLE = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"
 
@@ -137,8 +142,13 @@ def read(text: str, depth: int = 0) -> list[Node]:
     words = _as_words(text)
     if words is not None:
         inner = _TEXT.fullmatch(text)
+        if inner is not None and re.match(r"[-+]?[\d.¤]", inner[1].strip()):
+            return [*read(inner[1], depth + 1), words]
+        sign = _SETS.get(" ".join(words.text.casefold().split()))
+        if sign is not None:
+            return [words, Region(kind="sets", pieces=(sign,), joints=())]
         return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
-    for reader in (_matrix, _single_group, _region, _several, _brackets, _equation):
+    for reader in (_matrix, _single_group, _region, _several, _brackets, _equation, _ratio):
         found = reader(text, depth)
         if found:
             return found
@@ -266,6 +276,9 @@ def _several(text: str, depth: int) -> list[Node]:
     """A list without brackets: ``1, 2``, ``x=1 or x=2``, ``1 ± 2``."""
     joined = _JOIN.sub(",", text)
     parts = [part for part in split(joined, ",;") if part.strip()]
+    kept = [part for part in parts if not _WHOLE.fullmatch(part.strip())]
+    if kept and len(kept) < len(parts):
+        return read(", ".join(kept), depth + 1)  # "k π, k ∈ ℤ"
     if len(parts) < 2:
         return _both_signs(text, depth) if "±" in text else []
     bare = text.lstrip("+-" + _MONEY).strip()
@@ -326,6 +339,15 @@ def _equation(text: str, depth: int) -> list[Node]:
         return []
     # "x = 5 cm" has the unit on its right, and "(x, y) = (1, 2)" a point.
     return [Equation(sides=tuple(side.strip() for side in sides), right=first(sides[-1], depth))]
+
+
+def _ratio(text: str, depth: int) -> list[Node]:
+    """``3:4:5`` as its parts over the first; of two parts the parser makes a fraction."""
+    parts = [part.strip() for part in split(text, ":")]
+    if len(parts) < 3 or len(parts) > MAX_ITEMS or not all(parts):
+        return []
+    shares = [Expression(text=rf"\frac{{{part}}}{{{parts[0]}}}") for part in parts[1:]]
+    return [Brackets(left=":", right=":", items=tuple(shares))]
 
 
 def _expressions(text: str) -> list[Node]:
