@@ -32,6 +32,7 @@ class Pool:
         self._failed = 0
         """Which attempt to make a worker it was that ``failure`` ended."""
         self._closed = False
+        self._closers: list[threading.Thread] = []
 
     def start(self, shape: Shape, timeout_s: float) -> None:
         """Fill all slots; raises what went wrong with the first that could not be made."""
@@ -68,16 +69,17 @@ class Pool:
                     raise DeadlineExceededError(f"one of {self._slots} sandbox slots", timeout_s)
 
     def release(self, worker: Worker) -> None:
-        """Give a worker back; a dead one is thrown away, and the next caller gets a new one."""
+        """Give a worker back; a dead one is thrown away, and a new one is made for the next caller."""
         alive = worker.alive
         with self._changed:
             self._busy.discard(worker)
-            keep = alive and not self._closed
-            if keep:
+            if alive and not self._closed:
                 self._idle.append(worker)
+            else:
+                self._throw_away(worker)
+                if not self._closed:
+                    self._begin(worker.shape)
             self._changed.notify_all()
-        if not keep:
-            worker.close()
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Remove all containers, those at work included: their callers get :class:`SandboxError`."""
@@ -92,6 +94,9 @@ class Pool:
         with self._changed:
             while self._making and (left_s := deadline - time.monotonic()) > 0:
                 self._changed.wait(left_s)
+            closers = list(self._closers)
+        for closer in closers:
+            closer.join(max(0.0, deadline - time.monotonic()))
 
     # The rest is called with the lock held.
 
@@ -101,7 +106,7 @@ class Pool:
         for worker in list(reversed(self._idle)):
             if not worker.alive:
                 self._idle.remove(worker)
-                threading.Thread(target=worker.close, daemon=True).start()
+                self._throw_away(worker)
             elif worker.shape == shape:
                 self._idle.remove(worker)
                 return worker
@@ -113,6 +118,12 @@ class Pool:
             self._idle.remove(other)
             self._begin(shape, instead_of=other)
         return None
+
+    def _throw_away(self, worker: Worker) -> None:
+        """The engine takes its time to remove a container; nobody waits for it but ``close``."""
+        self._closers = [closer for closer in self._closers if closer.is_alive()]
+        self._closers.append(threading.Thread(target=worker.close, daemon=True))
+        self._closers[-1].start()
 
     def _begin(self, shape: Shape, instead_of: Worker | None = None) -> None:
         self._making += 1

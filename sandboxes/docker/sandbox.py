@@ -90,10 +90,14 @@ class DockerSandbox(Sandbox):
         worker = self._pool.acquire(_shape(limits), SESSION_WAIT_S)
         try:
             tool(language, worker)
-            return DockerSession(worker, self._pool.release, language, limits)
+            return DockerSession(worker, self._take_back, language, limits)
         except BaseException:
             self._pool.release(worker)
             raise
+
+    def _take_back(self, worker: Worker) -> None:
+        """Called by a session, which so keeps the sandbox from being forgotten while it is open."""
+        self._pool.release(worker)
 
     def close(self) -> None:
         self._finalizer()
