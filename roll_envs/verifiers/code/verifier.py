@@ -20,7 +20,8 @@ from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.cases import Call, Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.jail import CandidateFault, Jail, Usage
 from roll_envs.verifiers.code.outputs import same_output
-from roll_envs.verifiers.code.outside import Check, Outside, Unjudgeable
+from roll_envs.verifiers.code.outside import Check, Outside
+from roll_envs.verifiers.code.scope import Unjudgeable
 from roll_envs.verifiers.code.values import Opaque, literal, same_value
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
