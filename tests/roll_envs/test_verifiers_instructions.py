@@ -295,6 +295,7 @@ def test_thoughts_are_not_part_of_the_answer() -> None:
         (row(("punctuation:no_comma", 3)), "must be an object"),  # type: ignore[arg-type]
         (row(("punctuation:no_comma", {"num_words": 3})), "no argument 'num_words'; it takes none"),
         (row(("length_constraints:number_words", {"num_words": 3})), "'relation' is missing"),
+        (row(("startend:end_checker", {"end_phrase": "a", "end_phrases": "b"})), "did you mean 'end_phrase'"),
         (row(("length_constraints:number_words", {"num_words": 3, "relation": "at most"})), "one of at least"),
         (row(("length_constraints:number_words", {"num_words": -1, "relation": "at least"})), "whole number of 0"),
         (row(("length_constraints:number_words", {"num_words": 2.5, "relation": "at least"})), "whole number"),
@@ -356,7 +357,7 @@ def test_no_answer_breaks_a_check(answer: str) -> None:
 
 @pytest.mark.parametrize("unit", [".", "[", "*", "\n", '…"', "p. ", "- ", "é", "<<", "a@", '."'])
 def test_checks_take_linear_time(unit: str) -> None:
-    long = unit * (100_000 // len(unit))
+    long = unit * (100_000 // len(unit)) + "x"
     started = time.monotonic()
     scored(long, row(*((name, arguments) for name, arguments, *_ in CASES)))
     assert time.monotonic() - started < 20  # about 2 s; quadratic time would be hours

@@ -446,12 +446,17 @@ def test_memory_keeps_the_latest() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_process_starts_over() -> None:
-    with serve(correct()) as server:
+    slow = correct()
+    slow.wait_s = 0.3
+    with serve(slow) as server:
         judge = judge_at(server.url)
-        scored(judge("a", "b"))
+        thread = threading.Thread(target=judge, args=("a", "b"))
+        thread.start()
+        while not server.requests:
+            time.sleep(0.01)
         child = os.fork()
         if child == 0:
-            verdict = judge("in the child", "b")
+            verdict = judge("a", "b")  # which the parent is asking just now
             os._exit(0 if isinstance(verdict, Score) and verdict.passed else 1)
         until = time.monotonic() + 20
         while time.monotonic() < until:
@@ -463,6 +468,7 @@ def test_a_child_process_starts_over() -> None:
             os.kill(child, 9)
             pytest.fail("the child hangs")
         assert os.waitstatus_to_exitcode(status) == 0
+        thread.join()
 
 
 # -- hostile answers ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import re
 __all__ = ["count_sentences", "count_words", "split_sentences", "tokens", "words"]
 
 _WORD = re.compile(r"\w+")
-_END = re.compile(r"(?<![.!?…؟।۔])[.!?…؟।۔]++[\"'”’»)\]}]*+(?=\s|$)|[。！？]+[”’」』）]*")
+_END = re.compile(r"(?<![.!?…؟।۔])[.!?…؟।۔]++[\"'”’»)\]}*]*+(?=\s|$)|[。！？]+[”’」』）]*")
 _BEFORE = re.compile(r"[\w.&-]*\Z")
 _STARTERS = frozenset(
     "a an the he she it they we you i this that these those there here then but and however when while if in on at for "
