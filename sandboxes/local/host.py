@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roll_envs.errors import ConfigError, SandboxError
-from roll_envs.sandbox import Language
+from roll_envs.sandbox import LANGUAGES, Language
 
 __all__ = ["PACKAGES", "View", "executable", "find_tool", "installed_languages", "view_of_host"]
 
@@ -131,6 +131,8 @@ _SITE_PATTERNS = ("/usr/lib*/python*/site-packages", "/usr/lib*/python*/dist-pac
 
 def find_tool(language: Language) -> str:
     """Its interpreter or compiler. Raises :class:`ConfigError` where there is none."""
+    if language not in LANGUAGES:
+        raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
     found = shutil.which(_TOOLS[language])
     if found is None:
         raise ConfigError(

@@ -33,7 +33,7 @@ SESSION_WAIT_S = 60.0
 
 _LAYERS = (
     "user-namespace pid-namespace mount-namespace network-namespace ipc-namespace uts-namespace read-only-root "
-    "own-user no-capabilities no-new-privileges seccomp rlimits"
+    "no-capabilities no-new-privileges seccomp rlimits"
 ).split()
 _CGROUP_LAYERS = ("cgroup-memory", "cgroup-pids")
 
@@ -67,7 +67,7 @@ class LocalSandbox(Sandbox):
             raise ConfigError(f"weakest_tier={weakest_tier!r}: allowed are {', '.join(TIERS)}")
         self._view = view_of_host(installed_languages() if languages is None else languages, python_paths)
         self._place, self._isolation = _decide_tier(weakest_tier)
-        self._plan = _plan(self._view, preload)
+        self._plan = _plan(self._view, preload, counted=self._place is not None)
         self._pid = os.getpid()
         self._free = threading.Condition()
         self._idle: list[Slot] = []
@@ -200,19 +200,21 @@ def _slots(slots: int | None) -> int:
 def _decide_tier(weakest: Tier) -> tuple[CgroupPlace | None, Isolation]:
     if MACHINE not in seccomp.MACHINES:
         raise SandboxError(f"no filter of system calls for {MACHINE}; the local sandbox runs on {seccomp.MACHINES}")
+    layers = (*_LAYERS, "own-user") if os.geteuid() == 0 else tuple(_LAYERS)
     place, reason = find_place()
     if place is not None:
         place.sweep()
-        return place, Isolation(tier="full", layers=(*_LAYERS, *_CGROUP_LAYERS))
+        return place, Isolation(tier="full", layers=(*layers, *_CGROUP_LAYERS))
     if weakest == "full":
         raise SandboxError(
             f"no cgroup can be made here ({reason}), so nothing but a watchdog bounds the memory of programs; "
             "run as root or in a delegated cgroup, or allow it with weakest_tier='no-cgroup'"
         )
-    return None, Isolation(tier="no-cgroup", layers=(*_LAYERS, "memory-watchdog"), missing=_CGROUP_LAYERS)
+    return None, Isolation(tier="no-cgroup", layers=(*layers, "memory-watchdog"), missing=_CGROUP_LAYERS)
 
 
-def _plan(view: View, preload: Sequence[str]) -> dict[str, Any]:
+def _plan(view: View, preload: Sequence[str], *, counted: bool) -> dict[str, Any]:
+    """What a keeper is told; ``counted``: a cgroup counts memory that no process shows as its own."""
     return {
         "base": view.base,
         "binds": view.binds,
@@ -221,7 +223,7 @@ def _plan(view: View, preload: Sequence[str]) -> dict[str, Any]:
         "texts": dict(view.texts),
         "python_paths": view.packages,
         "preload": [*PRELOADED, *preload],
-        "seccomp": seccomp.build(MACHINE, seccomp.Rules()).hex(),
+        "seccomp": seccomp.build(MACHINE, seccomp.Rules(hidden_memory=counted)).hex(),
     }
 
 

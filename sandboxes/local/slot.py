@@ -230,11 +230,11 @@ class Slot:
         if self._gone == self._serial and ended.report is None:
             while ended.report is None and select.select([self._work], [], [], 0)[0]:
                 self._take_report(ended)  # it had said all before it went
-            if ended.report is None and os.WIFEXITED(message["status"]):
-                self._fail(f"init ended with {os.WEXITSTATUS(message['status'])} and no report")
             ended.oom = max(ended.oom, message.get("oom", 0))
             if ended.peak is None:
                 ended.peak = message.get("peak")
+            if ended.report is None and not ended.cut and not ended.oom:
+                self._fail(f"init ended unasked (status {message['status']})")
 
     def _fail(self, reason: str) -> NoReturn:
         self.close()

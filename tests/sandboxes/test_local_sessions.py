@@ -75,8 +75,8 @@ def test_a_child_out_of_memory_ends_the_cell(session: SandboxSession) -> None:
     [
         "import os; os._exit(7)",
         "import os; os.kill(os.getpid(), 9)",
-        "import os; os.closerange(3, 100)",
-        "import os\nwhile True: os.write(3, bytes(4))",
+        "import os; os.closerange(3, 1000)",
+        "import os\nwhile True: os.write(100, bytes(12))",
         "import os\nfor _ in range(20): os.fork()",
         "import os, signal\nos.kill(-1, 9)",
     ],

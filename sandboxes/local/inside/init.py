@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -40,12 +40,19 @@ class Child:
     pid: int
     channel: socket.socket
 
-    def check_started(self, *, wait: bool = False) -> None:
-        """Raises ``OSError`` with its reason when it ended before the program began, which is our fault."""
-        with contextlib.suppress(BlockingIOError):
-            said = self.channel.recv(4096, 0 if wait else socket.MSG_DONTWAIT)
-            if said not in (STARTED, b""):
-                raise OSError(f"the program could not be started: {said.decode(errors='replace')}")
+    def order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Say what to become; whether it was still there to hear it, :meth:`check_started` tells."""
+        with contextlib.suppress(OSError):
+            wire.send(self.channel, message, fds)
+
+    def check_started(self) -> None:
+        """Raises ``OSError`` with the reason when it ended before the program began, which is our fault."""
+        try:
+            said = self.channel.recv(4096)
+        except ConnectionResetError:  # it ended before it took the order; what it said comes next
+            said = self.channel.recv(4096)
+        if said != STARTED:
+            raise OSError(f"the program could not be started: {said.decode(errors='replace') or 'killed'}")
 
 
 class Init:
@@ -125,14 +132,15 @@ class Init:
         self.limit(message["limits"])
         started = time.monotonic()
         child = self.take_ready()
-        wire.send(child.channel, {"order": "program", "limits": message["limits"]}, fds)
+        child.order({"order": "program", "limits": message["limits"]}, fds)
         for fd in fds:
             os.close(fd)
         status, resident = self._wait_for(child.pid)
         wall_s = time.monotonic() - started
         kill_all()
-        child.check_started()
         usage = self.usage()
+        if not usage["oom"]:
+            child.check_started()
         usage["peak"] = usage["peak"] or resident
         self._send_files(message["fetch"])
         wire.send(self.work, {"event": "done", "status": status, "wall_s": wall_s, **usage})

@@ -19,7 +19,8 @@ from .program import Script, execute, set_environment
 
 __all__ = ["CHANNEL", "STARTED", "become", "keep_channel"]
 
-CHANNEL = 3
+CHANNEL = 100
+"""A number that no object of the frames we leave has: each closes its descriptor when it goes."""
 STARTED = b"started"
 """Said when all of ours is done; what comes after is the program's doing."""
 
@@ -28,8 +29,8 @@ _NOT_STARTED = 72
 
 def keep_channel(channel: socket.socket) -> None:
     """Of all descriptors from 3 on, keep this one, as :data:`CHANNEL`."""
-    os.dup2(channel.fileno(), CHANNEL, inheritable=False)
-    channel.detach()
+    os.dup2(channel.detach(), CHANNEL, inheritable=False)
+    os.closerange(3, CHANNEL)
     os.closerange(CHANNEL + 1, 1 << 20)
 
 

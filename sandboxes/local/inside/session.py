@@ -79,8 +79,8 @@ class _Session:
     def _begin(self) -> None:
         child = self._init.take_ready()
         order = {"order": "cells", "limits": self._limits, "environ": self._environ}
-        wire.send(child.channel, order)
-        child.check_started(wait=True)
+        child.order(order)
+        child.check_started()
         self._interpreter = _Interpreter(child)
 
     def _cell(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -135,7 +135,7 @@ class _Session:
         assert command is not None
         child = self._init.take_ready()
         order = {"order": "command", "limits": self._limits, "environ": environ, "argv": [*command, self._main]}
-        wire.send(child.channel, order, (self._nothing, stdout, stderr))
+        child.order(order, (self._nothing, stdout, stderr))
         ended = os.pidfd_open(child.pid)
         try:
             status = self._wait(select.poll(), ended)

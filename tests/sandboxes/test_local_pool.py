@@ -1,0 +1,204 @@
+"""The pool of the local cage: waiting, replacing, cleaning up, whatever happens to us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from local_cage import cage
+
+from roll_envs import sandbox as contract
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.sandbox import Limits, Program
+from sandboxes.local import LocalSandbox
+from sandboxes.local.cgroups import PREFIX
+
+ONE = Program(source="print(1)")
+
+
+def below(pid: int) -> list[int]:
+    """All descendants of a process."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text("utf-8").rsplit(")", 1)[1].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        todo = [child for parent in todo for child in children.get(parent, [])]
+        found += todo
+    return found
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def cgroups_of(pid: int) -> list[Path]:
+    return list(Path("/sys/fs/cgroup").glob(f"**/{PREFIX}{pid}-*"))
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_made_by_name() -> None:
+    with cage():
+        pass
+    with contract.make_sandbox("local", slots=1, weakest_tier="no-cgroup") as made:
+        assert isinstance(made, LocalSandbox)
+        assert made.run(ONE).isolation == made.isolation
+        assert made.isolation.tier in ("full", "no-cgroup")
+        assert ("cgroup-memory" in made.isolation.layers) is (made.isolation.tier == "full")
+
+
+def test_many_threads_share_the_slots_and_no_run_is_lost() -> None:
+    with cage(slots=3) as sandbox, ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda n: sandbox.run(Program(source=f"print({n} * 2)")), range(60)))
+        assert [result.stdout for result in results] == [b"%d\n" % (2 * n) for n in range(60)]
+
+
+def test_waiting_for_a_slot_has_an_end() -> None:
+    with cage(slots=1) as sandbox, sandbox.session():
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match="free slot"):
+            sandbox.run(ONE, timeout_s=0.2)
+        assert 0.2 <= time.monotonic() - started < 5
+
+
+def test_a_call_that_may_not_take_as_long_as_the_program() -> None:
+    with cage(slots=1) as sandbox:
+        with pytest.raises(DeadlineExceededError, match="its own limit is longer"):
+            sandbox.run(Program(source="import time; time.sleep(50)"), limits=Limits(wall_s=40), timeout_s=0.5)
+        assert sandbox.run(ONE).ok
+
+
+@pytest.mark.parametrize("who", ["keeper", "zygote", "init"])
+def test_a_killed_process_of_ours_is_no_verdict_and_is_replaced(who: str) -> None:
+    with cage(slots=1) as sandbox:
+        keeper = below(os.getpid())[0]
+        assert eventually(lambda: len(below(keeper)) >= 3)
+        zygote = below(keeper)[0]
+        victim = {"keeper": keeper, "zygote": zygote, "init": below(zygote)[0]}[who]
+        with ThreadPoolExecutor(1) as threads:
+            run = threads.submit(sandbox.run, Program(source="import time; time.sleep(50)"), limits=Limits(wall_s=40))
+            time.sleep(0.5)
+            os.kill(victim, signal.SIGKILL)
+            with pytest.raises(SandboxError):
+                run.result(timeout=20)
+        assert sandbox.run(ONE).stdout == b"1\n"
+
+
+def test_close_leaves_nothing() -> None:
+    with cage(slots=2) as sandbox, sandbox.session() as session:
+        session.run("import subprocess; subprocess.Popen(['sleep', '60'])")
+        sandbox.run(ONE)
+        processes, groups = below(os.getpid()), cgroups_of(os.getpid())
+        assert len(processes) >= 6
+        assert bool(groups) is (sandbox.isolation.tier == "full")
+    assert eventually(lambda: not alive(processes))
+    assert not [group for group in groups if group.exists()]
+    sandbox.close()
+    with pytest.raises(SandboxError, match="closed"):
+        sandbox.run(ONE)
+
+
+def test_closing_ends_what_runs() -> None:
+    with cage(slots=1) as sandbox, ThreadPoolExecutor(1) as threads:
+        run = threads.submit(sandbox.run, Program(source="import time; time.sleep(50)"), limits=Limits(wall_s=40))
+        time.sleep(0.5)
+        sandbox.close()
+        with pytest.raises(SandboxError):
+            run.result(timeout=20)
+
+
+def test_nothing_is_left_when_the_caller_is_killed() -> None:
+    script = textwrap.dedent("""
+        import threading, time
+        from roll_envs.sandbox import Program, Limits
+        from sandboxes.local import LocalSandbox
+        sandbox = LocalSandbox(slots=2, weakest_tier="no-cgroup")
+        sleep = Program(source="import os, time; os.fork(); os.setsid; time.sleep(60)")
+        threading.Thread(target=sandbox.run, args=(sleep,), kwargs={"limits": Limits(wall_s=50)}).start()
+        sandbox.run(Program(source="print(1)"))
+        print("ready", flush=True)
+        time.sleep(60)
+    """)
+    with cage(slots=1):
+        pass
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "ready\n"
+        processes, groups = below(caller.pid), cgroups_of(caller.pid)
+        assert len(processes) >= 6
+        caller.kill()
+    assert eventually(lambda: not alive(processes))
+    assert eventually(lambda: not [group for group in groups if group.exists()])
+
+
+def test_a_forked_process_must_make_its_own() -> None:
+    with cage(slots=1) as sandbox:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = b"ran"
+            with contextlib.suppress(BaseException):
+                try:
+                    sandbox.run(ONE)
+                except SandboxError as error:
+                    said = str(error).encode()
+                sandbox.close()
+            os.write(writer, said)
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            assert b"make a new one here" in pipe.read()
+        os.waitpid(child, 0)
+        assert sandbox.run(ONE).ok  # the child's close did not end ours
+
+
+def test_limits_of_a_run_do_not_stay() -> None:
+    with cage(slots=1) as sandbox:
+        assert sandbox.run(Program(source="x = bytearray(60 << 20)"), limits=Limits(memory_mb=32)).status == "memory"
+        assert sandbox.run(Program(source="x = bytearray(60 << 20)")).ok
+        big = Program(source="open('f', 'wb').write(bytes(100 << 20))")
+        assert sandbox.run(big, limits=Limits(files_mb=128)).ok
+        assert not sandbox.run(big).ok
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"slots": 0}, "slots=0"),
+        ({"weakest_tier": "none"}, "weakest_tier='none'"),
+        ({"python_paths": ("relative",)}, "python_paths: 'relative'"),
+        ({"limits": Limits(wall_s=-1)}, "wall_s=-1"),
+        ({"languages": ("python", "cobol")}, "cobol"),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        LocalSandbox(**{"weakest_tier": "no-cgroup", **wrong})  # type: ignore[arg-type]
+
+
+def test_results_travel() -> None:
+    with cage(slots=1) as sandbox:
+        result = sandbox.run(ONE)
+        assert pickle.loads(pickle.dumps(result)) == result
