@@ -6,10 +6,10 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["PREFIX", "CgroupPlace", "find_place"]
+__all__ = ["PREFIX", "CgroupPlace", "find_place", "remove_folders"]
 
 PREFIX = "roll-sandbox-"
 
@@ -49,6 +49,23 @@ class CgroupPlace:
                     owner = int(folder.name.removeprefix(PREFIX).split("-")[0])
                     if not Path(f"/proc/{owner}").exists() and time.time() - folder.stat().st_mtime > older_s:
                         folder.rmdir()
+
+
+def remove_folders(folders: Iterable[str], timeout_s: float = 5.0) -> None:
+    """Remove cgroups; the kernel needs a moment after the last process."""
+    deadline = time.monotonic() + timeout_s
+    for folder in folders:
+        while True:
+            try:
+                os.rmdir(folder)
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
+            else:
+                break
 
 
 def find_place() -> tuple[CgroupPlace | None, str]:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from roll_envs.errors import SandboxError
 
+from .cgroups import remove_folders
 from .inside import wire
 from .output import Output
 from .programs import Order
@@ -74,6 +75,7 @@ class Slot:
 
     def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], python: str) -> None:
         self.dead = False
+        self._folders = list(cgroup.values())
         self._serial = 0
         self._gone = 0
         control, theirs_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -250,5 +252,6 @@ class Slot:
         try:
             self._keeper.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            self._keeper.send_signal(signal.SIGKILL)
+            self._keeper.send_signal(signal.SIGKILL)  # the jail ends with it
             self._keeper.wait()
+        remove_folders(self._folders)  # mostly a look that the keeper has done it

@@ -124,7 +124,7 @@ def _write_ids(pid: int, ids: str) -> None:
 def remove_folders(folders: Any) -> None:
     """Remove a slot's cgroups; the kernel needs a moment after the last process."""
     for folder in folders:
-        for _ in range(100):
+        for _ in range(300):
             try:
                 os.rmdir(folder)
             except FileNotFoundError:
