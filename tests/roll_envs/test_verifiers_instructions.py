@@ -169,6 +169,44 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("punctuation:no_comma", {}, ["a; b"], ["a, b"]),
 ]
 
+KEYS = {f"keyword{n}": word for n, word in enumerate(("one", "two", "three", "five", "seven"), 1)}
+FIVES = "one " + "two " * 2 + "three " * 3 + "five " * 5 + "seven " * 7
+
+NEWER: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
+    ("count:word_count_range", {"min_words": 2, "max_words": 3.0}, ["a b", "a b c"], ["a", "a b c d"]),
+    ("count:unique_word_count", {"N": 2}, ["a b", "A, b."], ["a A a!", "a"]),
+    ("count:conjunctions", {"small_n": 2}, ["this and that, but", "And/or so or"], ["and And and,", "android button"]),
+    ("count:numbers", {"N": 2}, ["1 and 2", "1,000.5 of 20"], ["1", "1 2 3"]),
+    ("count:pronouns", {"N": 2}, ["I saw him.", "she/her"], ["Ada saw him", "item"]),
+    ("count:punctuation", {}, ["a, b; c: d. What?! e! f?"], ["a, b; c: d. e! f?", "?!"]),
+    ("count:keywords_multiple", KEYS, [FIVES, FIVES.upper()], [FIVES + "one", "one"]),
+    ("ratio:overlap", {"percentage": 50, "reference_text": "abcd"}, ["abcdef"], ["abcd", "xyz", "a"]),
+    ("words:alphabet", {}, ["Big cats drink", "yes zebras any"], ["a c", "1 a", "é a"]),
+    ("words:vowel", {}, ["a big dog", "sky"], ["a big dog runs here", "a\nb"]),
+    ("words:consonants", {}, ["and this", "Plan"], ["and a", "one"]),
+    ("words:palindrome", {}, ["level " * 10], ["level " * 9, "noon " * 10]),
+    ("words:prime_lengths", {}, ["is the house", "it's red"], ["a", "word"]),
+    ("words:repeats", {"small_n": 2}, ["a b a", "x"], ["a A a."]),
+    ("words:no_consecutive", {}, ["big cat", "a"], ["big bad", "a (A)"]),
+    ("words:paragraph_last_first", {}, ["Home is home.\n\nGo go"], ["home is here", "a b a\n***"]),
+    ("format:parentheses", {}, ["([{(<[a]>)}])", "((((( )"], ["(((())))", "(((((", "((((]))))"]),
+    ("format:options", {"options": "yes/no/maybe"}, ["Yes.", " no"], ["yes no", "x"]),
+    ("format:options", {"options": "a), b), c), d)"}, ["b)"], ["b", "B)", "e)"]),
+    ("format:options", {"options": "I know or I don't know"}, ["i know!"], ["I knew"]),
+    ("format:newline", {}, ["a\nb\n\nc"], ["a b\nc"]),
+    ("format:list", {"sep": "-"}, ["- a\n- b"], ["- a"]),
+    ("format:output_template", {}, ["My Answer: a\nMy Conclusion: b\nFuture Outlook: c"], ["My Answer: a"]),
+    ("format:no_whitespace", {}, ["ab"], ["a b", "a\u00a0b"]),
+    ("sentence:keyword", {"word": "Cat", "N": 2}, ["Dogs bark. Two cats sleep."], ["Cats sleep. Dogs bark.", "cat"]),
+    ("repeat:repeat_change", {"prompt_to_repeat": "Write a poem"}, ["Read a poem"], ["Write a poem", "Read the poem"]),
+    (
+        "repeat:repeat_span",
+        {"prompt_to_repeat": "Write a poem now", "n_start": 1, "n_end": 3},
+        ["A  poem"],
+        ["a", "poem now"],
+    ),
+]
+
 
 def row(*instructions: tuple[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {"instruction_id_list": [i for i, _ in instructions], "kwargs": [k for _, k in instructions], **more}
@@ -185,11 +223,11 @@ def scored(answer: str, reference: Any, **options: Any) -> Score:
 
 def test_the_public_ids_are_all_there() -> None:
     assert len(PUBLIC_IDS) == 25
-    assert set(INSTRUCTIONS) >= PUBLIC_IDS
+    assert set(INSTRUCTIONS) == PUBLIC_IDS | {name for name, *_ in NEWER}
     assert {name for name, *_ in CASES} == PUBLIC_IDS
 
 
-@pytest.mark.parametrize(("name", "arguments", "follow", "do_not"), CASES)
+@pytest.mark.parametrize(("name", "arguments", "follow", "do_not"), CASES + NEWER)
 def test_what_follows_an_instruction_and_what_does_not(
     name: str, arguments: dict[str, Any], follow: list[str], do_not: list[str]
 ) -> None:
@@ -350,7 +388,7 @@ def test_by_name() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from('aB1.!?,"*-<>[]()`\n é中ا'), max_size=80))
 def test_no_answer_breaks_a_check(answer: str) -> None:
-    everything = row(*((name, arguments) for name, arguments, *_ in CASES))
+    everything = row(*((name, arguments) for name, arguments, *_ in CASES + NEWER))
     found = scored(answer, everything)
     assert found.parts["loose_share"] >= found.parts["strict_share"] == found.value
 
@@ -359,7 +397,7 @@ def test_no_answer_breaks_a_check(answer: str) -> None:
 def test_checks_take_linear_time(unit: str) -> None:
     long = unit * (100_000 // len(unit)) + "x"
     started = time.monotonic()
-    scored(long, row(*((name, arguments) for name, arguments, *_ in CASES)))
+    scored(long, row(*((name, arguments) for name, arguments, *_ in CASES + NEWER)))
     assert time.monotonic() - started < 20  # about 2 s; quadratic time would be hours
 
 

@@ -1,0 +1,260 @@
+"""Kinds of instructions from IFBench (Pyatkin et al. 2025, arXiv:2507.02833), by public id: those that need no model,
+no word list to download and no single task of their own."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections import Counter
+
+from roll_envs.verifiers.instructions.given import Check, Given, MakeCheck
+from roll_envs.verifiers.instructions.text import count_words, split_sentences
+
+__all__ = ["NEWER"]
+
+_SIGNS = string.punctuation + " "
+_NO_SIGNS = str.maketrans("", "", string.punctuation)
+_CONJUNCTIONS = frozenset("and but for nor or so yet".split())
+_PRONOUNS = frozenset(
+    "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers "
+    "herself it its itself they them their theirs themselves".split()
+)
+_CLUSTER = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
+_PRIMES = frozenset(n for n in range(2, 100) if all(n % d for d in range(2, n)))
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+
+
+def _bare_words(text: str) -> list[str]:
+    return text.translate(_NO_SIGNS).lower().split()
+
+
+def word_count_range(given: Given) -> Check:
+    """``min_words`` to ``max_words`` words."""
+    low, high = given.whole("min_words"), given.whole("max_words")
+    return lambda text: low <= count_words(text) <= high
+
+
+def unique_word_count(given: Given) -> Check:
+    """At least ``N`` different words, case and signs around them aside."""
+    wanted = given.whole("N")
+    return lambda text: len({word.strip(_SIGNS) for word in text.lower().split()}) >= wanted
+
+
+def conjunctions(given: Given) -> Check:
+    """At least ``small_n`` different ones of and, but, for, nor, or, so, yet."""
+    wanted = given.whole("small_n")
+    return lambda text: len({word.strip(_SIGNS).lower() for word in text.split()} & _CONJUNCTIONS) >= wanted
+
+
+def numbers(given: Given) -> Check:
+    """Exactly ``N`` numbers; signs inside of them (``1,000.5``) do not part them."""
+    wanted = given.whole("N")
+    return lambda text: len(re.findall(r"\d+", text.translate(_NO_SIGNS))) == wanted
+
+
+def pronouns(given: Given) -> Check:
+    """At least ``N`` personal pronouns."""
+    wanted = given.whole("N")
+    return lambda text: sum(word in _PRONOUNS for word in _bare_words(text.replace("/", " "))) >= wanted
+
+
+def punctuation(given: Given) -> Check:
+    """Each of ``. , ! ? ; :``, and besides ``!?``, ``?!`` or an interrobang."""
+
+    def check(text: str) -> bool:
+        mark = next((mark for mark in ("?!", "!?", "‽") if mark in text), None)
+        return mark is not None and set(".,!?;:") <= set(text.replace(mark, "", 1))
+
+    return check
+
+
+def keywords_multiple(given: Given) -> Check:
+    """``keyword1`` to ``keyword5`` occur 1, 2, 3, 5 and 7 times, in any case."""
+    keys = [(given.text(f"keyword{n}").lower(), count) for n, count in enumerate((1, 2, 3, 5, 7), 1)]
+    return lambda text: all(text.lower().count(word) == count for word, count in keys)
+
+
+def overlap(given: Given) -> Check:
+    """``percentage`` of the runs of three characters are also in ``reference_text``, give or take 2."""
+    percentage, reference = given.whole("percentage"), _threes(given.text("reference_text"))
+
+    def check(text: str) -> bool:
+        runs = _threes(text)
+        return bool(runs) and abs(100 * len(runs & reference) / len(runs) - percentage) <= 2
+
+    return check
+
+
+def _threes(text: str) -> set[str]:
+    return {text[i : i + 3] for i in range(len(text) - 2)}
+
+
+def alphabet(given: Given) -> Check:
+    """Each word begins with the letter after that of the word before it; a follows z."""
+
+    def check(text: str) -> bool:
+        letters = [word[0] for word in _bare_words(text)]
+        first = string.ascii_lowercase.find(letters[0]) if letters else -1
+        wanted = (string.ascii_lowercase[(first + place) % 26] for place in range(len(letters)))
+        return first >= 0 and all(a == b for a, b in zip(letters, wanted, strict=True))
+
+    return check
+
+
+def vowel(given: Given) -> Check:
+    """One line with at most three different vowels."""
+    return lambda text: "\n" not in text.strip() and len(set(text.lower()) & set("aeiou")) <= 3
+
+
+def consonants(given: Given) -> Check:
+    """Each word has two consonants in a row."""
+    return lambda text: all(_CLUSTER.search(word) for word in text.lower().split())
+
+
+def palindrome(given: Given) -> Check:
+    """At least ten words of five letters or more that read the same backwards."""
+    return lambda text: sum(len(word) >= 5 and word == word[::-1] for word in _bare_words(text)) >= 10
+
+
+def prime_lengths(given: Given) -> Check:
+    """The length of each word is a prime number."""
+    return lambda text: all(len(word) in _PRIMES for word in _bare_words(text))
+
+
+def repeats(given: Given) -> Check:
+    """No word occurs more than ``small_n`` times."""
+    most = given.whole("small_n")
+    return lambda text: max(Counter(_bare_words(text)).values(), default=0) <= most
+
+
+def no_consecutive(given: Given) -> Check:
+    """No two words in a row begin with the same letter."""
+
+    def check(text: str) -> bool:
+        words = _bare_words(text)
+        return all(a[0] != b[0] for a, b in itertools.pairwise(words))
+
+    return check
+
+
+def paragraph_last_first(given: Given) -> Check:
+    """Each line ends with the word it begins with."""
+
+    def check(text: str) -> bool:
+        lines = [line.strip().lower().strip(_SIGNS).split() for line in text.split("\n") if line.strip()]
+        return all(words and words[0] == words[-1] for words in lines)
+
+    return check
+
+
+def parentheses(given: Given) -> Check:
+    """Brackets nested at least five deep, and closed."""
+
+    def check(text: str) -> bool:
+        opened: list[str] = []
+        deepest = 0
+        for sign in text:
+            if sign in "([{":
+                opened.append(sign)
+                deepest = max(deepest, len(opened))
+            elif sign in _PAIRS:
+                if not opened or opened[-1] != _PAIRS[sign]:
+                    opened, deepest = [], 0
+                    continue
+                opened.pop()
+                if deepest >= 5:
+                    return True
+        return False
+
+    return check
+
+
+def options(given: Given) -> Check:
+    """The answer is one of ``options`` (a text with ``/``, ``or`` or commas between them); letters to the sign."""
+    listed = given.text("options")
+    exact = re.match(r"\W*a\W*b\W*c\W*", listed, re.IGNORECASE) is not None
+    separator = "/" if "/" in listed else "or" if "or" in listed else ","
+    allowed = [option.strip() for option in listed.split(separator)]
+    if exact:
+        return lambda text: text in allowed
+    plain = {option.strip(_SIGNS).lower() for option in allowed}
+    return lambda text: text.strip(_SIGNS).lower() in plain
+
+
+def newline(given: Given) -> Check:
+    """Each word stands on a line of its own."""
+
+    def check(text: str) -> bool:
+        bare = text.translate(_NO_SIGNS).strip()
+        return sum(line != "" for line in bare.split("\n")) == len(bare.split())
+
+    return check
+
+
+def marked_list(given: Given) -> Check:
+    """``sep`` occurs at least twice."""
+    mark = given.text("sep")
+    return lambda text: text.count(mark) >= 2
+
+
+def output_template(given: Given) -> Check:
+    """``My Answer:``, ``My Conclusion:`` and ``Future Outlook:`` occur."""
+    return lambda text: all(part in text for part in ("My Answer:", "My Conclusion:", "Future Outlook:"))
+
+
+def no_whitespace(given: Given) -> Check:
+    """No white space at all."""
+    return lambda text: not any(map(str.isspace, text))
+
+
+def sentence_keyword(given: Given) -> Check:
+    """``word`` occurs in the ``N``-th sentence, in any case."""
+    word, place = given.text("word").lower(), given.whole("N", 1)
+
+    def check(text: str) -> bool:
+        sentences = split_sentences(text)
+        return len(sentences) >= place and word in sentences[place - 1].lower()
+
+    return check
+
+
+def repeat_change(given: Given) -> Check:
+    """The answer is ``prompt_to_repeat`` with another first word."""
+    wanted = given.text("prompt_to_repeat")
+    return lambda text: text != wanted and text.split()[1:] == wanted.split()[1:]
+
+
+def repeat_span(given: Given) -> Check:
+    """The answer is words ``n_start`` (from 0) up to, not with, ``n_end`` of ``prompt_to_repeat``, in any case."""
+    words = given.text("prompt_to_repeat").lower().split()[given.whole("n_start") : given.whole("n_end", 1)]
+    return lambda text: text.lower().split() == words
+
+
+NEWER: dict[str, MakeCheck] = {
+    "count:word_count_range": word_count_range,
+    "count:unique_word_count": unique_word_count,
+    "count:conjunctions": conjunctions,
+    "count:numbers": numbers,
+    "count:pronouns": pronouns,
+    "count:punctuation": punctuation,
+    "count:keywords_multiple": keywords_multiple,
+    "ratio:overlap": overlap,
+    "words:alphabet": alphabet,
+    "words:vowel": vowel,
+    "words:consonants": consonants,
+    "words:palindrome": palindrome,
+    "words:prime_lengths": prime_lengths,
+    "words:repeats": repeats,
+    "words:no_consecutive": no_consecutive,
+    "words:paragraph_last_first": paragraph_last_first,
+    "format:parentheses": parentheses,
+    "format:options": options,
+    "format:newline": newline,
+    "format:list": marked_list,
+    "format:output_template": output_template,
+    "format:no_whitespace": no_whitespace,
+    "sentence:keyword": sentence_keyword,
+    "repeat:repeat_change": repeat_change,
+    "repeat:repeat_span": repeat_span,
+}
