@@ -25,7 +25,7 @@ PYTHON
 start() {
     local folder=$1 name
     name=roll-$(basename "$folder")
-    dockerd --iptables=false --ip6tables=false --bridge=none --data-root "$folder/data" --exec-root "$folder/exec" \
+    TMPDIR=$folder dockerd --iptables=false --ip6tables=false --bridge=none --data-root "$folder/data" --exec-root "$folder/exec" \
         -H "unix://$folder/d.sock" -p "$folder/d.pid" \
         --containerd-namespace "$name" --containerd-plugins-namespace "$name-plugins" >>"$folder/log" 2>&1 </dev/null &
     for _ in $(seq 150); do

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import textwrap
 from typing import Any
 
 import pytest
 
 from roll_envs.errors import ConfigError, SandboxError
+from roll_envs.sandbox import Limits, Program, RunResult
 from sandboxes.docker import DockerSandbox, build_host_image
 from sandboxes.docker.engine import LABEL, Engine
 
@@ -68,3 +70,13 @@ def exit_code(container_id: str, timeout_s: float) -> int:
     """Wait for the end of a container."""
     with Engine().client() as client:
         return int(client.api.wait(container_id, timeout=timeout_s)["StatusCode"])
+
+
+def workers(sandbox: DockerSandbox) -> set[str]:
+    """Ids of the containers that a sandbox has now."""
+    return {worker.id for worker in (*sandbox._pool._idle, *sandbox._pool._busy)}
+
+
+def run_python(sandbox: DockerSandbox, source: str, *, limits: Limits | None = None, **options: Any) -> RunResult:
+    """Run an indented text."""
+    return sandbox.run(Program(source=textwrap.dedent(source), **options), limits=limits)
