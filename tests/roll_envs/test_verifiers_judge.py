@@ -253,7 +253,7 @@ def test_a_server_may_say_how_long_to_wait() -> None:
     with serve(Reply(status=429, headers={"Retry-After": "3600"})) as server:
         started = time.monotonic()
         assert "HTTP 429" in why(judge_at(server.url)("a", "b"))
-        assert time.monotonic() - started < 2  # no use in waiting past the deadline
+        assert time.monotonic() - started < 5  # no use in waiting past the deadline
 
 
 def test_refusals_are_final() -> None:
@@ -298,17 +298,17 @@ def test_half_open_sockets_end_at_the_deadline(said: bytes) -> None:
     with half_open(said) as url:
         started = time.monotonic()
         reason = why(judge_at(url, try_s=0.2, deadline_s=0.5)("a", "b"))
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
         assert "no reply within" in reason
 
 
 def test_a_server_that_drips_bytes_is_no_faster_than_a_silent_one() -> None:
     slow = correct()
-    slow.drip_s = 0.05  # the whole body would take 8 s
+    slow.drip_s = 0.2  # the whole body would take half a minute
     with serve(slow) as server:
         started = time.monotonic()
         why(judge_at(server.url, try_s=0.4, deadline_s=0.6)("a", "b"))
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
 
 
 def test_nobody_listens() -> None:
