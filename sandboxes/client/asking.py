@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ __all__ = ["Asker", "Reply", "TransientError"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 CONNECT_S = 5.0
+CONNECTIONS_PER_CLIENT = 8
 TRANSIENT = frozenset({408, 429, 502, 503, 504})
 """Statuses that say nothing about the question. 500 is among the others: a fault that comes again."""
 
@@ -47,14 +49,28 @@ class Asker:
 
     def __init__(self, url: str, headers: Mapping[str, str], *, retries: int, max_connections: int) -> None:
         self.url, self.retries = url, retries
-        limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
-        self._client = httpx.AsyncClient(
-            base_url=url, headers=dict(headers), limits=limits, timeout=None, follow_redirects=False, trust_env=False
-        )
+        # httpx looks at every connection of a client for every request; several small clients make that cheap.
+        parts = -(-max_connections // CONNECTIONS_PER_CLIENT)
+        # Made once: reading the certificates of all authorities takes longer than a request.
+        verify = httpx.create_ssl_context() if url.startswith("https:") else False
+        sizes = [max_connections // parts + (part < max_connections % parts) for part in range(parts)]
+        self._parts = [(size, self._make_client(headers, size, verify)) for size in sizes]
+        self._busy = [0] * parts
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await asyncio.gather(*(client.aclose() for _, client in self._parts))
+
+    def _make_client(self, headers: Mapping[str, str], size: int, verify: ssl.SSLContext | bool) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers=dict(headers),
+            limits=httpx.Limits(max_connections=size, max_keepalive_connections=size),
+            timeout=None,
+            verify=verify,
+            follow_redirects=False,
+            trust_env=False,
+        )
 
     async def ask(
         self,
@@ -94,16 +110,19 @@ class Asker:
             await asyncio.sleep(pause_s)
 
     async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, left_s: float) -> Reply:
+        content = None if body is None else json.dumps(body, allow_nan=False).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
         timeout = httpx.Timeout(None, connect=min(CONNECT_S, left_s))
+        # The emptiest, in shares of its size.
+        part = min(range(len(self._busy)), key=lambda index: self._busy[index] / self._parts[index][0])
+        self._busy[part] += 1
         try:
-            if body is None:
-                response = await self._client.request(method, path, timeout=timeout)
-            else:
-                content = json.dumps(body, allow_nan=False).encode()
-                headers = {"Content-Type": "application/json"}
-                response = await self._client.request(method, path, content=content, headers=headers, timeout=timeout)
+            client = self._parts[part][1]
+            response = await client.request(method, path, content=content, headers=headers, timeout=timeout)
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
             raise TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        finally:
+            self._busy[part] -= 1
         try:
             data = response.json()
         except ValueError:

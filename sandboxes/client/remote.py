@@ -31,8 +31,8 @@ class RemoteSandbox(Sandbox):
     """A sandbox over HTTP. Safe to use from many threads and event loops; it can be pickled, and used after a fork.
 
     ``url`` is the service's, with or without ``/run_code``. After faults of the infrastructure (no connection, 429,
-    502, 503, 504, ``SandboxError``) a question is repeated up to ``retries`` times with growing, jittered pauses, always
-    within the caller's deadline; after a verdict it never is. ``timeout_s`` bounds calls that bring no time limit of
+    502, 503, 504, ``SandboxError``) a question is repeated up to ``retries`` times with growing, jittered pauses,
+    always within the caller's deadline; after a verdict it never is. ``timeout_s`` bounds calls that bring no limit of
     their own. ``api`` is found out with the first call; name it to do without that.
     """
 

@@ -18,7 +18,6 @@ from roll_envs.sandbox import Language, Sandbox
 from roll_envs.verifiers import make_verifier
 from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
-from roll_envs.verifiers.code.outside import Unjudgeable
 from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, fill
@@ -124,13 +123,13 @@ def _judge(sandbox: Sandbox, form: JudgeForm, answer: str, plan: Plan) -> list[C
         )
         assert isinstance(verifier, CodeVerifier)
         return verifier.cases(answer, plan) or Refusal(422, "tests", "the tests check nothing")
-    except (Unjudgeable, ConfigError) as error:
+    except ConfigError as error:
         return Refusal(422, "tests", f"the tests cannot be used: {error}")
     except RollError:
         raise
     except Exception as error:  # tests of others: what they make of the judge is no fault of a worker
-        log.warning("the judge failed on the tests of a request", exc_info=error)
-        return Refusal(422, "tests", f"the judge failed on these tests: {type(error).__name__}: {error}"[:300])
+        log.warning("tests of a request cannot be used: %s: %s", type(error).__name__, error)
+        return Refusal(422, "tests", f"the tests cannot be used: {type(error).__name__}: {error}"[:500])
 
 
 def _told(cases: list[CaseResult], form: JudgeForm, plan: Plan, seconds: float) -> Answer:

@@ -243,7 +243,7 @@ def test_sessions_are_counted_and_bounded(service: Running) -> None:
             session.close()
             session.close()
         assert service.get("/v1/health").json()["sessions"] == 0
-        assert FakeSandbox.made - FakeSandbox.closed == before
+        service.wait_until(lambda: FakeSandbox.made - FakeSandbox.closed == before)
 
 
 def test_a_session_whose_worker_died_is_lost_and_said_to_be(sandbox: RemoteSandbox, service: Running) -> None:
@@ -266,7 +266,7 @@ def test_sessions_that_are_not_used_end() -> None:
             assert session.run("1").ok
         assert session.run("#sleep 0.7\nprint('long')").stdout == b"long\n"
         service.wait_until(lambda: len(service.service.sessions) == 0)
-        assert FakeSandbox.made - FakeSandbox.closed == 2
+        service.wait_until(lambda: FakeSandbox.made - FakeSandbox.closed == 2)
         with pytest.raises(SandboxError, match="lost"):
             session.run("1")
 
