@@ -33,9 +33,9 @@ __all__ = ["Outcome", "PoolSettings", "WorkerPool", "close_shared_pools", "share
 _PACKAGE = Path(__file__).resolve().parent
 _KEPT = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """What a worker sees of the environment."""
-_STARVED = 0.15
-"""A task that used less than this share of its deadline in processor time was kept waiting by the machine (an ordinary
-grade uses a fiftieth of it)."""
+_STARVED = 0.05
+"""A task that used less than this share of its deadline in processor time was kept waiting by the machine. It is little
+more than an ordinary grade needs: an endless input must not pass for a busy machine, or it would cost nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -105,6 +105,12 @@ def test_every_request_has_its_own_random_id() -> None:
     assert len({match[1] for match in ids if match}) == 2
 
 
+def test_an_earlier_reply_passes_for_no_later_one(plain: PlainSandbox) -> None:
+    verdict = judged(plain, OTHER["replays its last reply"], "assert add(2, 3) == 5\nassert add(1, 4) == 5")
+    assert verdict.parts["cases_passed"] == 1
+    assert verdict.parts["cases_exit"] == 1
+
+
 # -- honest code -------------------------------------------------------------------------------------------------------
 
 
