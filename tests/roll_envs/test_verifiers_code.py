@@ -256,6 +256,28 @@ def test_wrong_arguments(plain: PlainSandbox) -> None:
     assert isinstance(other("int f();", "assert f() == 1"), Failed)
 
 
+EVASIONS = _cases("evasion")
+
+
+@pytest.mark.parametrize("name", EVASIONS)
+def test_no_value_turns_a_wrong_answer_into_no_verdict(plain: PlainSandbox, name: str) -> None:
+    tests = (
+        "assert f(1) == 5\nassert list(f(1)) == [5]\nassert f(1)[0].strip() == 'a'\nassert f(1) * 10 == 50\n"
+        "assert 2 ** f(1) == 32\nassert sum(x for x in f(1)) == 5\nassert 1 << f(1) == 32\n"
+        "assert len(str(f(1))) == 1\nassert f(f(1)[0]) == 5\nassert sorted(f(1)) == [5]\nassert f'{f(1)}' == '5'\n"
+        "assert abs(f(1) - 5.0) < 1e-6\nassert bytes(f(1)) == b'5'\nassert set(range(f(1))) == {5}"
+    )
+    assert judged(plain, EVASIONS[name], tests, tolerance=1e-6).value == 0
+    calls = {"calls": [{"function": "f", "args": [1], "expected": expected} for expected in (5, 5.5, "5", [5])]}
+    assert judged(plain, EVASIONS[name], calls, tolerance=1e-6).value == 0
+
+
+def test_code_without_end_is_wrong(plain: PlainSandbox) -> None:
+    assert judged(plain, "x = 1\n" * 200_000, "assert f() == 1").value == 0
+    for code in ("x = '\ud800'", "\x00", "\ud800"):
+        assert judged(plain, code, "assert f() == 1").value == 0
+
+
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from roll_envs.verifiers.code.jail import CandidateFault, Jail
 from roll_envs.verifiers.code.scope import (
@@ -33,6 +33,12 @@ class Border:
 
     def __init__(self, jail: Jail, *, until: float = math.inf) -> None:
         self.jail, self._until, self._steps = jail, until, 0
+        self._asked = False
+
+    def refuse(self, why: str) -> NoReturn:
+        """What cannot be computed here is the test code's fault until the candidate's values are in play, then theirs:
+        a value must not be able to turn a wrong answer into no verdict."""
+        raise TestFault(ValueError(why)) if self._asked else Unjudgeable(why)
 
     def ask(self, source: str) -> Any:
         self.in_time()
@@ -64,7 +70,7 @@ class Border:
         try:
             return literal(dict(value) if type(value) is Counter else value)
         except TypeError as error:
-            raise Unjudgeable(str(error)) from None
+            self.refuse(str(error))
 
     def _closed(self, function: Lambda) -> str:
         """A lambda's text with the test's own variables written out."""
@@ -90,6 +96,7 @@ class Border:
     def in_time(self) -> None:
         if time.monotonic() > self._until:
             raise CandidateFault("skipped", "the time for all tests was over")
+        self._asked = True
 
     def iterate(self, value: Any) -> Iterator[Any]:
         plain = self.plain(value)
@@ -111,10 +118,18 @@ class Border:
             return compute()
         except (Unjudgeable, CandidateFault, TestFault, AssertionFailed):
             raise
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             raise TestFault(error) from None
 
     def step(self) -> None:
         self._steps += 1
         if self._steps > MAX_STEPS:
-            raise Unjudgeable(f"the test code takes more than {MAX_STEPS} steps")
+            self.refuse(f"the test code takes more than {MAX_STEPS} steps")

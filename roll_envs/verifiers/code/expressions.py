@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import operator
 from collections import Counter
@@ -138,7 +139,8 @@ class Expressions:
         if isinstance(a, Opaque) or isinstance(b, Opaque):
             # Objects of the candidate's own classes are added by its own code: what comes out is compared here.
             return self._border.ask(f"({self._border.source(left)} {_sign(node.op)} {self._border.source(right)})")
-        _check_size(node.op, a, b)
+        if _too_large(node.op, a, b):
+            self._border.refuse("the test code makes a value that is too large")
         return self._border.guard(lambda: _BINARY[type(node.op)](a, b))
 
     def _of_BoolOp(self, node: ast.BoolOp, scope: Scope) -> Any:
@@ -213,8 +215,10 @@ class Expressions:
             return owner[node.attr]
         if isinstance(owner, Remote):
             return Remote(f"{owner.source}.{node.attr}")
-        if node.attr.startswith("_") or type(owner) not in (*PLAIN, Counter):
+        if node.attr.startswith("_"):
             raise Unjudgeable(f"test code with {short(node)}")
+        if type(owner) not in (*PLAIN, Counter):
+            self._border.refuse(f"{short(node)} of what is no plain value")
         return self._border.guard(lambda: getattr(owner, node.attr))
 
     def _of_Call(self, node: ast.Call, scope: Scope) -> Any:
@@ -263,10 +267,10 @@ class Expressions:
             return self._border.ask(f"{name}({self._border.arguments(arguments, named)})")
         if not callable(function):
             raise TestFault(TypeError(f"{short(node.func)} cannot be called"))
-        if function in (pow, range, math.comb, math.perm, math.pow) and any(
+        if function in (pow, range, bytes, bytearray, math.comb, math.perm, math.pow) and any(
             isinstance(n, int) and abs(n) > MAX_SIZE for n in plain
         ):
-            raise Unjudgeable(f"test code that computes {short(node)}")
+            self._border.refuse(f"test code that computes {short(node)}")
         found = self._border.guard(lambda: function(*plain, **options))
         if isinstance(found, enumerate | filter | map | reversed | zip) or hasattr(found, "__next__"):
             return self._border.guard(lambda: list(found))
@@ -344,7 +348,8 @@ class Expressions:
         parts = []
         for part in node.values:
             if isinstance(part, ast.FormattedValue) and part.format_spec is None and part.conversion == -1:
-                parts.append(str(self._border.plain(self.value(part.value, scope))))
+                value = self._border.plain(self.value(part.value, scope))
+                parts.append(self._border.guard(functools.partial(str, value)))
             elif isinstance(part, ast.Constant):
                 parts.append(str(part.value))
             else:
@@ -352,14 +357,13 @@ class Expressions:
         return "".join(parts)
 
 
-def _check_size(sign: ast.operator, a: Any, b: Any) -> None:
+def _too_large(sign: ast.operator, a: Any, b: Any) -> bool:
     sizes = [len(x) if hasattr(x, "__len__") else abs(x) if isinstance(x, int) else 0 for x in (a, b)]
-    grows = isinstance(sign, ast.Mult) and any(hasattr(x, "__len__") for x in (a, b)) and sizes[0] * sizes[1] > MAX_SIZE
-    power = (
-        isinstance(sign, ast.Pow) and isinstance(b, int) and isinstance(a, int) and a.bit_length() * abs(b) > MAX_SIZE
-    )
-    if grows or power or (isinstance(sign, ast.LShift) and sizes[1] > MAX_SIZE):
-        raise Unjudgeable("the test code makes a value that is too large")
+    if isinstance(sign, ast.Mult):
+        return any(hasattr(x, "__len__") for x in (a, b)) and sizes[0] * sizes[1] > MAX_SIZE
+    if isinstance(sign, ast.Pow):
+        return isinstance(a, int) and isinstance(b, int) and a.bit_length() * abs(b) > MAX_SIZE
+    return isinstance(sign, ast.LShift) and sizes[1] > MAX_SIZE
 
 
 def _sign(op: ast.operator) -> str:

@@ -8,6 +8,7 @@ of the test code is executed as Python, and what it may do is listed below; anyt
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,7 +77,15 @@ class Outside:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise Unjudgeable(f"the test code cannot be parsed: {error}") from None
+        self._compute_constants(tree)
         self._block(tree.body, self._top)
+
+    def _compute_constants(self, tree: ast.Module) -> None:
+        """Computations with no name in them, before any candidate is asked: what cannot be done is the test's fault."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BinOp) and not any(isinstance(n, ast.Name | ast.Call) for n in ast.walk(node)):
+                with contextlib.suppress(TestFault):
+                    self._expressions.value(node, self._top)
 
     # -- statements ----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 __all__ = ["CaseResult", "CodeVerifier"]
 
 _SHOWN = 3
+_MAX_SOURCE = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +103,9 @@ class CodeVerifier:
         """The result of each test. Raises :class:`Unjudgeable` for tests, and what the sandbox raises."""
         source = code_of(answer, self.language)
         source = f"{plan.prefix}\n{source}" if plan.prefix else source
+        if len(source) > _MAX_SOURCE:
+            detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
+            return [CaseResult(name="test 1", passed=False, status="compile", detail=detail)]
         if plan.test_file:
             if not self.tests_inside:
                 raise Unjudgeable(
@@ -176,8 +180,7 @@ class CodeVerifier:
         else:
             tolerance = self.tolerance or 0.0
             if not _expected(said, test.expected, tolerance, test.from_json):
-                shown = said.kind if isinstance(said, Opaque) else repr(said)
-                status, detail = "wrong", f"returned {shown[:200]}"
+                status, detail = "wrong", f"returned {_shown(said)}"
         usage = jail.take_usage()
         return _case(name, status, detail, usage.wall_s, usage.memory_mb)
 
@@ -249,6 +252,14 @@ def _checked(name: str, check: Check) -> CaseResult:
         memory_mb=usage.memory_mb,
         inside=check.inside,
     )
+
+
+def _shown(value: Any) -> str:
+    """A value for people; a number of many thousand digits has no text in Python."""
+    try:
+        return (value.kind if isinstance(value, Opaque) else repr(value))[:200]
+    except ValueError:
+        return f"a {type(value).__name__} too large to show"
 
 
 def _callable(function: str) -> str:
