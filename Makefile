@@ -72,7 +72,7 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 
 .venv/dev.stamp: .venv/place $(SPEC)
 	@echo "Installing the trainer and the development tools into .venv; this is done once."
-	$(PIP) -e ".[train,dev]" || { echo "$$FAILED"; exit 1; }
+	$(PIP) -e ".[train,service,verifiers,mcp,dev]" || { echo "$$FAILED"; exit 1; }
 	@touch .venv/train.stamp $@
 
 .venv/docker.stamp: .venv/dev.stamp
