@@ -19,7 +19,7 @@ def test_nothing_is_lost_when_workers_are_killed(tmp_path: Path) -> None:
     local_or_skip()
     seconds = os.environ.get("LOAD_SECONDS", "15")
     numbers = tmp_path / "numbers.json"
-    command = [sys.executable, str(BENCHMARK), "load", "--clients", "64", "--slots", "4", "--seconds", seconds]
+    command = [sys.executable, "-P", str(BENCHMARK), "load", "--clients", "64", "--slots", "4", "--seconds", seconds]
     command += ["--kill-every", "0.7", "--json", str(numbers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=float(seconds) + 180, check=False)
     print(done.stdout)
