@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import threading
@@ -70,7 +71,7 @@ class LocalSandbox(Sandbox):
         self._plan = _plan(self._view, preload, counted=self._place is not None)
         self._pid = os.getpid()
         self._free = threading.Condition()
-        self._idle: list[Slot] = []
+        self._idle: collections.deque[Slot] = collections.deque()
         self._made = 0
         self._closed = False
         self._slots: set[Slot] = set()
@@ -148,7 +149,7 @@ class LocalSandbox(Sandbox):
             while True:
                 self._check_usable()
                 if self._idle:
-                    return self._idle.pop()
+                    return self._idle.popleft()  # the one that has had most time to make its next place ready
                 if self._made < self._count:
                     self._made += 1
                     return None
@@ -223,7 +224,7 @@ def _plan(view: View, preload: Sequence[str], *, counted: bool) -> dict[str, Any
         "texts": dict(view.texts),
         "python_paths": view.packages,
         "preload": [*PRELOADED, *preload],
-        "seccomp": seccomp.build(MACHINE, seccomp.Rules(hidden_memory=counted)).hex(),
+        "seccomp": seccomp.build(MACHINE, seccomp.Rules(hidden_memory=counted, makes_jails=True)).hex(),
     }
 
 

@@ -11,20 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import kernel
+from .seccomp import ZYGOTE_NAMESPACE_FD
 
 __all__ = ["RUN_USER", "bound_resources", "give_up_rights"]
 
 RUN_USER = 1000
 """User and group of programs, as they see it; outside it is one that nobody else has."""
 
-_OPEN_FILES = 1024
+_OPEN_FILES = ZYGOTE_NAMESPACE_FD
 _STACK = 8 << 20
 
 
-def give_up_rights(program: bytes, *, many_users: bool) -> None:
-    """No right is left but to compute and to use its own files; there is no way back. ``program``: for seccomp.
+def give_up_rights(*, many_users: bool) -> None:
+    """No right is left but to compute and to use its own files; there is no way back.
 
-    The bounding set of capabilities is empty already (the zygote's doing).
+    The zygote has seen to what is inherited: no bounding set of capabilities, no new privileges, the filter.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if many_users:
@@ -32,13 +33,11 @@ def give_up_rights(program: bytes, *, many_users: bool) -> None:
     os.setresgid(RUN_USER, RUN_USER, RUN_USER)
     os.setresuid(RUN_USER, RUN_USER, RUN_USER)
     kernel.capabilities_drop()
-    kernel.no_new_privileges()
     kernel.dumpable(True)  # its own /proc entries belong to it; nobody else can see them
     with contextlib.suppress(OSError):
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, b"1000")
         os.close(score)
-    kernel.set_seccomp(program)
 
 
 def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, many_users: bool) -> None:

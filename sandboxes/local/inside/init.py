@@ -24,6 +24,7 @@ from .files import WORK, open_plain
 from .program import Script
 from .ready import STARTED, become, keep_channel
 from .root import mount_box, mount_proc, resize_box
+from .seccomp import PRIVATE
 from .untrusted import Untrusted
 from .watchdog import Watchdog
 
@@ -58,12 +59,9 @@ class Child:
 class Init:
     """One run, or one session."""
 
-    def __init__(
-        self, script: Script, program: bytes, work: socket.socket, cgroup: Cgroup | None, *, many_users: bool
-    ) -> None:
+    def __init__(self, script: Script, work: socket.socket, cgroup: Cgroup | None, *, many_users: bool) -> None:
         self.work = work
         self._script = script
-        self._filter = program
         self._cgroup = cgroup
         self._owner = 0 if many_users else RUN_USER
         self._many_users = many_users
@@ -95,7 +93,7 @@ class Init:
         os.setpgid(0, 0)  # a program's signals to "my group" stay in the jail; init has handlers for none
         if self._cgroup is not None:
             self._cgroup.join()
-        kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP)
+        kernel.unshare(PRIVATE)
         mount_box(FILES_MB, self._owner, RUN_USER)
         mount_proc("/proc")
         os.chdir(WORK)
@@ -141,7 +139,8 @@ class Init:
         usage = self.usage()
         if not usage["oom"]:
             child.check_started()
-        usage["peak"] = usage["peak"] or resident
+        if self._cgroup is None or usage["peak"] is None:
+            usage["peak"] = max(usage["peak"] or 0, resident)  # a short run ends between two looks
         self._send_files(message["fetch"])
         wire.send(self.work, {"event": "done", "status": status, "wall_s": wall_s, **usage})
 
@@ -156,8 +155,8 @@ class Init:
         pid = os.fork()
         if pid == 0:
             keep_channel(theirs)
-            script, program, many_users = self._script, self._filter, self._many_users
-            raise Untrusted(lambda: become(script, program, many_users=many_users))
+            script, many_users = self._script, self._many_users
+            raise Untrusted(lambda: become(script, many_users=many_users))
         theirs.close()
         return Child(pid=pid, channel=ours)
 

@@ -34,11 +34,11 @@ def keep_channel(channel: socket.socket) -> None:
     os.closerange(CHANNEL + 1, 1 << 20)
 
 
-def become(script: Script, program: bytes, *, many_users: bool) -> NoReturn:
-    """Give up all rights, wait for the order, carry it out. ``program``: for seccomp."""
+def become(script: Script, *, many_users: bool) -> NoReturn:
+    """Give up all rights, wait for the order, carry it out."""
     channel = socket.socket(fileno=CHANNEL)
     try:
-        give_up_rights(program, many_users=many_users)
+        give_up_rights(many_users=many_users)
         message, fds = wire.receive(channel)
         if message is None:
             os._exit(0)

@@ -14,7 +14,15 @@ from typing import NamedTuple
 
 from .syscalls import ALLOWED, CHECKED
 
-__all__ = ["MACHINES", "Rules", "build"]
+__all__ = ["MACHINES", "MOUNT_FLAGS", "NEWPID", "PRIVATE", "ZYGOTE_NAMESPACE_FD", "Rules", "build"]
+
+NEWPID = 0x2000_0000
+PRIVATE = 0x0002_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000
+"""Namespaces that init leaves for fresh ones: mounts, System V, host name, cgroups."""
+MOUNT_FLAGS = (2 | 4, 2 | 4 | 8, 2 | 4 | 32, 4096 | 16384)
+"""Of a fresh file system, of /proc, of another size for the first, of showing a folder in another place."""
+ZYGOTE_NAMESPACE_FD = 1000
+"""Where the zygote holds its own process namespace; programs may not have descriptors from this number on."""
 
 _ARCHES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 MACHINES = tuple(_ARCHES)
@@ -46,6 +54,11 @@ class Rules(NamedTuple):
     """Unix sockets with an address; only where no socket of the host can be reached."""
     hidden_memory: bool = True
     """memfd_create and shmget; only where a cgroup counts what they hold."""
+    makes_jails: bool = False
+    """Let the zygote and init make places for runs, in the very forms that they use, under a filter that programs then
+    inherit (to install one for each run is a quarter of its cost). A program has no right to any of these calls: the
+    kernel refuses them for want of capabilities, which no program can get, since a new user namespace stays refused.
+    """
     signals: bool = True
     """Signals to other processes; only where none of the host is in reach."""
 
@@ -82,6 +95,12 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
         "ioctl": [*_argument(1), *_verdict_for(_TERMINAL_TRICKS, _EPERM), _verdict(_ALLOW)],
         "prctl": _only(0, _PRCTL),
     }
+    if rules.makes_jails:
+        checks |= {
+            "unshare": _only(0, (NEWPID, PRIVATE)),
+            "mount": _only(3, MOUNT_FLAGS),
+            "setns": [*_unless(0, [ZYGOTE_NAMESPACE_FD], _EPERM), *_only(1, (NEWPID,))],
+        }
     if not rules.signals:
         checks |= {name: _only(0, (0,)) for name in ("kill", "rt_sigqueueinfo")}
         checks |= {name: [_verdict(_EPERM)] for name in ("pidfd_send_signal", "tkill")}

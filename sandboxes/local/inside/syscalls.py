@@ -59,7 +59,7 @@ futex_wake:454:454 futex_wait:455:455 futex_requeue:456:456 mseal:462:462
 _CHECKED = """
 ioctl:16:29 shmget:29:194 socket:41:198 socketpair:53:199 clone:56:220 mknod:133:- personality:135:92
 prctl:157:167 mknodat:259:33
-memfd_create:319:279
+memfd_create:319:279 mount:165:40 unshare:272:97 setns:308:268
 """
 
 

@@ -25,6 +25,7 @@ from .confine import RUN_USER
 from .init import Init
 from .program import Script
 from .root import build_tree, enter_tree
+from .seccomp import ZYGOTE_NAMESPACE_FD
 from .session import serve_session
 from .untrusted import Untrusted
 
@@ -114,8 +115,12 @@ class Zygote:
 
     def _loop(self) -> None:
         here = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        program = bytes.fromhex(self._plan["seccomp"])
+        os.dup2(here, ZYGOTE_NAMESPACE_FD, inheritable=False)
+        os.close(here)
+        here = ZYGOTE_NAMESPACE_FD
         script = Script()
+        kernel.no_new_privileges()
+        kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
         gc.collect()
         gc.freeze()
         while True:
@@ -129,7 +134,7 @@ class Zygote:
                 os.close(here)
                 self._control.close()
                 os.close(self._alive)
-                Init(script, program, self._work, self._cgroup, many_users=self._many_users).serve(serve_session)
+                Init(script, self._work, self._cgroup, many_users=self._many_users).serve(serve_session)
             if not self._watch(run):
                 return
 

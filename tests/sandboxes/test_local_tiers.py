@@ -1,0 +1,68 @@
+"""Less isolation has to be asked for, is named, and still bounds what it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from local_cage import cage
+
+from roll_envs.errors import SandboxError
+from roll_envs.sandbox import Limits, Program
+from sandboxes.local import LocalSandbox
+
+
+@pytest.fixture
+def no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.local.sandbox.find_place", lambda: (None, "this is a test"))
+
+
+@pytest.fixture
+def watched(no_cgroups: None) -> Iterator[LocalSandbox]:
+    with cage(slots=1, weakest_tier="no-cgroup", limits=Limits(memory_mb=128, wall_s=30.0, processes=32)) as made:
+        yield made
+
+
+def test_a_weaker_tier_is_refused_with_the_reason_and_the_way(no_cgroups: None) -> None:
+    with pytest.raises(SandboxError, match=r"this is a test.*weakest_tier='no-cgroup'"):
+        LocalSandbox(slots=1)
+
+
+def test_the_tier_is_in_every_result(watched: LocalSandbox) -> None:
+    isolation = watched.run(Program(source="")).isolation
+    assert isolation.tier == "no-cgroup"
+    assert "memory-watchdog" in isolation.layers
+    assert isolation.missing == ("cgroup-memory", "cgroup-pids")
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("x = bytearray(4 << 30)", "memory"),
+        (
+            "import os\nfor _ in range(6):\n    if os.fork() == 0:\n"
+            "        x = b'x' * (40 << 20)\n        while True: pass\nos.wait()",
+            "memory",
+        ),
+        (
+            "x = b'x' * (50 << 20)\nimport os, time\nfor _ in range(6):\n    if os.fork() == 0:\n"
+            "        time.sleep(0.3)\n        os._exit(0)\n"
+            "for _ in range(6): os.wait()",
+            "ok",
+        ),
+        ("import os, time\ntry: os.memfd_create('x'); print('MADE')\nexcept OSError: pass", "ok"),
+    ],
+    ids=["one", "many", "shared pages count once", "hidden memory"],
+)
+def test_the_watchdog(watched: LocalSandbox, source: str, status: str) -> None:
+    result = watched.run(Program(source=source))
+    assert (result.status, result.stdout, result.stderr) == (status, b"", b"")
+    assert result.memory_peak_mb is not None
+    assert result.memory_peak_mb > 1
+
+
+def test_a_session_under_the_watchdog(watched: LocalSandbox) -> None:
+    with watched.session() as session:
+        session.upload("kept", b"k")
+        assert session.run("x = bytearray(4 << 30)").status == "memory"
+        assert session.run("open('kept').read()").stdout == b"'k'\n"
