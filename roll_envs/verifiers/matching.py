@@ -15,7 +15,8 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 __all__ = ["ExactVerifier", "NormalizedVerifier", "normalize"]
 
 _PUNCTUATION = string.punctuation + "“”‘’«»…。、，！？；：·¿¡–—"
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_EDGES = _PUNCTUATION.replace("-", "") + " "
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _MARKS = str.maketrans(dict.fromkeys(_PUNCTUATION, " "))
 
 
@@ -67,10 +68,9 @@ def normalize(
     """
     text = unicodedata.normalize("NFKC", text)
     if ignore_case:
-        text = text.casefold()
-    bare = (
-        text.translate(_MARKS) if ignore_punctuation else text.strip(_PUNCTUATION.replace("-", "") + string.whitespace)
-    )
+        text = unicodedata.normalize("NFKC", text.casefold())
+    text = " ".join(text.split())
+    bare = text.translate(_MARKS) if ignore_punctuation else text.strip(_EDGES)
     if ignore_articles:
-        bare = _ARTICLES.sub(" ", bare.casefold() if ignore_case else bare)
-    return " ".join(bare.split()) or " ".join(text.split())
+        bare = _ARTICLES.sub(" ", bare)
+    return " ".join(bare.split()) or text

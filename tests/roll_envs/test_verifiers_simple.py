@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, UnknownNameError
@@ -116,6 +116,7 @@ def test_normalized() -> None:
 
 
 @given(TEXT)
+@example("0:\x1f")
 def test_normalizing_twice_changes_nothing_more(text: str) -> None:
     once = normalize(text)
     assert normalize(once) == once
