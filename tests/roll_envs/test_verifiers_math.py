@@ -125,10 +125,10 @@ def test_require_boxed() -> None:
 )
 def test_finding_an_answer_takes_little_time(piece: str) -> None:
     text = "the answer is 5" + piece * (100_000 // len(piece)) + "x"
-    started = time.perf_counter()
+    started = time.process_time()
     found = final_expression(text)
     plain_number(tidy(found[:2000]))
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @given(st.fractions())

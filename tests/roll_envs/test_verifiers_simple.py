@@ -73,9 +73,9 @@ def test_thoughts_are_not_part_of_an_answer() -> None:
 
 @pytest.mark.parametrize("text", ["\\boxed{" * 14_000, "answer is " * 10_000, "<think>" * 14_000, "{" * 100_000])
 def test_reading_takes_little_time(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     boxed(text), answer_phrase(text), after_thinking(text), read_choice(text)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @given(TEXT)
