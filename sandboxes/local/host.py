@@ -146,6 +146,10 @@ def _checked_paths(paths: Sequence[str]) -> list[str]:
     for path in paths:
         if not os.path.isabs(path) or os.path.normpath(path) != path or not os.path.isdir(path):
             raise ConfigError(f"python_paths: {path!r} is not an absolute, normalised path of an existing folder")
+        if os.geteuid() == 0 and os.stat(path).st_mode & 0o005 != 0o005:
+            raise ConfigError(
+                f"python_paths: {path!r} cannot be read by other users, as which programs run: chmod o+rx"
+            )
     return list(paths)
 
 

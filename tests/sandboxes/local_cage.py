@@ -17,9 +17,18 @@ __all__ = ["cage"]
 @contextlib.contextmanager
 def cage(**kwargs: Any) -> Iterator[LocalSandbox]:
     """A :class:`LocalSandbox` that is closed in the end."""
-    try:
-        made = LocalSandbox(**{"weakest_tier": "no-cgroup", **kwargs})
-    except SandboxError as error:
-        pytest.skip(f"this machine cannot make the local cage: {error}")
-    with made:
+    if not _tried:
+        try:
+            LocalSandbox(slots=1, weakest_tier="no-cgroup").close()
+        except SandboxError as error:
+            _tried.append(str(error))
+        else:
+            _tried.append("")
+    if _tried[0]:
+        pytest.skip(f"this machine cannot make the local cage: {_tried[0]}")
+    with LocalSandbox(**{"weakest_tier": "no-cgroup", **kwargs}) as made:
         yield made
+
+
+_tried: list[str] = []
+"""Why it cannot be made here, once that is known; empty text where it can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -286,6 +287,11 @@ def test_a_language_that_was_left_out() -> None:
 def test_python_paths_are_importable_and_read_only(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("packages")
     (folder / "greeting.py").write_text("WORD = 'hello'\n", "utf-8")
+    folder.chmod(0o700)
+    if os.geteuid() == 0:
+        with pytest.raises(ConfigError, match=r"chmod o\+rx"), cage(slots=1, python_paths=(str(folder),)):
+            pass
+    folder.chmod(0o755)
     with cage(slots=1, python_paths=(str(folder),), preload=("greeting",)) as sandbox:
         source = (
             "import greeting, subprocess, sys\nprint(greeting.WORD, flush=True)\n"
