@@ -1,6 +1,6 @@
 """Verifiers of mathematics side by side: pairs right, false positives, time a grade, and hostile inputs.
 
-    python benchmarks/verifiers.py [--pairs pairs.json] [--hostile hostile.json] [--write benchmarks/results/verifiers.md]
+    python benchmarks/verifiers.py [--pairs FILE] [--hostile FILE] [--write benchmarks/results/verifiers.md]
 
 Each grader runs in a process of its own, which is killed when an input takes longer than ``--kill-s``; math-verify is
 called plainly, as its README shows, and other graders where they are installed. Without recorded pairs those of the
@@ -263,10 +263,11 @@ def main() -> None:
         options.write.write_text(text, encoding="utf-8")
 
 
-NOTES = f"""Every grader is given the same frame of text around the answer and runs in one process of its own, one grade after
-the other, warm. "over {DEADLINE_S:g} s": inputs that took {DEADLINE_S:g} s and a quarter or longer ({DEADLINE_S:g} s is the
-default deadline of `math`). "no verdict": hostile inputs for which the grader raised, died or had to be killed. The pairs
-of the tests were written for this package, so its own row there shows only that nothing has broken.
+NOTES = f"""Every grader is given the same frame of text around the answer and runs in one process of its own, one grade
+after the other, warm. "over {DEADLINE_S:g} s": inputs that took {DEADLINE_S:g} s and a quarter or longer
+({DEADLINE_S:g} s is the default deadline of `math`). "no verdict": hostile inputs for which the grader
+raised, died or had to be killed. The pairs of the tests were written for this package, so its own row there
+shows only that nothing has broken.
 """
 
 

@@ -109,9 +109,7 @@ def play_episode(
     observation that is no text, a reward that is not finite), and whatever ``respond`` raises.
     """
     waiting = waiting or Waiting()
-    observation, instructions = _call(
-        waiting, "reset", task.env_id, partial(_reset, env, task, settings.system_prompt)
-    )
+    observation, instructions = _call(waiting, "reset", task.env_id, partial(_reset, env, task, settings.system_prompt))
     turns: list[Turn] = []
 
     def ended(kind: str, reason: str = "") -> Trajectory:

@@ -1,6 +1,6 @@
 """How fast the sandboxes of this machine are, and how many hostile programs they contain: a table in Markdown.
 
-    python benchmarks/sandboxes.py [--slots 4] [--runs 400] [--backends local docker plain] [--attacks FOLDER]
+    python benchmarks/sandbox_backends.py [--slots 4] [--runs 400] [--backends local docker plain] [--attacks FOLDER]
 
 ``plain`` is the old way, a fresh interpreter with resource limits for each program; hostile programs are not given to
 it, since it would not survive them, nor would this machine. On a machine that others use at the same time, start it
