@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -10,6 +11,10 @@ import pytest
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.load_profile("here")
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and child processes inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
