@@ -53,6 +53,9 @@ class McpConnection:
         self._modules = _library()
         self._endpoint = endpoint
         self._loop = asyncio.new_event_loop()
+        self._submitting = threading.Lock()
+        self._ended = False
+        """Set under the lock once the loop takes no more work, so that nothing is handed to a loop that will not run."""
         self._session: Any = None
         self._ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
         self._task: asyncio.Task[None] | None = None
@@ -100,7 +103,7 @@ class McpConnection:
     @property
     def alive(self) -> bool:
         """Whether the connection is still open on our side."""
-        return self._thread.is_alive()
+        return not self._ended
 
     def _need_ping(self, problem: str) -> None:
         try:
@@ -112,9 +115,10 @@ class McpConnection:
         async def bounded() -> Any:
             return await asyncio.wait_for(work(), timeout_s)
 
-        if not self.alive:
+        with self._submitting:
+            future = None if self._ended else asyncio.run_coroutine_threadsafe(bounded(), self._loop)
+        if future is None:
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}")
-        future = asyncio.run_coroutine_threadsafe(bounded(), self._loop)
         try:
             return future.result(timeout_s + PING_S)
         except (TimeoutError, concurrent.futures.TimeoutError):
@@ -132,9 +136,10 @@ class McpConnection:
             if not self._ready.done():
                 self._ready.set_exception(error if isinstance(error, Exception) else ServerGoneError(repr(error)))
         finally:
+            with self._submitting:
+                self._ended = True
             with contextlib.suppress(RuntimeError):
-                for task in asyncio.all_tasks(self._loop):
-                    task.cancel()
+                self._loop.run_until_complete(_cancel_others())
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
@@ -202,6 +207,15 @@ def _library() -> _Library:
         stdio=mcp.stdio_client,
         http=opened,
     )
+
+
+async def _cancel_others() -> None:
+    """End every other task of the loop, those too that were submitted and have not begun."""
+    await asyncio.sleep(0)  # what was submitted becomes a task
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _why(error: BaseException) -> str:

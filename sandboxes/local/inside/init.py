@@ -46,14 +46,15 @@ class Child:
         with contextlib.suppress(OSError):
             wire.send(self.channel, message, fds)
 
-    def check_started(self) -> None:
-        """Raises ``OSError`` with the reason when it ended before the program began, which is our fault."""
+    def check_started(self, status: int | None = None) -> None:
+        """Raises ``OSError`` with the reason when it ended (with ``status``) before the program began: our fault."""
         try:
             said = self.channel.recv(4096)
         except ConnectionResetError:  # it ended before it took the order; what it said comes next
             said = self.channel.recv(4096)
         if said != STARTED:
-            raise OSError(f"the program could not be started: {said.decode(errors='replace') or 'killed'}")
+            how = "it ended" if status is None else f"it ended with wait status {status}"
+            raise OSError(f"the program could not be started: {said.decode(errors='replace') or how}")
 
 
 class Init:
@@ -138,7 +139,7 @@ class Init:
         kill_all()
         usage = self.usage()
         if not usage["oom"]:
-            child.check_started()
+            child.check_started(status)
         if self._cgroup is None or usage["peak"] is None:
             usage["peak"] = max(usage["peak"] or 0, resident)  # a short run ends between two looks
         self._send_files(message["fetch"])

@@ -141,7 +141,7 @@ class _Session:
             status = self._wait(select.poll(), ended)
             if isinstance(status, bool):
                 return None, None, True
-            child.check_started()
+            child.check_started(status)
             return *_ending(status), False
         finally:
             os.close(ended)
