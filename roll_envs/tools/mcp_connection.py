@@ -55,7 +55,7 @@ class McpConnection:
         self._loop = asyncio.new_event_loop()
         self._submitting = threading.Lock()
         self._ended = False
-        """Set under the lock once the loop takes no more work, so that nothing is handed to a loop that will not run."""
+        """Set under the lock once the loop takes no more work: nothing is handed to a loop that will not run."""
         self._session: Any = None
         self._ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
         self._task: asyncio.Task[None] | None = None
