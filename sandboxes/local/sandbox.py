@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -22,9 +23,11 @@ from .inside.kernel import MACHINE
 from .programs import BINARY, Order, check_limits, compile_order, order, session_head
 from .results import run_result
 from .session import LocalSession
-from .slot import Slot
+from .slot import Ended, NotBegunError, Slot
 
 __all__ = ["TIERS", "LocalSandbox", "Tier"]
+
+_log = logging.getLogger(__name__)
 
 Tier = Literal["full", "no-cgroup"]
 TIERS: tuple[Tier, ...] = ("full", "no-cgroup")
@@ -101,17 +104,32 @@ class LocalSandbox(Sandbox):
         return replace(self._run(asked, program.stdin, deadline, timeout_s), compile=compiled)
 
     def _run(self, asked: Order, stdin: bytes, deadline: float, timeout_s: float) -> RunResult:
-        with self._slot(deadline, timeout_s) as slot:
-            wall_s = min(asked.limits.wall_s, max(0.0, deadline - time.monotonic()))
-            ended = slot.run(asked, stdin=stdin, wall_s=wall_s)
+        try:
+            ended, wall_s = self._run_once(asked, stdin, deadline, timeout_s)
+        except NotBegunError as error:  # a process of ours was killed at rest, say: another slot does as well
+            _log.warning("%s; it is given to another slot", error)
+            ended, wall_s = self._run_once(asked, stdin, deadline, timeout_s)
         if ended.cut == "timeout" and wall_s < asked.limits.wall_s:
             raise DeadlineExceededError("a program in the local sandbox (its own limit is longer)", timeout_s)
         return run_result(ended, self._isolation)
+
+    def _run_once(self, asked: Order, stdin: bytes, deadline: float, timeout_s: float) -> tuple[Ended, float]:
+        """What became of it, and the wall time it was given."""
+        with self._slot(deadline, timeout_s) as slot:
+            wall_s = min(asked.limits.wall_s, max(0.0, deadline - time.monotonic()))
+            return slot.run(asked, stdin=stdin, wall_s=wall_s), wall_s
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
         limits = self._limits if limits is None else limits
         check_limits(limits)
         head = session_head(language, self._view)
+        try:
+            return self._open_session(head, limits)
+        except NotBegunError as error:
+            _log.warning("%s; the session gets another slot", error)
+            return self._open_session(head, limits)
+
+    def _open_session(self, head: dict[str, Any], limits: Limits) -> LocalSession:
         slot = self._acquire(time.monotonic() + SESSION_WAIT_S, SESSION_WAIT_S)
         try:
             return LocalSession(slot, head=head, limits=limits, isolation=self._isolation, give_back=self._give_back)

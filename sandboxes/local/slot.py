@@ -22,7 +22,7 @@ from .inside import wire
 from .output import Output
 from .programs import Order
 
-__all__ = ["Ended", "Slot", "read_plain"]
+__all__ = ["Ended", "NotBegunError", "Slot", "read_plain"]
 
 _INSIDE = str(Path(__file__).parent)
 _BOOT = (
@@ -37,6 +37,10 @@ _BOOT = (
 START_S = 20.0
 GRACE_S = 5.0
 """How long ours may take for what is nobody else's: to make a place ready, or to kill."""
+
+
+class NotBegunError(SandboxError):
+    """A slot failed before anything of the program was run, so that another may be asked."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -68,6 +72,13 @@ def read_plain(fd: int, most: int) -> bytes | None:
         if not stat.S_ISREG(state.st_mode) or state.st_size > most:
             return None
         return file.read(state.st_size)
+
+
+def _readable(channel: socket.socket, timeout_s: float) -> bool:
+    """Wait for a message; with ``poll``, since the caller may have more descriptors than ``select`` can take."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
 
 
 class Slot:
@@ -139,16 +150,15 @@ class Slot:
         try:
             wire.send(self._work, message, fds)
         except OSError as error:
-            self._fail(f"it takes no orders ({error.strerror})")
+            self._fail(f"it takes no orders ({error.strerror})", begun=False)
 
     def answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
         """Of init, to an order that no program has a part in."""
-        ready, _, _ = select.select([self._work], [], [], timeout_s)
-        if not ready:
+        if not _readable(self._work, timeout_s):
             self._fail(f"no answer within {timeout_s:g} s")
         message, fds = wire.receive(self._work)
         if message is None or message["event"] == "fault":
-            self._fail("it ended" if message is None else message["text"])
+            self._fail_with(message)
         return message, fds
 
     def see_to_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
@@ -192,16 +202,16 @@ class Slot:
         self.kill()
         deadline = time.monotonic() + GRACE_S
         while not self.dead and self._gone < self._serial:
-            ready, _, _ = select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))
             try:
-                message = wire.receive(self._control)[0] if ready else None
+                heard = _readable(self._control, max(0.0, deadline - time.monotonic()))
+                message = wire.receive(self._control)[0] if heard else None
             except OSError:
                 message = None
             if message is None or message["event"] != "gone":
                 self.close()
             else:
                 self._gone = message["serial"]
-        while not self.dead and select.select([self._work], [], [], 0)[0]:
+        while not self.dead and _readable(self._work, 0.0):
             _, fds = wire.receive(self._work)  # what it said last and nobody waits for
             for fd in fds:
                 os.close(fd)
@@ -212,7 +222,7 @@ class Slot:
         except OSError as error:
             self._fail(f"its channel broke ({error.strerror})")
         if message is None or message["event"] == "fault":
-            self._fail("it ended" if message is None else message["text"])
+            self._fail_with(message)
         if message["event"] == "file":
             content = read_plain(fds[0], FETCH_BYTES - sum(map(len, ended.files.values())))
             if content is not None:
@@ -230,7 +240,7 @@ class Slot:
             self._fail("its first process ended" if message is None else message["text"])
         self._gone = message["serial"]
         if self._gone == self._serial and ended.report is None:
-            while ended.report is None and select.select([self._work], [], [], 0)[0]:
+            while ended.report is None and _readable(self._work, 0.0):
                 self._take_report(ended)  # it had said all before it went
             ended.oom = max(ended.oom, message.get("oom", 0))
             if ended.peak is None:
@@ -238,9 +248,17 @@ class Slot:
             if ended.report is None and not ended.cut and not ended.oom:
                 self._fail(f"init ended unasked (status {message['status']})")
 
-    def _fail(self, reason: str) -> NoReturn:
+    def _fail_with(self, message: Mapping[str, Any] | None) -> NoReturn:
+        """What init said last; ``None`` where it said nothing."""
+        if message is None:
+            self._fail("it ended")
+        self._fail(message["text"], begun=message["begun"])
+
+    def _fail(self, reason: str, *, begun: bool = True) -> NoReturn:
         self.close()
-        raise SandboxError(f"a slot of the local sandbox failed: {reason}; the program may or may not have run")
+        if begun:
+            raise SandboxError(f"a slot of the local sandbox failed: {reason}; the program may or may not have run")
+        raise NotBegunError(f"a slot of the local sandbox failed: {reason}; the program was not run")
 
     def close(self) -> None:
         """End the jail with all that runs in it, and wait until it is gone."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox
 from sandboxes.local.cgroups import PREFIX
+from sandboxes.local.inside.ready import CHANNEL
+from sandboxes.local.inside.seccomp import ZYGOTE_NAMESPACE_FD
 
 ONE = Program(source="print(1)")
 
@@ -75,6 +78,70 @@ def test_many_threads_share_the_slots_and_no_run_is_lost() -> None:
         assert [result.stdout for result in results] == [b"%d\n" % (2 * n) for n in range(60)]
 
 
+@contextlib.contextmanager
+def descriptors_taken_up_to(last: int) -> Iterator[None]:
+    """So that what is opened next has the numbers after ``last``."""
+    with contextlib.ExitStack() as held:
+        while True:
+            fd = os.open("/dev/null", os.O_RDONLY)
+            held.callback(os.close, fd)
+            if fd >= last:
+                break
+        yield
+
+
+@pytest.mark.parametrize("before", range(1, 9))
+@pytest.mark.parametrize("number", [CHANNEL, ZYGOTE_NAMESPACE_FD], ids=["channel", "namespace"])
+def test_the_callers_descriptors_may_have_any_number(
+    number: int, before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that the jail uses itself included: its channels inherit the numbers they have here."""
+    with cage(slots=1) as made:
+        made.close()
+    with descriptors_taken_up_to(number - before), LocalSandbox(slots=1, weakest_tier="no-cgroup") as sandbox:
+        assert sandbox.run(ONE).stdout == b"1\n"
+        assert sandbox.run(ONE).stdout == b"1\n"
+    assert caplog.messages == []  # nothing had to be done again
+
+
+def test_a_caller_with_thousands_of_descriptors(caplog: pytest.LogCaptureFixture) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 4096:
+        pytest.skip(f"this user may have {before[1]} open files, and 4096 are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, before[1]))
+    try:
+        with descriptors_taken_up_to(1100), cage(slots=1) as sandbox, sandbox.session() as session:
+            assert session.run("6 * 7").stdout == b"42\n"
+            session.upload("a", b"x")
+            assert session.download("a") == b"x"
+            session.close()
+            assert sandbox.run(Program(source="while True: pass"), limits=Limits(wall_s=0.2)).status == "timeout"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert caplog.messages == []
+
+
+def test_what_the_caller_blocks_and_ignores_is_not_inherited() -> None:
+    script = textwrap.dedent("""
+        import resource, signal
+        from roll_envs.sandbox import Program
+        from sandboxes.local import LocalSandbox
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with LocalSandbox(slots=1, weakest_tier="no-cgroup") as sandbox:
+            lines = "[l for l in open('/proc/self/status') if l[:6] in ('SigBlk', 'SigIgn')]"
+            print(sandbox.run(Program(source=f"print(*{lines})")).stdout.decode())
+    """)
+    with cage(slots=1):
+        pass
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert said.stderr == ""
+    # As in any Python: SIGPIPE (13) and SIGXFSZ (25) alone.
+    assert said.stdout.split() == ["SigBlk:", "0" * 16, "SigIgn:", f"{1 << 12 | 1 << 24:016x}"]
+
+
 def test_waiting_for_a_slot_has_an_end() -> None:
     with cage(slots=1) as sandbox, sandbox.session():
         started = time.monotonic()
@@ -105,6 +172,21 @@ def test_a_killed_process_of_ours_is_no_verdict_and_is_replaced(who: str) -> Non
             with pytest.raises(SandboxError):
                 run.result(timeout=20)
         assert sandbox.run(ONE).stdout == b"1\n"
+
+
+@pytest.mark.parametrize("who", ["zygote", "waiting child"])
+def test_a_program_that_was_not_begun_is_given_to_another_slot(who: str, caplog: pytest.LogCaptureFixture) -> None:
+    others = set(below(os.getpid()))
+    with cage(slots=1) as sandbox:
+        keeper = next(pid for pid in below(os.getpid()) if pid not in others)
+        assert eventually(lambda: len(below(keeper)) >= 3)
+        victim = below(keeper)[0 if who == "zygote" else 2]
+        os.kill(victim, signal.SIGKILL)
+        time.sleep(0.2)
+        assert sandbox.run(ONE).stdout == b"1\n"
+    (message,) = caplog.messages
+    assert "was not run" in message
+    assert "another slot" in message
 
 
 def test_close_leaves_nothing() -> None:

@@ -91,7 +91,6 @@ def test_the_isolation_is_told(service: Running) -> None:
     assert told["layers"]
 
 
-@pytest.mark.slow
 def test_notebooks_and_sessions(service: Running) -> None:
     cells = ["import math\na = 2", "a + 1", "raise RuntimeError('of a cell')", "print(math.sqrt(a * 8))"]
     answer = service.post("/run_jupyter", {"cells": cells}).json()

@@ -28,10 +28,14 @@ from .seccomp import PRIVATE
 from .untrusted import Untrusted
 from .watchdog import Watchdog
 
-__all__ = ["FILES_MB", "Child", "Init", "kill_all"]
+__all__ = ["FILES_MB", "Child", "Init", "NotStartedError", "kill_all"]
 
 FILES_MB = 64
 """Size of the file system made ahead; another one asked for is a change."""
+
+
+class NotStartedError(OSError):
+    """Our fault, and nothing of the program was run."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,14 +51,14 @@ class Child:
             wire.send(self.channel, message, fds)
 
     def check_started(self, status: int | None = None) -> None:
-        """Raises ``OSError`` with the reason when it ended (with ``status``) before the program began: our fault."""
+        """Raises :class:`NotStartedError` when it ended (with ``status``) before the program began."""
         try:
             said = self.channel.recv(4096)
         except ConnectionResetError:  # it ended before it took the order; what it said comes next
             said = self.channel.recv(4096)
         if said != STARTED:
             how = "it ended" if status is None else f"it ended with wait status {status}"
-            raise OSError(f"the program could not be started: {said.decode(errors='replace') or how}")
+            raise NotStartedError(f"the program could not be started: {said.decode(errors='replace') or how}")
 
 
 class Init:
@@ -69,6 +73,7 @@ class Init:
         self._watchdog: Watchdog | None = None
         self._files_mb = FILES_MB
         self._ready: Child | None = None
+        self._begun = False
 
     def serve(self, sessions: Callable[[Init, dict[str, Any]], None]) -> NoReturn:
         """Make the place, wait for the order, carry it out. Raises :class:`Untrusted` in the program's process."""
@@ -85,8 +90,10 @@ class Init:
         except Untrusted:
             raise
         except BaseException as error:
+            begun = self._begun and not isinstance(error, NotStartedError)
             with contextlib.suppress(OSError):
-                wire.send(self.work, {"event": "fault", "text": wire.describe(error)})
+                fault = {"event": "fault", "text": wire.describe(error), "begun": begun}
+                wire.send(self.work, fault)
             os._exit(71)
 
     def _prepare(self) -> None:
@@ -149,6 +156,7 @@ class Init:
         """A process that waits for its order; usually it has been waiting for a while."""
         child = self._ready or self._fork()
         self._ready = None
+        self._begun = True
         return child
 
     def _fork(self) -> Child:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import kernel, wire
+from .seccomp import ZYGOTE_NAMESPACE_FD
 from .untrusted import Untrusted
 from .zygote import Zygote
 
@@ -25,7 +27,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Entry: descriptors of both channels are arguments 1 and 2; the plan is the first message."""
-    control, work = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    control, work = (_at_low_number(int(number)) for number in sys.argv[1:3])
+    _forget_habits()
     plan, _ = wire.receive(control)
     if plan is None:
         return
@@ -37,6 +40,24 @@ def main() -> None:
         with contextlib.suppress(OSError):
             wire.send(control, {"event": "fault", "text": wire.describe(error)})
         raise SystemExit(70) from None
+
+
+def _at_low_number(fd: int) -> socket.socket:
+    """A channel, away from the number it had in the caller: that can be any, also one that the jail uses itself."""
+    low = os.dup(fd)
+    os.close(fd)
+    return socket.socket(fileno=low)
+
+
+def _forget_habits() -> None:
+    """What the calling thread happened to block or ignore is no affair of programs, nor ours, who wait for children."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # which Python itself ignores
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft <= ZYGOTE_NAMESPACE_FD < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ZYGOTE_NAMESPACE_FD + 1, hard))
 
 
 def _keep(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
