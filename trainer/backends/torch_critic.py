@@ -1,0 +1,102 @@
+"""The critic in plain PyTorch: a network of its own with one number per position, trained by regression on returns."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from roll_envs.errors import CheckpointError, RollError
+from roll_envs.types import Metrics
+from trainer.batching import Batch, Denominators, attention_mask
+from trainer.config import CriticConfig, OptimizerConfig
+from trainer.losses.value import value_loss
+from trainer.optimizers import OPTIMIZERS
+
+__all__ = ["TorchCritic"]
+
+
+class TorchCritic:
+    """Holds the value network and the state of its optimiser (AdamW)."""
+
+    def __init__(self, network: Any, config: CriticConfig) -> None:
+        """``network`` is a causal language model whose body is copied; its head is not used.
+
+        The head begins at 0, so that the first values are 0 everywhere.
+        """
+        self._config = config
+        body = copy.deepcopy(network.base_model)
+        width = int(network.config.hidden_size)
+        head = torch.nn.Linear(width, 1, dtype=next(body.parameters()).dtype)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        self._network = torch.nn.ModuleDict({"body": body, "head": head}).train()
+        self._parameters = [p for p in self._network.parameters() if p.requires_grad]
+        (self._optimizer,) = OPTIMIZERS["adamw"](
+            self._network, OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
+        )
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Values [B, T] at the positions that have a label, 0 elsewhere."""
+        hidden = self._network["body"](
+            input_ids=batch.ids,
+            attention_mask=attention_mask(batch.segments),
+            position_ids=batch.positions,
+            use_cache=False,
+        ).last_hidden_state
+        found = self._network["head"](hidden[batch.label_mask]).squeeze(-1).float()
+        blank = torch.zeros(batch.ids.shape, dtype=found.dtype, device=found.device)
+        return blank.masked_scatter(batch.label_mask, found)
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """The value of the state in which each label was sampled, [B, T] per batch."""
+        with torch.inference_mode():
+            return [self._forward(batch) for batch in batches]
+
+    def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics:
+        """One optimiser step; the mean is over the tokens of the whole step, however it was cut.
+
+        Raises :class:`RollError` when the gradient is not finite; the weights are then as before.
+        """
+        self._network.zero_grad(set_to_none=True)
+        sums: dict[str, float] = {}
+        for batch in batches:
+            if batch.values is None or batch.returns is None:
+                raise ValueError("the critic needs values and returns in every batch")
+            losses, metrics = value_loss(
+                self._forward(batch), batch.values, batch.returns, batch.label_mask, self._config.clip
+            )
+            total = losses.sum() / max(denominators.tokens, 1)
+            torch.autograd.backward(total)
+            for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        if not math.isfinite(norm):
+            raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        result = {name: value / max(denominators.tokens, 1) for name, value in sums.items()}
+        return {**result, "critic/grad_norm": norm}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The current weights, body and head (views, not copies)."""
+        return {name: value.detach() for name, value in self._network.state_dict().items()}
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Put saved weights back. Raises :class:`CheckpointError` when they do not fit."""
+        try:
+            self._network.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            raise CheckpointError(f"the checkpoint's critic does not fit the configured model: {error}") from error
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """State of the optimiser, for a checkpoint."""
+        return self._optimizer.state_dict()
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put the optimiser back to a saved state."""
+        self._optimizer.load_state_dict(state)
