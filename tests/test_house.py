@@ -55,12 +55,14 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
 def test_the_examples_of_contributing_register_what_they_say(tmp_path: Path) -> None:
     program = "\n".join(_python_blocks(REPOSITORY / "CONTRIBUTING.md")) + (
         "\nfrom roll_envs.types import SamplingParams"
-        "\nfrom trainer.advantages import ESTIMATORS, EpisodeRewards"
+        "\nimport numpy as np"
+        "\nfrom trainer.estimators import ESTIMATORS, EpisodeView"
         "\nfrom trainer.config import AdvantageConfig, EngineConfig"
         "\nfrom trainer.engines import make_engine"
-        "\nepisodes = [EpisodeRewards(group=0, rewards=(0.0, r), anchors=('a', 'b')) for r in (1.0, 0.0)]"
-        "\nfound = ESTIMATORS['best_of_group'](episodes, AdvantageConfig(name='best_of_group'))"
-        "\nassert [a.tolist() for a in found.per_episode] == [[1.0, 1.0], [-1.0, -1.0]]"
+        "\nepisodes = [EpisodeView(group=0, rewards=np.array([0.0, r]), lengths=(1, 2), anchors=('a', 'b'))"
+        " for r in (1.0, 0.0)]"
+        "\nfound = ESTIMATORS['best_of_group'].estimate(episodes, AdvantageConfig(name='best_of_group'))"
+        "\nassert [a.tolist() for a in found.advantages] == [[1.0] * 3, [-1.0] * 3]"
         "\nengine = make_engine(None, EngineConfig(name='first_token'))"
         "\nengine.update_weights({}, 3)"
         "\nanswer = engine.generate((1,), SamplingParams(stop_ids=(7,)), timeout_s=1)"

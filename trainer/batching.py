@@ -62,6 +62,16 @@ class Batch:
     """float32; of the label under the policy that the ratio is taken to, 0 where the mask is False."""
     row_index: torch.Tensor
     """int64; index of the row in the list given to :func:`make_batches`."""
+    turns: torch.Tensor
+    """int64; turn of the label within its episode, -1 where it was not sampled."""
+    reference_logprobs: torch.Tensor | None = None
+    """float32; of the label under the reference policy, 0 where the mask is False; None without one."""
+    selected: torch.Tensor | None = None
+    """bool; whether the label is among the tokens that the loss chose for the step; None where it chooses none."""
+    values: torch.Tensor | None = None
+    """float32; the critic's value before the step, of the state in which the label was sampled; None without one."""
+    returns: torch.Tensor | None = None
+    """float32; what that value shall become; None without a critic."""
 
     def with_old_logprobs(self, old_logprobs: torch.Tensor) -> Batch:
         """The same batch with the ratio taken to ``old_logprobs`` [B, T]."""
@@ -69,7 +79,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on ``device``."""
-        return Batch(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        present = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return Batch(**{name: column.to(device, non_blocking=True) for name, column in present.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -136,6 +147,10 @@ def make_batches(
     pack_tokens: int,
     tokens_per_microbatch: int,
     old_logprobs: Sequence[NDArray[Any]] | None = None,
+    reference_logprobs: Sequence[NDArray[Any]] | None = None,
+    selected: Sequence[NDArray[Any]] | None = None,
+    values: Sequence[NDArray[Any]] | None = None,
+    returns: Sequence[NDArray[Any]] | None = None,
 ) -> list[Batch]:
     """Rows as micro-batches of at most ``tokens_per_microbatch`` positions, padding included (one long row may pass).
 
@@ -145,6 +160,10 @@ def make_batches(
         pack_tokens: Length of a bin.
         tokens_per_microbatch: Positions B * T of a micro-batch.
         old_logprobs: Per row, one number per id, as :func:`scatter_back` returns them; None takes the sampler's.
+        reference_logprobs: The same under the reference policy.
+        selected: Per row, one bool per id.
+        values: Per row, the critic's value for each id.
+        returns: Per row, what the critic shall predict for each id.
     """
     if not rows:
         return []
@@ -175,7 +194,7 @@ def make_batches(
 
     def joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
         if len(values) != len(rows) or any(len(v) != len(r.ids) for v, r in zip(values, rows, strict=True)):
-            raise ValueError("advantages and old log-probs need one array per row and one number per id")
+            raise ValueError("advantages, log-probs and values need one array per row and one number per id")
         return np.concatenate(values)
 
     def shifted(values: NDArray[Any], keep: NDArray[np.bool_]) -> NDArray[Any]:
@@ -202,7 +221,16 @@ def make_batches(
         "sampler_logprobs": place(shifted(sampler, label_mask), np.float32),
         "old_logprobs": place(shifted(old, label_mask), np.float32),
         "row_index": place(np.repeat(np.arange(len(rows)), lengths), np.int64, -1),
+        "turns": place(np.where(label_mask, np.roll(flat(lambda row: row.turns, np.int64), -1), -1), np.int64, -1),
     }
+    for name, given, kind in (
+        ("reference_logprobs", reference_logprobs, np.float32),
+        ("selected", selected, np.bool_),
+        ("values", values, np.float32),
+        ("returns", returns, np.float32),
+    ):
+        if given is not None:
+            columns[name] = place(shifted(joined(given), label_mask), kind)
     return [Batch(**{name: column[i] for name, column in columns.items()}) for i in range(len(shapes))]
 
 

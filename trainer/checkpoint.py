@@ -59,6 +59,8 @@ class CheckpointState:
     random: RandomStates
     cursor: int
     """The next task to draw."""
+    others: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    """Further networks by name (letters only), such as ``critic`` and ``reference``."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else is JSON: the phase, results so far, seconds used."""
 
@@ -71,6 +73,7 @@ def save_checkpoint(folder: str | os.PathLike[str], state: CheckpointState, *, k
     parent = Path(folder)
     files = {
         "model.safetensors": safetensors.torch.save(_separate(state.model)),
+        **{f"{name}.safetensors": safetensors.torch.save(_separate(other)) for name, other in state.others.items()},
         "optimizer.pt": _pack(state.optimizer, "optimizer"),
         "random.pt": _pack({f: getattr(state.random, f) for f in RandomStates.__dataclass_fields__}, "random"),
         "progress.json": _json(
@@ -171,6 +174,9 @@ def _load(folder: Path) -> CheckpointState:
         progress = json.loads(files[name])
         name = "model.safetensors"
         model = safetensors.torch.load(files[name])
+        others = {}
+        for name in files.keys() - set(_FILES):
+            others[name.removesuffix(".safetensors")] = safetensors.torch.load(files[name])
         name = "optimizer.pt"
         optimizer = torch.load(io.BytesIO(files[name]), map_location="cpu", weights_only=True)
         name = "random.pt"
@@ -179,6 +185,7 @@ def _load(folder: Path) -> CheckpointState:
             step=progress["step"],
             version=progress["version"],
             model=model,
+            others=others,
             optimizer=optimizer,
             random=random,
             cursor=progress["cursor"],
@@ -194,7 +201,7 @@ def _read_files(folder: Path) -> dict[str, bytes]:
     """The bytes of every file, checked against the manifest."""
     manifest = _read_manifest(folder)
     files = {}
-    for name in _FILES:
+    for name in dict.fromkeys((*_FILES, *manifest["files"])):
         entry = manifest["files"].get(name)
         if entry is None:
             raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")

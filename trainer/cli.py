@@ -147,9 +147,9 @@ def _load(options: argparse.Namespace) -> RunConfig:
 def _check_names(config: RunConfig) -> None:
     """Fail before a folder is made: an environment that cannot be built, a part that is not there."""
     import roll_envs
-    from trainer.advantages import ESTIMATORS
     from trainer.backends import BACKENDS
     from trainer.engines import ENGINES
+    from trainer.estimators import ESTIMATORS
 
     roll_envs.make(config.env.id, **config.env.kwargs).close()
     parts: list[tuple[str, str, Mapping[str, object]]] = [

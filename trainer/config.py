@@ -7,20 +7,42 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from trainer.algorithm_config import (
+    AdvantageConfig,
+    CorrectionConfig,
+    Count,
+    CriticConfig,
+    FilterConfig,
+    LossConfig,
+    MaskConfig,
+    Positive,
+    ReferenceConfig,
+    RewardConfig,
+    Section,
+    Share,
+)
+from trainer.estimators import ESTIMATORS
 
 __all__ = [
     "FORMAT",
     "AdvantageConfig",
     "CheckpointConfig",
     "ContextConfig",
+    "CorrectionConfig",
+    "CriticConfig",
     "EngineConfig",
     "EnvConfig",
     "EvaluationConfig",
+    "FilterConfig",
     "LearnerConfig",
     "LossConfig",
+    "MaskConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "ReferenceConfig",
+    "RewardConfig",
     "RolloutConfig",
     "RunConfig",
     "SamplingConfig",
@@ -30,26 +52,19 @@ __all__ = [
 FORMAT = 1
 """Version of this schema; a YAML file of another version is refused with what to do."""
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class EnvConfig(_Section):
+class EnvConfig(Section):
     """Which environment is played."""
 
     id: str = Field(description="Registered environment id, e.g. roll/FrozenLake-v0.")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The policy model: built here from a seed, or loaded from a folder."""
 
     path: str | None = Field(None, description="Folder of a Hugging Face model and tokenizer; null builds a small one.")
@@ -81,7 +96,7 @@ class ModelConfig(_Section):
         return self
 
 
-class ContextConfig(_Section):
+class ContextConfig(Section):
     """What the next prompt shows of the episode so far."""
 
     kind: Literal["everything", "last", "function"] = Field("everything", description="All turns, the last k, or code.")
@@ -103,14 +118,14 @@ class ContextConfig(_Section):
         return self
 
 
-class SamplingConfig(_Section):
+class SamplingConfig(Section):
     """How the engine samples, in training and in evaluation alike."""
 
     temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Sampling temperature.")
     max_new_tokens: Positive = Field(16, description="Longest answer of one turn, in tokens.")
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """The inference engine."""
 
     name: str = Field("hf", description="Registered engine; 'hf' is the built-in one.")
@@ -118,7 +133,7 @@ class EngineConfig(_Section):
     max_tokens: Positive = Field(1024, description="Longest prompt + answer a request may have, in tokens.")
 
 
-class WarmStartConfig(_Section):
+class WarmStartConfig(Section):
     """Supervised learning on demonstrations of a poor teacher, before reinforcement learning."""
 
     steps: Count = Field(0, description="Optimiser steps; 0 leaves the phase out.")
@@ -129,7 +144,7 @@ class WarmStartConfig(_Section):
     lr_warmup_steps: Count = Field(20, description="Steps of linear warm-up.")
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """Collecting episodes."""
 
     groups_per_step: Positive = Field(16, description="Tasks per training step.")
@@ -142,31 +157,7 @@ class RolloutConfig(_Section):
     max_failed_share: Share = Field(0.5, description="A step with more failed episodes than this stops the run.")
 
 
-class AdvantageConfig(_Section):
-    """The advantage estimator."""
-
-    name: str = Field("grpo", description="Registered estimator: grpo, reinforce, gigpo.")
-    gamma: Share = Field(1.0, description="Discount per turn.")
-    normalize: Literal["mean", "mean_std"] = Field("mean_std", description="Group normalisation (grpo, gigpo).")
-    step_weight: Annotated[float, Field(ge=0)] = Field(1.0, description="Weight of GiGPO's step advantage.")
-    epsilon: Annotated[float, Field(gt=0)] = Field(1e-6, description="Added to the standard deviation.")
-    clip: Annotated[float, Field(gt=0)] | None = Field(None, description="Advantages are cut to [-clip, clip].")
-
-
-class LossConfig(_Section):
-    """The policy loss."""
-
-    name: str = Field("clip", description="Registered loss: clip, reinforce.")
-    clip_low: Annotated[float, Field(ge=0)] = Field(0.2, description="Ratio is cut below 1 - clip_low.")
-    clip_high: Annotated[float, Field(ge=0)] = Field(0.28, description="Ratio is cut above 1 + clip_high.")
-    dual_clip: Annotated[float, Field(gt=1)] | None = Field(None, description="Bound for negative advantages.")
-    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = Field(
-        "token-mean", description="How the losses of tokens become one number; denominators are global."
-    )
-    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus.")
-
-
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """The optimiser of both phases, and its schedule in the reinforcement-learning phase."""
 
     name: Literal["adamw", "muon"] = Field(
@@ -180,7 +171,7 @@ class OptimizerConfig(_Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="Gradient clipping.")
 
 
-class LearnerConfig(_Section):
+class LearnerConfig(Section):
     """How rows become optimiser steps."""
 
     backend: str = Field("torch", description="Registered learner backend.")
@@ -193,21 +184,21 @@ class LearnerConfig(_Section):
     )
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """The held-out panel: the same tasks at every evaluation, sampled at the training temperature."""
 
     tasks: Positive = Field(256, description="Number of held-out tasks.")
     every: Count = Field(0, description="Also evaluate every so many training steps; 0: before and after only.")
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     """Saving for resume."""
 
     every: Count = Field(10, description="Save every so many training steps (and at the end); 0: at the end only.")
     keep: Positive = Field(2, description="Newest checkpoints that are kept.")
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """One run, complete by itself."""
 
     format: Literal[1] = Field(description="Version of the configuration schema.")
@@ -223,8 +214,14 @@ class RunConfig(_Section):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    filter: FilterConfig = Field(default_factory=FilterConfig)
+    mask: MaskConfig = Field(default_factory=MaskConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
+    correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
+    reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
@@ -243,7 +240,8 @@ class RunConfig(_Section):
                 f"sampling.max_new_tokens {self.sampling.max_new_tokens} leaves no room for a prompt in "
                 f"engine.max_tokens {self.engine.max_tokens}"
             )
-        if self.advantage.name in ("grpo", "gigpo") and self.rollout.group_size < 2:
+        spec = ESTIMATORS.get(self.advantage.name)
+        if spec is not None and spec.needs_group and self.rollout.group_size < 2:
             problems.append(
                 f"rollout.group_size is {self.rollout.group_size}, but advantage.name {self.advantage.name!r} compares "
                 "the episodes of one task; allowed: 2 or more, or advantage.name 'reinforce'"

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Group, Trajectory
-from trainer.backends import Learner, make_learner
+from trainer.algorithm_state import AlgorithmState
+from trainer.backends import Learner, Scorer, make_learner
 from trainer.checkpoint import CheckpointState, clean_unfinished, load_checkpoint, save_checkpoint, set_aside_after
+from trainer.collecting import Collected, collect_step
 from trainer.config import RunConfig
+from trainer.estimators import find_estimator
 from trainer.evaluate import play_panel
 from trainer.interrupts import Interrupts
 from trainer.metrics import rollout_metrics
@@ -28,8 +31,7 @@ from trainer.report import Report
 from trainer.results import PhaseResult, summary
 from trainer.run_folder import RunFolder
 from trainer.session import Session
-from trainer.tasks import draw_tasks
-from trainer.update import update
+from trainer.update import Parts, update
 from trainer.warm_start import warm_start_learner, warm_start_step
 
 __all__ = ["resume", "train"]
@@ -45,6 +47,8 @@ class _Counters:
     warm_steps: int = 0
     steps: int = 0
     version: int = 0
+    cursor: int = 0
+    """Index of the next training task."""
     panels: list[PhaseResult] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -78,6 +82,7 @@ def resume(
             warm_steps=saved["warm_steps"],
             steps=saved["steps"],
             version=state.version,
+            cursor=state.cursor,
             panels=[PhaseResult(**panel) for panel in saved["panels"]],
             seconds=dict(saved["seconds"]),
         )
@@ -109,22 +114,34 @@ class _Run:
         self.session, self.folder, self.report = session, folder, report
         self.config = session.config
         self.interrupts, self.counters = interrupts, counters
-        self.learner: Learner = (
-            warm_start_learner(session) if counters.warm_steps < self.config.warm_start.steps else self._rl_learner()
-        )
+        self.parts: Parts | None = None
+        """Of reinforcement learning; None during the warm start."""
+        self.learner: Learner
+        if counters.warm_steps < self.config.warm_start.steps:
+            self.learner = warm_start_learner(session)
+        else:
+            self._begin_learning()
         self._engine_is_current = False
         self._saved_at: tuple[int, int] | None = None
         self._before: Sequence[Trajectory] = ()
 
-    def _rl_learner(self) -> Learner:
+    def _begin_learning(self) -> None:
+        """A fresh optimiser for the second phase; reference and critic begin with the weights of this moment."""
         config = self.config
-        return make_learner(
+        self.learner = make_learner(
             config.learner.backend,
             self.session.model,
             loss=config.loss,
             optimizer=config.optimizer,
             temperature=config.sampling.temperature,
+            correction=config.correction,
             threads=self.session.threads,
+        )
+        self.parts = Parts(
+            learner=self.learner,
+            state=AlgorithmState(kl_coef=config.reward.kl_coef),
+            critic=self.learner.critic(config.critic) if find_estimator(config.advantage.name).needs_values else None,
+            reference=self.learner.reference() if config.reward.kl_coef or config.loss.kl_coef else None,
         )
 
     def go(self) -> dict[str, Any]:
@@ -162,7 +179,7 @@ class _Run:
                     metrics = warm_start_step(self.session, self.learner, counters.warm_steps)
                     counters.warm_steps += 1
                     if counters.warm_steps == total:
-                        self.learner = self._rl_learner()  # a fresh optimiser
+                        self._begin_learning()
                     self._stepped(WARM_START, started)
                     self.folder.log(metrics, step=counters.warm_steps, phase=WARM_START)
                 progress.advance(loss=metrics["loss/total"])
@@ -195,16 +212,26 @@ class _Run:
 
     def _train_step(self) -> dict[str, float]:
         config, counters = self.config, self.counters
+        assert self.parts is not None
         started = time.monotonic()
         self._sync_engine()
         version = counters.version
-        tasks = draw_tasks(config.env, seed=config.seed, step=counters.steps, count=config.rollout.groups_per_step)
-        groups = self.session.collect(tasks, config.rollout.group_size)
+        found: Collected = collect_step(self.session, cursor=counters.cursor)
         collected = time.monotonic()
-        metrics = {**rollout_metrics(groups), "rollout/failed_share": self._failed_share(groups)}
+        metrics = {
+            **rollout_metrics(found.played),
+            **found.metrics,
+            "rollout/failed_share": self._failed_share(found.played),
+        }
         with self.interrupts.whole():
-            metrics.update(update(config, self.learner, groups, step=counters.steps, version=version))
+            metrics.update(
+                update(config, self.parts, found.kept, step=counters.steps, version=version, greedy=found.greedy)
+            )
             counters.steps += 1
+            counters.cursor = found.cursor
+            refresh = config.reference.refresh_every
+            if self.parts.reference is not None and refresh and counters.steps % refresh == 0:
+                self.parts.reference.load_weights(self.learner.weights())
             self._stepped(TRAIN, started)
             now = time.monotonic()
             metrics |= {
@@ -266,7 +293,7 @@ class _Run:
             self._engine_is_current = True
 
     def _save(self) -> None:
-        counters = self.counters
+        counters, parts = self.counters, self.parts
         place = (counters.warm_steps, counters.steps + len(counters.panels))
         if self._saved_at == place:
             return
@@ -274,14 +301,19 @@ class _Run:
             step=counters.warm_steps + counters.steps,
             version=counters.version,
             model=self.learner.weights(),
-            optimizer=self.learner.optimizer_state(),
+            optimizer={
+                **self.learner.optimizer_state(),
+                **({"critic": parts.critic.optimizer_state()} if parts and parts.critic else {}),
+            },
             random=capture_random_states(),
-            cursor=counters.steps * self.config.rollout.groups_per_step,
+            cursor=counters.cursor,
+            others={name: part.weights() for name, part in self._others().items()},
             progress={
                 "warm_steps": counters.warm_steps,
                 "steps": counters.steps,
                 "panels": [asdict(p) for p in counters.panels],
                 "seconds": counters.seconds,
+                **({"algorithm": parts.state.to_dict()} if parts else {}),
             },
         )
         with self.interrupts.whole():
@@ -289,16 +321,30 @@ class _Run:
         self._saved_at = place
 
     def load(self, state: CheckpointState) -> None:
-        """Put weights, optimiser and random states back."""
+        """Put weights, optimiser, random states and what the algorithm remembers back."""
         self.session.load_weights(state.model)
+        for name, part in self._others().items():
+            if name not in state.others:
+                raise CheckpointError(f"the checkpoint has no {name}, which {self.folder.config_path} asks for")
+            part.load_weights(state.others[name])
+        if self.parts is not None:
+            self.parts = replace(self.parts, state=AlgorithmState.from_dict(state.progress.get("algorithm", {})))
         try:
             self.learner.load_optimizer_state(dict(state.optimizer))
+            if self.parts is not None and self.parts.critic is not None:
+                self.parts.critic.load_optimizer_state(state.optimizer["critic"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(
                 f"the checkpoint does not fit the optimiser of {self.folder.config_path}: {error}"
             ) from error
         restore_random_states(state.random)
         self._saved_at = (self.counters.warm_steps, self.counters.steps + len(self.counters.panels))
+
+    def _others(self) -> dict[str, Scorer]:
+        """The networks beside the policy that a checkpoint holds."""
+        parts = self.parts
+        found = {} if parts is None else {"critic": parts.critic, "reference": parts.reference}
+        return {name: part for name, part in found.items() if part is not None}
 
     def _finish(self, last: Sequence[Trajectory]) -> dict[str, Any]:
         config, counters = self.config, self.counters

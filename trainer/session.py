@@ -59,6 +59,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         )
         self._engine: Engine | None = None
         self._pool: EpisodePool | None = None
+        self._greedy: EpisodePool | None = None
         self._teachers: EpisodePool | None = None
 
     @property
@@ -72,13 +73,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def pool(self) -> EpisodePool:
         """The episode pool, started at first use."""
         if self._pool is None:
-            engine, timeout_s = self.engine, self.config.rollout.turn_timeout_s  # started here, not by many threads
-
-            def respond(env: TextEnv, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
-                return engine.generate(prompt_ids, sampling, timeout_s=timeout_s)
-
-            self._pool = EpisodePool(_make_env, respond, self.settings, self._limits())
+            _ = self.engine  # started here, not by many threads
+            self._pool = EpisodePool(_make_env, self._respond, self.settings, self._limits())
         return self._pool
+
+    def _respond(self, env: TextEnv, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        return self.engine.generate(prompt_ids, sampling, timeout_s=self.config.rollout.turn_timeout_s)
 
     def _limits(self) -> PoolLimits:
         rollout = self.config.rollout
@@ -102,6 +102,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
     ) -> list[Group]:
         """Play ``tasks`` with the engine's current weights."""
         return self.pool.collect(tasks, group_size, on_done)
+
+    def greedy_returns(self, tasks: Sequence[Task]) -> list[float | None]:
+        """The return of one greedy episode of each task; None where it failed."""
+        if self._greedy is None:
+            settings = replace(self.settings, sampling=replace(self.settings.sampling, temperature=0.0))
+            self._greedy = EpisodePool(_make_env, self._respond, settings, self._limits())
+        episodes = [group.trajectories[0] for group in self._greedy.collect(tasks, 1)]
+        return [episode.total_reward if episode.scored else None for episode in episodes]
 
     def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""
@@ -129,7 +137,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def __exit__(self, *_: object) -> None:
         if self._engine is not None:
             self._engine.close()  # first, so that nobody waits for its answer
-        for pool in (self._pool, self._teachers):
+        for pool in (self._pool, self._greedy, self._teachers):
             if pool is not None:
                 pool.close()
         self.env.close()

@@ -15,11 +15,9 @@ HELD_OUT_SEEDS = 1_000_000_000
 """Seeds from here on are held out; train seeds lie below."""
 
 
-def draw_tasks(env: EnvConfig, *, seed: int, step: int, count: int, split: str = "train") -> list[Task]:
-    """The ``count`` tasks of training step ``step``; their indices go on where those of step - 1 end."""
-    return [
-        _task(env, split, index, _train_seed(seed, split, index)) for index in range(step * count, (step + 1) * count)
-    ]
+def draw_tasks(env: EnvConfig, *, seed: int, first: int, count: int, split: str = "train") -> list[Task]:
+    """The tasks with indices ``first`` to ``first + count - 1`` of a run's endless list."""
+    return [_task(env, split, index, _train_seed(seed, split, index)) for index in range(first, first + count)]
 
 
 def held_out_panel(env: EnvConfig, count: int, *, first: int = 0) -> list[Task]:

@@ -33,7 +33,8 @@ def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
     """Optimiser step ``step`` on fresh demonstrations; a function of the configuration and ``step`` alone."""
     config: RunConfig = session.config
     warm = config.warm_start
-    tasks = draw_tasks(config.env, seed=config.seed, step=step, count=warm.episodes_per_step, split="demonstrations")
+    count = warm.episodes_per_step
+    tasks = draw_tasks(config.env, seed=config.seed, first=step * count, count=count, split="demonstrations")
     episodes = session.demonstrate(tasks)
     failed = session.failed_share(episodes, f"warm start, step {step + 1}")
     rows = rows_of([Group(task=e.task, trajectories=(e,)) for e in episodes])

@@ -2,77 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
-from episode_builders import group, group_of_returns, groups, row, trajectories, trajectory, turn
+from episode_builders import group, group_of_returns, groups, trajectories, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.errors import UnknownNameError
 from roll_envs.types import Group, Trajectory
-from trainer.advantages import (
+from trainer.advantages import Advantages, view_episodes
+from trainer.advantages import estimate as estimate_views
+from trainer.config import AdvantageConfig
+from trainer.estimators import (
     ESTIMATORS,
-    EpisodeRewards,
-    TurnAdvantages,
-    discounted_returns,
-    estimate,
+    EpisodeView,
+    Estimate,
+    EstimatorSpec,
+    discounted,
     gigpo,
     grpo,
     register_estimator,
     reinforce,
 )
-from trainer.config import AdvantageConfig
-from trainer.sequences import rows_of
+from trainer.sequences import TokenSequence, rows_of
 
 MEAN = AdvantageConfig(normalize="mean")
 MEAN_STD = AdvantageConfig(normalize="mean_std")
 
-A = EpisodeRewards(group=0, rewards=(0.0, 0.0, 1.0), anchors=("s0", "s1", "s2"))
-B = EpisodeRewards(group=0, rewards=(0.0, 0.0, 0.0), anchors=("s0", "s1", "s1"))
+
+def view(*rewards: float, anchors: Sequence[str | None], group: int = 0) -> EpisodeView:
+    """An episode with one token per turn."""
+    return EpisodeView(group=group, rewards=np.array(rewards), lengths=(1,) * len(rewards), anchors=tuple(anchors))
 
 
-def of_returns(*returns: float, group: int = 0) -> list[EpisodeRewards]:
-    return [EpisodeRewards(group=group, rewards=(r,), anchors=("s",)) for r in returns]
+A = view(0.0, 0.0, 1.0, anchors=("s0", "s1", "s2"))
+B = view(0.0, 0.0, 0.0, anchors=("s0", "s1", "s1"))
 
 
-def flat(per_episode: list[np.ndarray]) -> list[float]:
-    return np.concatenate(per_episode).tolist()
+def estimate(config: AdvantageConfig, step: Sequence[Group], rows: Sequence[TokenSequence]) -> Advantages:
+    return estimate_views(config, view_episodes(step, rows), rows)
+
+
+def of_returns(*returns: float, group: int = 0) -> list[EpisodeView]:
+    return [view(r, anchors=("s",), group=group) for r in returns]
+
+
+def flat(advantages: list[np.ndarray]) -> list[float]:
+    return np.concatenate(advantages).tolist()
 
 
 def test_discounted_returns_by_hand() -> None:
-    assert discounted_returns((0.0, 0.0, 1.0), 0.95) == pytest.approx([0.9025, 0.95, 1.0])
-    assert discounted_returns((1.0, -2.0, 4.0), 0.5) == pytest.approx([1.0, 0.0, 4.0])
-    assert discounted_returns((1.0, -2.0, 4.0), 0.0) == pytest.approx([1.0, -2.0, 4.0])
+    assert discounted((0.0, 0.0, 1.0), 0.95) == pytest.approx([0.9025, 0.95, 1.0])
+    assert discounted((1.0, -2.0, 4.0), 0.5) == pytest.approx([1.0, 0.0, 4.0])
+    assert discounted((1.0, -2.0, 4.0), 0.0) == pytest.approx([1.0, -2.0, 4.0])
 
 
 @pytest.mark.parametrize(("config", "size"), [(MEAN, 0.5), (MEAN_STD, 0.866024)])
 def test_grpo_golden(config: AdvantageConfig, size: float) -> None:
-    result = flat(grpo(of_returns(1, 0, 0, 1), config).per_episode)
+    result = flat(grpo(of_returns(1, 0, 0, 1), config).advantages)
     assert result == pytest.approx([size, -size, -size, size], abs=1e-6)
 
 
 def test_grpo_uses_the_undiscounted_return_on_every_turn() -> None:
     config = AdvantageConfig(normalize="mean", gamma=0.5)
-    assert flat(grpo([A, B], config).per_episode) == pytest.approx([0.5] * 3 + [-0.5] * 3)
+    assert flat(grpo([A, B], config).advantages) == pytest.approx([0.5] * 3 + [-0.5] * 3)
 
 
 def test_grpo_groups_do_not_mix() -> None:
     episodes = [*of_returns(1, 0), *of_returns(30, 10, group=1)]
     interleaved = [episodes[i] for i in (0, 2, 1, 3)]
-    assert flat(grpo(interleaved, MEAN).per_episode) == pytest.approx([0.5, 10, -0.5, -10])
+    assert flat(grpo(interleaved, MEAN).advantages) == pytest.approx([0.5, 10, -0.5, -10])
 
 
 @pytest.mark.parametrize("name", ["grpo", "gigpo"])
 @pytest.mark.parametrize("returns", [(5.0,), (0.1 + 0.2, 0.3, 0.3)], ids=["singleton", "equal but for rounding"])
 def test_groups_without_spread_get_exactly_zero(name: str, returns: tuple[float, ...]) -> None:
-    assert flat(ESTIMATORS[name](of_returns(*returns), MEAN_STD).per_episode) == [0.0] * len(returns)
+    assert flat(ESTIMATORS[name].estimate(of_returns(*returns), MEAN_STD).advantages) == [0.0] * len(returns)
 
 
 def test_reinforce_golden() -> None:
-    result = reinforce([A, B], AdvantageConfig(gamma=0.95)).per_episode
+    result = reinforce([A, B], AdvantageConfig(gamma=0.95)).advantages
     assert flat(result) == pytest.approx([0.9025, 0.95, 1.0, 0.0, 0.0, 0.0])
 
 
@@ -93,27 +106,27 @@ SIGNS = np.array([1, 1, 1, -1, -1, -1])
 @pytest.mark.parametrize("weight", [0.0, 1.0, 0.5])
 def test_gigpo_golden(normalize: str, across_steps: bool, episode: float, step: list[float], weight: float) -> None:
     config = AdvantageConfig(name="gigpo", gamma=0.95, normalize=normalize, step_weight=weight)  # type: ignore[arg-type]
-    result = flat(gigpo([A, B], config, across_steps=across_steps).per_episode)
+    result = flat(gigpo([A, B], config, across_steps=across_steps).advantages)
     assert result == pytest.approx((episode * SIGNS + weight * np.array(step)).tolist(), abs=2e-6)
 
 
 def test_gigpo_joint_golden() -> None:
-    result = flat(gigpo([A, B], AdvantageConfig(gamma=0.95, normalize="mean")).per_episode)
+    result = flat(gigpo([A, B], AdvantageConfig(gamma=0.95, normalize="mean")).advantages)
     assert result == pytest.approx([0.95125, 1.133333, 0.5, -0.95125, -0.816667, -0.816667], abs=1e-6)
 
 
 def test_gigpo_across_steps_weighs_long_episodes_more() -> None:
-    long = EpisodeRewards(group=0, rewards=(0.0, 0.0, 1.0), anchors=(None,) * 3)
-    short = EpisodeRewards(group=0, rewards=(0.0,), anchors=(None,))
-    assert flat(gigpo([long, short], MEAN).per_episode) == pytest.approx([0.5, 0.5, 0.5, -0.5])
-    across = gigpo([long, short], MEAN, across_steps=True).per_episode
+    long = view(0.0, 0.0, 1.0, anchors=(None,) * 3)
+    short = view(0.0, anchors=(None,))
+    assert flat(gigpo([long, short], MEAN).advantages) == pytest.approx([0.5, 0.5, 0.5, -0.5])
+    across = gigpo([long, short], MEAN, across_steps=True).advantages
     assert flat(across) == pytest.approx([0.25, 0.25, 0.25, -0.75])
 
 
 def test_gigpo_anchors_belong_to_their_group() -> None:
     other = replace(B, group=1)
     result = gigpo([A, other], AdvantageConfig(gamma=0.95, normalize="mean"))
-    assert flat(result.per_episode) == [0.0] * 6  # s0 and s1 of A stand alone, s1 of B twice with equal returns
+    assert flat(result.advantages) == [0.0] * 6  # s0 and s1 of A stand alone, s1 of B twice with equal returns
     assert result.metrics == {
         "advantage/anchor_groups": 5.0,
         "advantage/anchor_size_mean": 6 / 5,
@@ -123,7 +136,7 @@ def test_gigpo_anchors_belong_to_their_group() -> None:
 
 
 def test_gigpo_leaves_turns_without_a_sample_out_of_the_anchor_groups() -> None:
-    aborted = EpisodeRewards(group=0, rewards=(9.0, 0.0), anchors=(None, "s0"))
+    aborted = view(9.0, 0.0, anchors=(None, "s0"))
     alone = gigpo([replace(aborted, anchors=("s0", "s0"))], MEAN).metrics["advantage/anchor_size_max"]
     assert alone == 2
     assert gigpo([aborted], MEAN).metrics["advantage/anchor_size_max"] == 1
@@ -198,13 +211,9 @@ def test_group_advantages_are_zero_outside_the_mask_and_centred_inside_a_group(s
     for r, a in zip(rows, estimate(MEAN_STD, step, rows).per_row, strict=True):
         assert len(a) == len(r.ids)
         assert not a[~np.array(r.mask)].any()
-    episodes = [
-        EpisodeRewards(group=g, rewards=(t.total_reward,), anchors=("s",))
-        for g, grp in enumerate(step)
-        for t in grp.trajectories
-    ]
+    episodes = [view(t.total_reward, anchors=("s",), group=g) for g, grp in enumerate(step) for t in grp.trajectories]
     sums: dict[int, float] = {}
-    for e, a in zip(episodes, grpo(episodes, MEAN_STD).per_episode, strict=True):
+    for e, a in zip(episodes, grpo(episodes, MEAN_STD).advantages, strict=True):
         sums[e.group] = sums.get(e.group, 0.0) + float(a[0])
     assert list(sums.values()) == pytest.approx([0.0] * len(sums), abs=1e-6)
 
@@ -227,18 +236,18 @@ def test_unknown_estimator_names_the_nearest() -> None:
 
 
 def test_registered_estimators_are_found_and_names_are_not_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.advantages.ESTIMATORS", dict(ESTIMATORS))
+    monkeypatch.setattr("trainer.estimators.ESTIMATORS", dict(ESTIMATORS))
     across = partial(gigpo, across_steps=True)
     register_estimator("gigpo_steps", across)
     register_estimator("gigpo_steps", across)
     step = [group_of_returns(1, 0)]
-    assert estimate(AdvantageConfig(name="gigpo_steps"), step, [row((1, 2), (0, 1))]).per_row[0][1] > 0
+    assert estimate(AdvantageConfig(name="gigpo_steps"), step, rows_of(step)).per_row[0][1] > 0
     with pytest.raises(ValueError, match="already registered"):
         register_estimator("gigpo_steps", grpo)
 
 
 def test_an_estimator_that_returns_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ESTIMATORS, "short", lambda episodes, config: TurnAdvantages([], {}))
+    monkeypatch.setitem(ESTIMATORS, "short", EstimatorSpec(estimate=lambda episodes, config: Estimate([], {})))
     step = [group_of_returns(1, 0)]
-    with pytest.raises(ValueError, match="'short' must return one array per episode"):
+    with pytest.raises(ValueError, match="'short' must give each episode one advantage per sampled token"):
         estimate(AdvantageConfig(name="short"), step, rows_of(step))

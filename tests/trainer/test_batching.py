@@ -73,11 +73,12 @@ def test_a_batch_by_hand() -> None:
     expected = torch.tensor([[-0.06, -0.07, 0, -0.09, 0], [0, 0, 0, 0, 0]])
     assert torch.equal(batch.sampler_logprobs, expected)
     assert torch.equal(batch.old_logprobs, expected)
-    assert {f.name: str(getattr(batch, f.name).dtype) for f in fields(batch)} == {
-        **dict.fromkeys(("ids", "positions", "segments", "labels", "row_index"), "torch.int64"),
+    assert {f.name: str(getattr(batch, f.name).dtype) for f in fields(batch) if getattr(batch, f.name) is not None} == {
+        **dict.fromkeys(("ids", "positions", "segments", "labels", "row_index", "turns"), "torch.int64"),
         **dict.fromkeys(("advantages", "sampler_logprobs", "old_logprobs"), "torch.float32"),
         "label_mask": "torch.bool",
     }
+    assert batch.turns.tolist() == [[0, 0, -1, 0, -1], [-1] * 5]
     assert padding_share([batch]) == pytest.approx(0.4)
     counts = denominators_of(rows)
     assert (counts.tokens, counts.rows, counts.row_tokens.tolist()) == (3, 2, [2, 1, 0])

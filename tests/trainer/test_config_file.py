@@ -70,7 +70,7 @@ def test_an_integer_field_takes_no_fraction_or_truth() -> None:
     [
         ("optimiser.lr", "'optimizer.lr'?"),
         ("optimizer.learning_rate_schedule", "'optimizer.lr_schedule'?"),
-        ("lr", "'warm_start.lr' or 'optimizer.lr'?"),
+        ("lr", "'warm_start.lr' or 'critic.lr' or 'optimizer.lr'?"),
         ("rolout.group_size", "'rollout.group_size'?"),
         ("Seed", "'seed'?"),
     ],

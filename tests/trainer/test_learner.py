@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import full_logits, tiny_model
 
+import trainer.backends.torch
 from roll_envs.errors import RollError, UnknownNameError
 from roll_envs.types import SamplingParams
+from trainer.algorithm_state import AlgorithmState
 from trainer.backends import Learner, make_learner
 from trainer.backends.torch import TorchLearner
 from trainer.batching import Batch, denominators_of, make_batches, scatter_back
@@ -25,7 +27,7 @@ from trainer.config_file import parse_config
 from trainer.engines.hf import HFEngine
 from trainer.model import LanguageModel
 from trainer.sequences import TokenSequence, rows_of
-from trainer.update import update
+from trainer.update import Parts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
 """(pack_tokens, tokens_per_microbatch): each row alone, up to everything in one."""
@@ -185,13 +187,13 @@ def test_masked_logits_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     noisy_model.network.base_model.register_forward_hook(spoil, with_kwargs=True)
     learner = learner_of(noisy_model)
-    forward = learner._forward
+    forward = trainer.backends.torch._forward
 
-    def watched(batch: Batch) -> Any:
+    def watched(network: Any, batch: Batch, temperature: float) -> Any:
         current[:] = [batch.label_mask]
-        return forward(batch)
+        return forward(network, batch, temperature)
 
-    monkeypatch.setattr(learner, "_forward", watched)
+    monkeypatch.setattr(trainer.backends.torch, "_forward", watched)
     learner.step(batches, denominators_of(rows), lr=0.0)
     found = gradients(noisy_model)
     assert all(torch.equal(clean[n], found[n]) for n in clean)
@@ -384,10 +386,14 @@ class Recorder:
         return self.inner.step(batches, denominators, lr=lr, on_policy=on_policy)
 
 
+def parts_of(learner: Any) -> Parts:
+    return Parts(learner=learner, state=AlgorithmState(kl_coef=0.0))
+
+
 def recorded(config: RunConfig, groups: list[Any], model: LanguageModel) -> tuple[Recorder, dict[str, float]]:
     inner = TorchLearner(model, loss=config.loss, optimizer=config.optimizer, temperature=config.sampling.temperature)
     learner = Recorder(inner)
-    return learner, update(config, learner, groups, step=0, version=0)  # type: ignore[arg-type]
+    return learner, update(config, parts_of(learner), groups, step=0, version=0)
 
 
 def test_one_step_is_on_policy_and_measures_the_mismatch() -> None:
@@ -479,7 +485,7 @@ def test_nothing_to_learn_takes_no_step() -> None:
     assert learner.steps == []
     assert metrics["learner/optimizer_steps"] == 0.0
     failed = [group(trajectory(turn(), kind="failed"))]
-    assert update(run_config(), learner, failed, step=0, version=0) == {"learner/rows": 0.0}  # type: ignore[arg-type]
+    assert update(run_config(), parts_of(learner), failed, step=0, version=0) == {"learner/rows": 0.0}
     assert all(torch.equal(before[n], w) for n, w in model.network.state_dict().items())
 
 

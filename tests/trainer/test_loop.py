@@ -33,6 +33,7 @@ from loop_runs import (
 from word_env import CARD, fault_of
 
 import roll_envs
+import trainer.collecting
 import trainer.loop
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from trainer.checkpoint import list_checkpoints, load_checkpoint
@@ -168,13 +169,13 @@ def test_a_learning_rate_of_zero_stays_flat(tmp_path: Path) -> None:
 
 def test_tasks_have_no_gap_and_no_repeat(tmp_path: Path) -> None:
     env = configured(tmp_path).env
-    drawn = [t for step in range(50) for t in draw_tasks(env, seed=3, step=step, count=7)]
+    drawn = [t for first in range(0, 350, 7) for t in draw_tasks(env, seed=3, first=first, count=7)]
     assert [t.index for t in drawn] == list(range(350))
     assert len({t.seed for t in drawn}) == 350
     assert {t.split for t in drawn} == {"train"}
-    assert draw_tasks(env, seed=3, step=4, count=7) == drawn[28:35]
-    assert draw_tasks(env, seed=4, step=4, count=7) != drawn[28:35]
-    assert {t.seed for t in draw_tasks(env, seed=3, step=0, count=99, split="demonstrations")}.isdisjoint(
+    assert draw_tasks(env, seed=3, first=28, count=7) == drawn[28:35]
+    assert draw_tasks(env, seed=4, first=28, count=7) != drawn[28:35]
+    assert {t.seed for t in draw_tasks(env, seed=3, first=0, count=99, split="demonstrations")}.isdisjoint(
         t.seed for t in drawn
     )
 
@@ -186,12 +187,14 @@ def test_train_and_held_out_seeds_are_disjoint(tmp_path: Path) -> None:
     assert panel[100:] == held_out_panel(env, 200, first=100)
     assert min(t.seed for t in panel) >= HELD_OUT_SEEDS
     for seed in range(5):
-        assert max(t.seed for s in range(40) for t in draw_tasks(env, seed=seed, step=s, count=50)) < HELD_OUT_SEEDS
+        assert (
+            max(t.seed for s in range(40) for t in draw_tasks(env, seed=seed, first=50 * s, count=50)) < HELD_OUT_SEEDS
+        )
 
 
 def test_groups_share_their_start(tmp_path: Path) -> None:
     with Session(configured(tmp_path)) as session:
-        groups = session.collect(draw_tasks(session.config.env, seed=0, step=0, count=4), 3)
+        groups = session.collect(draw_tasks(session.config.env, seed=0, first=0, count=4), 3)
     for group in groups:
         assert len({t.turns[0].prompt_observation for t in group.trajectories}) == 1
 
@@ -486,7 +489,7 @@ def test_failed_episodes_are_in_no_statistic(word: str, tmp_path: Path) -> None:
     assert [r["step"] for r in records] == [1, 2, 3]
     env = configured(tmp_path, **word_run(0.2)).env
     for record in records:
-        tasks = draw_tasks(env, seed=0, step=record["step"] - 1, count=6)
+        tasks = draw_tasks(env, seed=0, first=6 * (record["step"] - 1), count=6)
         failed = 3 * sum(fault_of(t.seed, 0.2) for t in tasks)
         assert record["rollout/outcome/failed"] == failed
         assert record["rollout/outcome/completed"] == 18 - failed
@@ -520,14 +523,14 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
 def test_an_environment_that_breaks_in_training_leaves_a_checkpoint(
     word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = trainer.loop.draw_tasks
+    original = trainer.collecting.draw_tasks
 
-    def draw(env: Any, *, step: int, **kwargs: Any) -> Any:
+    def draw(env: Any, *, first: int, count: int, **kwargs: Any) -> Any:
         broken = env.model_copy(update={"kwargs": {"fail_share": 1.0}})
-        return original(broken if step == 2 else env, step=step, **kwargs)
+        return original(broken if first == 2 * count else env, first=first, count=count, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.loop, "draw_tasks", draw)
+        patched.setattr(trainer.collecting, "draw_tasks", draw)
         with pytest.raises(RollError, match="training, step 3: 18 of 18 episodes failed"):
             run(tmp_path, **word_run(0.0, checkpoint={"every": 0}))
     path = the_run(tmp_path)

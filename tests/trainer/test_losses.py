@@ -11,16 +11,47 @@ from episode_builders import row
 from roll_envs.errors import UnknownNameError
 from trainer.batching import Denominators, denominators_of, make_batches
 from trainer.config import LossConfig
-from trainer.losses import LOSSES, aggregate, clip, entropy, label_logprobs, policy_loss, register_loss, reinforce
+from trainer.losses import (
+    LOSSES,
+    LossInputs,
+    TensorMetrics,
+    aggregate,
+    clip,
+    entropy,
+    label_logprobs,
+    policy_loss,
+    register_loss,
+    reinforce,
+)
 
 DUAL = LossConfig(dual_clip=3.0)
+
+
+def inputs_of(
+    logp: torch.Tensor,
+    *,
+    old: torch.Tensor | None = None,
+    advantages: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+) -> LossInputs:
+    """Inputs [B, T] with old and sampler log-probs of 0, advantages of 1, one row of one turn per line."""
+    zero = torch.zeros_like(logp).detach()
+    places = torch.arange(logp.shape[0])[:, None].expand(logp.shape)
+    return LossInputs(
+        logp=logp,
+        old_logp=zero if old is None else old,
+        sampler_logp=zero if old is None else old,
+        advantages=zero + 1.0 if advantages is None else advantages,
+        mask=torch.ones(logp.shape, dtype=torch.bool) if mask is None else mask,
+        rows=places,
+        turns=torch.zeros(logp.shape, dtype=torch.int64),
+    )
 
 
 def one(ratio: float, advantage: float, config: LossConfig) -> tuple[float, float, dict[str, float]]:
     """Loss, gradient with respect to logp, and metrics of one token."""
     logp = torch.tensor([[ratio]], dtype=torch.float64).log().requires_grad_()
-    zero, mask = torch.zeros_like(logp), torch.ones(1, 1, dtype=torch.bool)
-    loss, metrics = clip(logp, zero, zero, torch.full_like(zero, advantage), mask, config)
+    loss, metrics = clip(inputs_of(logp, advantages=torch.full_like(logp, advantage).detach()), config)
     loss.sum().backward()
     assert logp.grad is not None
     return loss.item(), logp.grad.item(), {k: v.item() for k, v in metrics.items()}
@@ -56,15 +87,14 @@ def test_clip_metrics_count_what_was_cut() -> None:
 
 
 def test_a_huge_log_ratio_stays_finite() -> None:
-    logp, zero = torch.tensor([[500.0]]), torch.zeros(1, 1)
-    loss, _ = clip(logp, zero, zero, -torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), LossConfig())
+    loss, _ = clip(inputs_of(torch.tensor([[500.0]]), advantages=-torch.ones(1, 1)), LossConfig())
     assert loss.isfinite().all()
 
 
 def test_reinforce_by_hand() -> None:
     logp = torch.tensor([[-0.5, -2.0]], requires_grad=True)
     advantages, mask = torch.tensor([[3.0, 3.0]]), torch.tensor([[True, False]])
-    loss, _ = reinforce(logp, logp, logp, advantages, mask, LossConfig(name="reinforce"))
+    loss, _ = reinforce(inputs_of(logp, advantages=advantages, mask=mask), LossConfig(name="reinforce"))
     assert loss.tolist() == [[1.5, 0.0]]
     (gradient,) = torch.autograd.grad(loss.sum(), logp)
     assert gradient.tolist() == [[-3.0, 0.0]]
@@ -145,8 +175,8 @@ def test_a_masked_out_token_has_no_loss_and_no_metric_whatever_it_holds(name: st
     config = LossConfig(name=name, dual_clip=3.0)
     mask = torch.tensor([[True, False, False]])
     kept, lost = torch.tensor([[-0.5, -0.5, -0.5]]), torch.tensor([[-0.5, float("nan"), float("-inf")]])
-    loss, metrics = LOSSES[name](lost, lost, lost, lost, mask, config)
-    expected, expected_metrics = LOSSES[name](kept, kept, kept, kept, mask, config)
+    loss, metrics = LOSSES[name].loss(inputs_of(lost, old=lost, advantages=lost, mask=mask), config)
+    expected, expected_metrics = LOSSES[name].loss(inputs_of(kept, old=kept, advantages=kept, mask=mask), config)
     assert loss[0, 1:].tolist() == [0.0, 0.0]
     assert torch.equal(loss, expected)
     assert metrics == expected_metrics
@@ -167,8 +197,8 @@ def test_entropy_bonus_needs_entropies_and_lowers_the_loss() -> None:
 def test_registered_losses_are_found_and_names_are_not_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.losses.LOSSES", dict(LOSSES))
 
-    def nothing(logp, old_logp, sampler_logp, advantages, mask, config):  # type: ignore[no-untyped-def]
-        return torch.zeros_like(logp), {"loss/mine": mask.sum()}
+    def nothing(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, TensorMetrics]:
+        return torch.zeros_like(inputs.logp), {"loss/mine": inputs.mask.sum()}
 
     register_loss("nothing", nothing)
     rows = [row((1, 2, 3), (0, 1, 1))]

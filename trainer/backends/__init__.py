@@ -1,16 +1,16 @@
-"""Learner backends by name: what turns batches into new weights.
+"""Learner backends by name: what turns batches into new weights, and the critic and reference beside it.
 
 Looking a name up loads nothing; making a learner loads what it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roll_envs.errors import UnknownNameError
 from roll_envs.types import Metrics
-from trainer.config import LossConfig, OptimizerConfig
+from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,27 @@ if TYPE_CHECKING:
     from trainer.batching import Batch, Denominators
     from trainer.model import LanguageModel
 
-__all__ = ["BACKENDS", "Learner", "make_learner"]
+__all__ = ["BACKENDS", "Critic", "Learner", "Scorer", "make_learner"]
+
+
+class Scorer(Protocol):
+    """Scores rows under weights that may be replaced but do not learn."""
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]: ...
+
+    def weights(self) -> dict[str, torch.Tensor]: ...
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None: ...
+
+
+class Critic(Scorer, Protocol):
+    """Predicts the return of the state in which each label was sampled; ``score`` gives its values."""
+
+    def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics: ...
+
+    def optimizer_state(self) -> dict[str, Any]: ...
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
 
 
 class Learner(Protocol):
@@ -35,6 +55,14 @@ class Learner(Protocol):
     def optimizer_state(self) -> dict[str, Any]: ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
+
+    def reference(self) -> Scorer:
+        """A scorer that holds a copy of the current weights."""
+        ...
+
+    def critic(self, config: CriticConfig) -> Critic:
+        """A critic that begins with a copy of the current weights and a head of its own."""
+        ...
 
 
 def _torch(*arguments: Any, **keywords: Any) -> Learner:
@@ -54,9 +82,12 @@ def make_learner(
     loss: LossConfig,
     optimizer: OptimizerConfig,
     temperature: float,
+    correction: CorrectionConfig | None = None,
     threads: int = 1,
 ) -> Learner:
     """The learner ``name``. Raises :class:`UnknownNameError` for a name that is not registered."""
     if name not in BACKENDS:
         raise UnknownNameError("learner backend", name, BACKENDS)
-    return BACKENDS[name](model, loss=loss, optimizer=optimizer, temperature=temperature, threads=threads)
+    return BACKENDS[name](
+        model, loss=loss, optimizer=optimizer, temperature=temperature, correction=correction, threads=threads
+    )

@@ -6,22 +6,24 @@ update does not depend on how rows were cut into micro-batches.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 
-from roll_envs.errors import RollError
+from roll_envs.errors import CheckpointError, RollError
 from roll_envs.types import Metrics
+from trainer.backends.torch_critic import TorchCritic
 from trainer.batching import Batch, Denominators, attention_mask
-from trainer.config import LossConfig, OptimizerConfig
+from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 from trainer.losses import entropy, label_logprobs, policy_loss
 from trainer.model import LanguageModel
 from trainer.optimizers import OPTIMIZERS
 
-__all__ = ["TorchLearner"]
+__all__ = ["TorchLearner", "TorchScorer"]
 
 
 class _Part(NamedTuple):
@@ -31,6 +33,45 @@ class _Part(NamedTuple):
     logp: torch.Tensor
     loss: float
     metrics: dict[str, torch.Tensor]
+
+
+def _forward(network: Any, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of the labels [B, T] (0 where masked) and logits [n, V] at the n positions that have one."""
+    hidden = network.base_model(
+        input_ids=batch.ids,
+        attention_mask=attention_mask(batch.segments),
+        position_ids=batch.positions,
+        use_cache=False,
+    ).last_hidden_state
+    logits = network.lm_head(hidden[batch.label_mask])
+    chosen = label_logprobs(logits, batch.labels[batch.label_mask], temperature)
+    blank = torch.zeros(batch.ids.shape, dtype=chosen.dtype, device=chosen.device)
+    return blank.masked_scatter(batch.label_mask, chosen), logits
+
+
+class TorchScorer:
+    """A frozen policy: the reference of KL terms."""
+
+    def __init__(self, network: Any, temperature: float) -> None:
+        """``network`` is copied."""
+        self._network = copy.deepcopy(network).requires_grad_(False)
+        self._temperature = temperature
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
+        with torch.inference_mode():
+            return [_forward(self._network, batch, self._temperature)[0] for batch in batches]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights, by the names of the network's state dict (views, not copies)."""
+        return dict(self._network.state_dict())
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take other weights. Raises :class:`CheckpointError` when they do not fit."""
+        try:
+            self._network.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            raise CheckpointError(f"the checkpoint's reference does not fit the configured model: {error}") from error
 
 
 class TorchLearner:
@@ -43,12 +84,14 @@ class TorchLearner:
         loss: LossConfig,
         optimizer: OptimizerConfig,
         temperature: float,
+        correction: CorrectionConfig | None = None,
         threads: int = 1,
     ) -> None:
         """``threads`` micro-batches are run side by side, each on one core; their gradients are added in order, so
         that the number of threads changes nothing. On small models this beats threads inside each operation."""
         self._network = model.network.train()
         self._loss, self._temperature = loss, temperature
+        self._correction = correction or CorrectionConfig()
         self._max_grad_norm = optimizer.max_grad_norm
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
         self._pool = (
@@ -58,23 +101,10 @@ class TorchLearner:
         )
         self._optimizers = OPTIMIZERS[optimizer.name](self._network, optimizer)
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the labels [B, T] (0 where masked) and logits [n, V] at the n positions that have one."""
-        hidden = self._network.base_model(
-            input_ids=batch.ids,
-            attention_mask=attention_mask(batch.segments),
-            position_ids=batch.positions,
-            use_cache=False,
-        ).last_hidden_state
-        logits = self._network.lm_head(hidden[batch.label_mask])
-        chosen = label_logprobs(logits, batch.labels[batch.label_mask], self._temperature)
-        blank = torch.zeros(batch.ids.shape, dtype=chosen.dtype, device=chosen.device)
-        return blank.masked_scatter(batch.label_mask, chosen), logits
-
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
         with torch.inference_mode():
-            return [self._forward(batch)[0] for batch in batches]
+            return [_forward(self._network, batch, self._temperature)[0] for batch in batches]
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
@@ -119,12 +149,12 @@ class TorchLearner:
             yield from self._pool.map(lambda batch: self._part(batch, denominators, on_policy), batches)
 
     def _part(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Part:
-        logp, logits = self._forward(batch)
+        logp, logits = _forward(self._network, batch, self._temperature)
         with torch.set_grad_enabled(self._loss.entropy_coef != 0):
             spread = entropy(logits, self._temperature)
             entropies = torch.zeros_like(logp).masked_scatter(batch.label_mask, spread)
         used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
-        loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies)
+        loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies, correction=self._correction)
         gradients = torch.autograd.grad(loss, self._parameters)
         return _Part(gradients=gradients, logp=logp.detach(), loss=float(loss.detach()), metrics=metrics)
 
@@ -140,3 +170,11 @@ class TorchLearner:
         """Put the optimiser back to a saved state."""
         for part, saved in zip(self._optimizers, state["parts"], strict=True):
             part.load_state_dict(saved)
+
+    def reference(self) -> TorchScorer:
+        """A frozen copy of the current policy."""
+        return TorchScorer(self._network, self._temperature)
+
+    def critic(self, config: CriticConfig) -> TorchCritic:
+        """A critic whose body begins as a copy of the current policy's."""
+        return TorchCritic(self._network, config)
