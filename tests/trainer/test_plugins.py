@@ -1,0 +1,73 @@
+"""Entry points of other packages are found by name, and broken ones are told to those who ask for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roll_envs.errors import ConfigError, PluginError
+from trainer.plugins import load_plugin, plugin_names
+
+GROUP = "roll_envs.test_parts"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages, first on the path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def install(site: Path, name: str, code: str, points: str, *, group: str = GROUP) -> None:
+    """A package of one module, as an installer leaves it."""
+    (site / f"{name}.py").write_text(code, encoding="utf-8")
+    meta = site / f"{name}-1.0.dist-info"
+    meta.mkdir()
+    (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    (meta / "entry_points.txt").write_text(f"[{group}]\n{points}\n", encoding="utf-8")
+
+
+def test_a_plugin_is_loaded_by_name(site: Path) -> None:
+    install(site, "part_good", "VALUE = 41 + 1\n", "answer = part_good:VALUE")
+    assert plugin_names(GROUP) == ("answer",)
+    assert load_plugin(GROUP, "answer", "part") == 42
+    assert load_plugin(GROUP, "question", "part") is None
+    assert load_plugin("roll_envs.other_parts", "answer", "part") is None
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "reason"),
+    [
+        (
+            "part_lost",
+            "import there_is_no_such_module\n",
+            "ModuleNotFoundError: No module named 'there_is_no_such_module'",
+        ),
+        ("part_empty", "VALUES = 1\n", "AttributeError"),
+        ("part_falls", "1 / 0\n", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_broken_plugin_is_named_with_the_reason_and_harms_no_other(
+    site: Path, module: str, code: str, reason: str
+) -> None:
+    install(site, module, code, f"broken = {module}:VALUE")
+    install(site, "part_sound", "VALUE = 1\n", "sound = part_sound:VALUE")
+    assert plugin_names(GROUP) == ("broken", "sound")
+    assert load_plugin(GROUP, "sound", "part") == 1
+    with pytest.raises(PluginError, match=rf"part 'broken' \({module}:VALUE\) cannot be loaded: {reason}"):
+        load_plugin(GROUP, "broken", "part")
+
+
+def test_errors_meant_for_users_pass_unchanged(site: Path) -> None:
+    code = "from roll_envs.errors import ConfigError\nraise ConfigError('set COLOUR first')\n"
+    install(site, "part_asks", code, "asks = part_asks:VALUE")
+    with pytest.raises(ConfigError, match="set COLOUR first"):
+        load_plugin(GROUP, "asks", "part")
+
+
+def test_one_name_of_two_packages_is_refused(site: Path) -> None:
+    install(site, "part_one", "VALUE = 1\n", "same = part_one:VALUE")
+    install(site, "part_two", "VALUE = 2\n", "same = part_two:VALUE")
+    with pytest.raises(PluginError, match=r"part_one \(part_one:VALUE\), part_two \(part_two:VALUE\); uninstall"):
+        load_plugin(GROUP, "same", "part")
