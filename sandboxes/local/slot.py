@@ -19,6 +19,7 @@ from roll_envs.errors import SandboxError
 
 from .cgroups import remove_folders
 from .inside import wire
+from .inside.files import open_plain
 from .output import Output
 from .programs import Order
 
@@ -58,6 +59,8 @@ class Ended:
     stderr: bytes = b""
     stdout_dropped: int = 0
     stderr_dropped: int = 0
+    folder: int | None = None
+    """What was the working folder, open, when its files are to be fetched; nobody else can change them any more."""
     files: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -66,7 +69,7 @@ FETCH_BYTES = 256 << 20
 
 
 def read_plain(fd: int, most: int) -> bytes | None:
-    """All of a plain file through a descriptor that init passed, which is closed; ``None`` where it is too long."""
+    """All of a plain file through an open descriptor, which is closed; ``None`` where it is too long."""
     with os.fdopen(fd, "rb") as file:
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode) or state.st_size > most:
@@ -79,6 +82,20 @@ def _readable(channel: socket.socket, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     return bool(poll.poll(1000 * timeout_s))
+
+
+def _fetch(folder: int, names: Sequence[str]) -> dict[str, bytes]:
+    """The plain files among ``names`` below ``folder``, which is closed."""
+    files: dict[str, bytes] = {}
+    try:
+        for name in names:
+            fd = open_plain(folder, name)
+            content = None if fd is None else read_plain(fd, FETCH_BYTES - sum(map(len, files.values())))
+            if content is not None:
+                files[name] = content
+    finally:
+        os.close(folder)
+    return files
 
 
 class Slot:
@@ -136,10 +153,13 @@ class Slot:
                 ours.callback(os.close, fds[0])
                 fds.append(wire.sealed(stdin) if stdin else os.open("/dev/null", os.O_RDONLY))
                 ours.callback(os.close, fds[1])
-                message = {"order": "run", "limits": asdict(order.limits), "fetch": order.fetch}
+                message = {"order": "run", "limits": asdict(order.limits), "show_work": bool(order.fetch)}
                 self.order(message, [*fds, *output.writers])
             output.close_writers()
-            return self.see_to_end(output, wall_s, self.kill)
+            ended = self.see_to_end(output, wall_s, self.kill)
+        if ended.folder is not None:
+            ended.files = _fetch(ended.folder, order.fetch)
+        return ended
 
     def begin(self) -> None:
         """From now on the init that waits is ours."""
@@ -223,12 +243,8 @@ class Slot:
             self._fail(f"its channel broke ({error.strerror})")
         if message is None or message["event"] == "fault":
             self._fail_with(message)
-        if message["event"] == "file":
-            content = read_plain(fds[0], FETCH_BYTES - sum(map(len, ended.files.values())))
-            if content is not None:
-                ended.files[message["name"]] = content
-            return
         ended.report = message
+        ended.folder = fds[0] if fds else None
         ended.oom, ended.peak = message["oom"], message["peak"]
 
     def _take_notice(self, ended: Ended) -> None:
@@ -265,8 +281,10 @@ class Slot:
         if self.dead:
             return
         self.dead = True
-        self._control.close()
-        self._work.close()
+        for channel in (self._control, self._work):
+            with contextlib.suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)  # another thread may be waiting for it, and keep it open thereby
+            channel.close()
         try:
             self._keeper.wait(GRACE_S)
         except subprocess.TimeoutExpired:

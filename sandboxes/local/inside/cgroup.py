@@ -24,6 +24,7 @@ class Cgroup:
         tasks = "cgroup.procs" if self._v2 else "tasks"
         self._tasks = [os.open(f"{folder}/{tasks}", os.O_WRONLY) for folder in dict.fromkeys((memory, pids))]
         self._oom_before = 0
+        self._bound = _ROOM
         fds = {self._limit, self._events, self._peak, self._swap, self._pids, *self._tasks}
         self.descriptors = {fd for fd in fds if fd is not None}
 
@@ -38,12 +39,7 @@ class Cgroup:
 
     def limit(self, memory_bytes: int, processes: int) -> None:
         """Set both bounds and start counting anew."""
-        if self._v2:
-            if self._swap is not None:
-                os.pwrite(self._swap, b"0", 0)
-            os.pwrite(self._limit, b"%d" % memory_bytes, 0)
-        else:
-            self._limit_v1(b"%d" % memory_bytes)
+        self._limit_memory(memory_bytes)
         os.pwrite(self._pids, b"%d" % processes, 0)
         if self._peak is not None:
             try:
@@ -51,6 +47,20 @@ class Cgroup:
             except OSError:  # version 2 before Linux 6.12: the peak is that of all runs, which nobody wants to know
                 self._peak = None
         self.begin()
+
+    def give_room(self) -> None:
+        """Nothing but ours is in it: what the last run left, a file that is still being fetched say, may stay."""
+        if self._bound < _ROOM:
+            self._limit_memory(_ROOM)
+
+    def _limit_memory(self, memory_bytes: int) -> None:
+        if self._v2:
+            if self._swap is not None:
+                os.pwrite(self._swap, b"0", 0)
+            os.pwrite(self._limit, b"%d" % memory_bytes, 0)
+        else:
+            self._limit_v1(b"%d" % memory_bytes)
+        self._bound = memory_bytes
 
     def _limit_v1(self, value: bytes) -> None:
         """With swap the sum must never be below the limit of memory alone, so the order depends on the direction."""
@@ -76,6 +86,7 @@ class Cgroup:
         return 0
 
 
+_ROOM = 512 << 20
 _MEMORY_V1 = ("memory.limit_in_bytes", "memory.oom_control", "memory.max_usage_in_bytes")
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
-from .files import WORK, open_plain
+from .files import WORK
 from .program import Script
 from .ready import STARTED, become, keep_channel
 from .root import mount_box, mount_proc, resize_box
@@ -50,15 +50,19 @@ class Child:
         with contextlib.suppress(OSError):
             wire.send(self.channel, message, fds)
 
-    def check_started(self, status: int | None = None) -> None:
-        """Raises :class:`NotStartedError` when it ended (with ``status``) before the program began."""
+    def check_started(self, status: int | None = None, *, excused: bool = False) -> list[int]:
+        """What it passed on with the word that all is ready: the working folder, where it was asked to show that.
+
+        Raises :class:`NotStartedError` when it ended (with ``status``) before the program began, unless ``excused``.
+        """
         try:
-            said = self.channel.recv(4096)
+            said, fds, _, _ = socket.recv_fds(self.channel, 4096, 1)
         except ConnectionResetError:  # it ended before it took the order; what it said comes next
-            said = self.channel.recv(4096)
-        if said != STARTED:
+            said, fds, _, _ = socket.recv_fds(self.channel, 4096, 1)
+        if said != STARTED and not excused:
             how = "it ended" if status is None else f"it ended with wait status {status}"
             raise NotStartedError(f"the program could not be started: {said.decode(errors='replace') or how}")
+        return fds
 
 
 class Init:
@@ -75,11 +79,14 @@ class Init:
         self._ready: Child | None = None
         self._begun = False
 
-    def serve(self, sessions: Callable[[Init, dict[str, Any]], None]) -> NoReturn:
-        """Make the place, wait for the order, carry it out. Raises :class:`Untrusted` in the program's process."""
+    def serve(self, sessions: Callable[[Init, dict[str, Any]], None], order: dict[str, Any] | None = None) -> NoReturn:
+        """Make the place, wait for the order (where it is not there yet), carry it out.
+
+        Raises :class:`Untrusted` in the program's process.
+        """
         try:
             self._prepare()
-            message, fds = wire.receive(self.work)
+            message, fds = (order, []) if order else wire.receive(self.work)
             if message is None:
                 os._exit(0)
             if message["order"] == "session":
@@ -145,12 +152,11 @@ class Init:
         wall_s = time.monotonic() - started
         kill_all()
         usage = self.usage()
-        if not usage["oom"]:
-            child.check_started(status)
+        child.check_started(status, excused=bool(usage["oom"]))
         if self._cgroup is None or usage["peak"] is None:
             usage["peak"] = max(usage["peak"] or 0, resident)  # a short run ends between two looks
-        self._send_files(message["fetch"])
-        wire.send(self.work, {"event": "done", "status": status, "wall_s": wall_s, **usage})
+        shown = [os.open(WORK, os.O_RDONLY | os.O_DIRECTORY)] if message["show_work"] else []
+        wire.send(self.work, {"event": "done", "status": status, "wall_s": wall_s, **usage}, shown)
 
     def take_ready(self) -> Child:
         """A process that waits for its order; usually it has been waiting for a while."""
@@ -184,17 +190,6 @@ class Init:
                     return status, usage.ru_maxrss << 10
                 if pid == 0:
                     break
-
-    def _send_files(self, names: list[str]) -> None:
-        """Pass on the plain files among ``names`` that exist. Nobody can change them any more."""
-        if not names:
-            return
-        folder = os.open(WORK, os.O_RDONLY | os.O_DIRECTORY)
-        for name in names:
-            fd = open_plain(folder, name)
-            if fd is not None:
-                wire.send(self.work, {"event": "file", "name": name}, (fd,))
-                os.close(fd)
 
 
 def kill_all() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from . import wire
 from .cells import serve_cells
 from .confine import bound_resources, give_up_rights
-from .files import write_new
+from .files import WORK, write_new
 from .program import Script, execute, set_environment
 
 __all__ = ["CHANNEL", "STARTED", "become", "keep_channel"]
@@ -43,7 +43,7 @@ def become(script: Script, *, many_users: bool) -> NoReturn:
         if message is None:
             os._exit(0)
         start = _ORDERS[message["order"]](message, fds, script, many_users)
-        channel.send(STARTED)
+        socket.send_fds(channel, [STARTED], _shown(message))
         if message["order"] != "cells":
             channel.close()
     except BaseException as error:
@@ -51,6 +51,11 @@ def become(script: Script, *, many_users: bool) -> NoReturn:
         os._exit(_NOT_STARTED)
     start()
     os._exit(0)
+
+
+def _shown(message: Mapping[str, Any]) -> list[int]:
+    """The working folder, for one who is to fetch files from it afterwards and is not in this place."""
+    return [os.open(WORK, os.O_RDONLY | os.O_DIRECTORY)] if message.get("show_work") else []
 
 
 def _take_streams(fds: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ BOX = "/.box"
 _PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 PROC_OPTIONS = "subset=pid"
+_HIDDEN = "subset=pid,hidepid=invisible"
 _ROOT_OPTIONS = "mode=0755,size=4m,nr_inodes=4096"
 _FIXED = MS_RDONLY | MS_NOSUID | MS_NODEV
 
@@ -50,13 +51,14 @@ def build_tree(plan: Mapping[str, Any]) -> None:
     kernel.remount(base, _FIXED)
 
 
-def enter_tree(base: str) -> None:
+def enter_tree(base: str, *, hidden: bool) -> None:
     """Make the tree the root, with a /proc of the caller's namespace; what was the root is gone then.
 
-    The host's /proc must still be in sight when the new one is mounted: the kernel gives no more than what was there.
+    ``hidden``: /proc shows users their own processes only. The host's /proc must still be in sight when the new one is
+    mounted: the kernel gives no more than what was there.
     """
     kernel.make_private("/")
-    mount_proc(base + "/proc")
+    mount_proc(base + "/proc", _HIDDEN if hidden else PROC_OPTIONS)
     kernel.bind(base, base)  # a mount that came from a namespace with more rights cannot itself become the root
     kernel.pivot_root(base, base + "/.old")
     os.chdir("/")
@@ -88,10 +90,10 @@ def _touch(path: str) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
 
 
-def mount_proc(target: str) -> None:
+def mount_proc(target: str, options: str = PROC_OPTIONS) -> None:
     """The /proc of the caller's process namespace, without anything but processes where the kernel can do that."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-    kernel.mount("proc", target, "proc", flags, PROC_OPTIONS)
+    kernel.mount("proc", target, "proc", flags, options)
 
 
 def _box_options(files_mb: int, owner: int) -> str:

@@ -25,6 +25,7 @@ from .confine import RUN_USER
 from .init import Init
 from .program import Script
 from .root import build_tree, enter_tree
+from .runs import Runs
 from .seccomp import ZYGOTE_NAMESPACE_FD
 from .session import serve_session
 from .untrusted import Untrusted
@@ -47,6 +48,7 @@ class Zygote:
         self._many_users = plan["ids"] is not None
         self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
         self._serial = 0
+        self._last_pid: int | None = None
 
     def unshare(self, ask_for_ids: Callable[[], None]) -> None:
         """New namespaces for the next child, all owned by a user namespace, in which we may do what we like.
@@ -93,7 +95,9 @@ class Zygote:
         socket.sethostname("sandbox")
         if not self._many_users:
             build_tree(self._plan)
-        enter_tree(self._plan["base"])
+        with contextlib.suppress(OSError):  # a kernel without it: programs are no longer process 2 each time then
+            self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
+        enter_tree(self._plan["base"], hidden=self._many_users)
         kernel.dumpable(False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
@@ -108,6 +112,8 @@ class Zygote:
         keep = {0, 1, 2, self._control.fileno(), self._work.fileno(), self._alive}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
+        if self._last_pid is not None:
+            keep.add(self._last_pid)
         for name in os.listdir("/proc/self/fd"):
             if int(name) not in keep:
                 with contextlib.suppress(OSError):
@@ -117,26 +123,46 @@ class Zygote:
         here = os.open("/proc/self/ns/pid", os.O_RDONLY)
         os.dup2(here, ZYGOTE_NAMESPACE_FD, inheritable=False)
         os.close(here)
-        here = ZYGOTE_NAMESPACE_FD
         script = Script()
         kernel.no_new_privileges()
         kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
         gc.collect()
         gc.freeze()
-        while True:
-            self._serial += 1
-            kernel.setns(here, kernel.NEWPID)  # a process may ask for children elsewhere only from its own place
-            kernel.unshare(kernel.NEWPID)
-            if self._cgroup is not None:
-                self._cgroup.begin()
-            run = os.fork()
-            if run == 0:
-                os.close(here)
-                self._control.close()
-                os.close(self._alive)
-                Init(script, self._work, self._cgroup, many_users=self._many_users).serve(serve_session)
-            if not self._watch(run):
+        if self._many_users and self._cgroup is not None:
+            self._serve_here(script, self._cgroup)
+        else:
+            self._serve_apart(script)
+
+    def _serve_here(self, script: Script, cgroup: Cgroup) -> None:
+        """Runs in our own process namespace, sessions in one of their own."""
+        os.setpgid(0, 0)  # a program's signals to "my group" stay in the jail
+        runs = Runs(script, self._control, self._work, self._alive, cgroup, self._last_pid)
+        while (order := runs.next_order()) is not None:
+            self._serial = runs.serial
+            if not self._watch(self._fork_init(script, order)):
                 return
+            kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
+
+    def _serve_apart(self, script: Script) -> None:
+        """Each run or session in a process namespace of its own, whose first process waits for the order."""
+        going_on = True
+        while going_on:
+            self._serial += 1
+            going_on = self._watch(self._fork_init(script))
+
+    def _fork_init(self, script: Script, order: dict[str, Any] | None = None) -> int:
+        """The first process of a new namespace, for a run or a session."""
+        kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)  # one may ask for children elsewhere only from one's own place
+        kernel.unshare(kernel.NEWPID)
+        if self._cgroup is not None:
+            self._cgroup.begin()
+        run = os.fork()
+        if run == 0:
+            os.close(ZYGOTE_NAMESPACE_FD)
+            self._control.close()
+            os.close(self._alive)
+            Init(script, self._work, self._cgroup, many_users=self._many_users).serve(serve_session, order)
+        return run
 
     def _watch(self, run: int) -> bool:
         """Wait for the end of a run and say so; whether to go on."""
