@@ -15,7 +15,7 @@ import re
 import secrets
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from trainer.results import versions
 
 __all__ = [
     "CheckpointState",
+    "best_checkpoints",
     "clean_unfinished",
     "latest_good",
     "list_checkpoints",
@@ -65,8 +66,20 @@ class CheckpointState:
     """Whatever else is JSON: the phase, results so far, seconds used."""
 
 
-def save_checkpoint(folder: str | os.PathLike[str], state: CheckpointState, *, keep: int | None = None) -> Path:
-    """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest ``keep``.
+Score = Callable[[Mapping[str, Any]], float | None]
+"""From a checkpoint's ``progress`` to how good it is; None where that was not measured."""
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    state: CheckpointState,
+    *,
+    keep: int | None = None,
+    keep_best: int = 0,
+    score: Score | None = None,
+) -> Path:
+    """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest ``keep``
+    and the ``keep_best`` with the highest ``score`` (the newer of equal ones).
 
     Raises RollError when the disk is full or cannot be written; every earlier checkpoint is then still there.
     """
@@ -97,8 +110,9 @@ def save_checkpoint(folder: str | os.PathLike[str], state: CheckpointState, *, k
             raise
         sync_folder(parent)
     if keep is not None:
+        best = best_checkpoints(parent, score)[:keep_best] if score is not None else []
         for old in list_checkpoints(parent)[: -max(1, keep)]:
-            if old != final:
+            if old != final and old not in best:
                 shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -137,6 +151,19 @@ def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -
             continue
         return candidate
     return None
+
+
+def best_checkpoints(folder: str | os.PathLike[str], score: Score) -> list[Path]:
+    """Checkpoints that have a score, best first, the newer of equal ones first."""
+    scored: list[tuple[float, int, Path]] = []
+    for path in reversed(list_checkpoints(_checkpoints_folder(Path(folder)))):
+        try:
+            found = score(json.loads((path / "progress.json").read_bytes())["progress"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # damaged; loading it tells
+        if found is not None:
+            scored.append((-found, len(scored), path))
+    return [path for _, _, path in sorted(scored)]
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:

@@ -30,11 +30,15 @@ _EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safete
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``roll-train CONFIG [key=value ...]`` and ``roll-train resume RUN``; returns the exit status."""
+    """``roll-train CONFIG [key=value ...]``, ``roll-train resume RUN`` and ``roll-train explain CONFIG``; returns the
+    exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["resume"]:
         options = _resume_parser().parse_args(arguments[1:])
         return _guarded("roll-train", lambda: _resume(options))
+    if arguments[:1] == ["explain"]:
+        options = _explain_parser().parse_intermixed_args(arguments[1:])
+        return _guarded("roll-train", lambda: _explain(options))
     options = _train_parser().parse_intermixed_args(arguments)
     return _guarded("roll-train", lambda: _dry_run(options) if options.dry_run else _train(options))
 
@@ -48,7 +52,8 @@ def main_eval(argv: Sequence[str] | None = None) -> int:
 def _train_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="roll-train",
-        description="Train an agent as a YAML file says; `roll-train resume RUN` goes on with a stopped run.",
+        description="Train an agent as a YAML file says; `roll-train resume RUN` goes on with a stopped run, "
+        "`roll-train explain CONFIG` shows what a file learns by.",
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
@@ -67,6 +72,16 @@ def _resume_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _explain_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train explain",
+        description="Print the formulas and settings that a configuration learns by, and where each comes from.",
+    )
+    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file")
+    return parser
+
+
 def _eval_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="roll-eval", description="Play held-out tasks with a trained agent.")
     parser.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="run folder (its last checkpoint), or a checkpoint")
@@ -76,6 +91,14 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=_temperature, metavar="T", help="0 is greedy (default: as in training)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from trainer.config_file import load_resolved
+    from trainer.explain import explain
+
+    sys.stdout.write(explain(load_resolved(options.config, options.overrides)))
+    return OK
 
 
 def _dry_run(options: argparse.Namespace) -> int:

@@ -164,11 +164,22 @@ class OptimizerConfig(Section):
         "adamw", description="muon orthogonalises the updates of inner matrices; AdamW does the rest."
     )
     lr: Annotated[float, Field(ge=0)] = Field(1e-4, description="Peak learning rate; 0 leaves the model as it is.")
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after the warm-up.")
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        "constant", description="Decay after the warm-up; wsd is stable until the last lr_decay_share of the steps."
+    )
     lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")
+    lr_min_share: Share = Field(0.05, description="Share of the peak at which a decaying schedule ends.")
+    lr_decay_share: Share = Field(0.2, description="Share of the steps after the warm-up in which wsd decays.")
     betas: tuple[Share, Share] = Field((0.9, 0.95), description="AdamW betas.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW weight decay of matrices.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Weight decay of matrices; biases and norms have none."
+    )
+    decay_embeddings: bool = Field(True, description="Weight decay of the embedding and the head too.")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="Gradient clipping.")
+    skip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="A step whose gradient norm is above this, or not finite, is skipped; null: only the latter."
+    )
+    max_skipped: Count = Field(5, description="Skipped steps in a row before the next one stops the run.")
 
 
 class LearnerConfig(Section):
@@ -181,6 +192,27 @@ class LearnerConfig(Section):
     tokens_per_microbatch: Positive = Field(8192, description="Tokens per forward and backward pass.")
     threads: Count = Field(
         0, description="Micro-batches side by side, and torch threads of the engine; 0 chooses by size."
+    )
+    attention: Literal["auto", "sdpa", "flash", "flex"] = Field(
+        "auto", description="Kernel for packed rows; flash and flex need CUDA, auto is flash where it runs, else sdpa."
+    )
+    logits_mib: Annotated[float, Field(gt=0)] = Field(
+        256.0, description="Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Keep only the inputs of layers and compute the rest twice: less memory, more time."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Of weights and activations; bfloat16 has float32 master copies in the optimiser."
+    )
+    lora_rank: Count = Field(
+        0, description="Rank of the adapters that are trained instead of the weights; 0 trains the weights."
+    )
+    lora_alpha: Annotated[float, Field(gt=0)] = Field(
+        32.0, description="Adapters are scaled by lora_alpha / lora_rank."
+    )
+    lora_targets: tuple[str, ...] = Field(
+        (), description="Adapted layers by the ends of their names, e.g. q_proj; none: all linear layers but the head."
     )
 
 
@@ -196,6 +228,9 @@ class CheckpointConfig(Section):
 
     every: Count = Field(10, description="Save every so many training steps (and at the end); 0: at the end only.")
     keep: Positive = Field(2, description="Newest checkpoints that are kept.")
+    keep_best: Count = Field(
+        0, description="Also keep so many of the checkpoints with the highest held-out success (saved at each panel)."
+    )
 
 
 class RunConfig(Section):
@@ -205,6 +240,9 @@ class RunConfig(Section):
     name: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(description="Name of the run, part of its folder's name.")
     seed: Seed = Field(0, description="Seed of everything: weights, tasks, sampling, batches.")
     steps: Count = Field(description="Training steps of the reinforcement-learning phase.")
+    algorithm: str | None = Field(
+        None, description="A published recipe whose settings stand where this file says nothing; docs/algorithms.md."
+    )
     output: str = Field("runs", description="Folder in which the run's own folder is made.")
     cluster: Literal["local"] = Field("local", description="Where the parts run: all in this process.")
     env: EnvConfig

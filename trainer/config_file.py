@@ -10,16 +10,25 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, UnknownNameError
 from trainer.config import FORMAT, RunConfig
 from trainer.config_schema import keys, nearest_keys
+from trainer.presets import find_preset
 from trainer.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
-__all__ = ["dump_config", "load_config", "parse_config"]
+__all__ = ["Resolved", "dump_config", "load_config", "load_resolved", "parse_config", "parse_resolved"]
+
+
+class Resolved(NamedTuple):
+    """A configuration, and where each key that is not at its default was said."""
+
+    config: RunConfig
+    places: Mapping[KeyPath, str]
+    """``file.yaml:12``, ``override 'seed=1'`` or ``algorithm 'dapo'``."""
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
@@ -28,11 +37,21 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     The value of an override is read as YAML (a number, text, list or mapping; nothing after ``=`` is null). A later
     override wins. Raises ConfigError with all problems, one a line.
     """
-    return parse_config(_read_text(Path(path)), overrides, source=os.fspath(path))
+    return load_resolved(path, overrides).config
+
+
+def load_resolved(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Resolved:
+    """Like :func:`load_config`, with the place of each key."""
+    return parse_resolved(_read_text(Path(path)), overrides, source=os.fspath(path))
 
 
 def parse_config(text: str, overrides: Sequence[str] = (), *, source: str = "configuration") -> RunConfig:
     """Like :func:`load_config`, for the text of a file; ``source`` is its name in messages."""
+    return parse_resolved(text, overrides, source=source).config
+
+
+def parse_resolved(text: str, overrides: Sequence[str] = (), *, source: str = "configuration") -> Resolved:
+    """Like :func:`parse_config`, with the place of each key."""
     read = read_yaml(text)
     problems = [f"{source}:{line}: {sentence}" for line, sentence in read.problems]
     if read.data is None and not problems:
@@ -43,6 +62,7 @@ def parse_config(text: str, overrides: Sequence[str] = (), *, source: str = "con
     data: dict[str, Any] = read.data
     places = {path: f"{source}:{line}" for path, line in read.lines.items()}
     problems += _apply_overrides(data, places, overrides)
+    problems += _apply_preset(data, places, source)
     place = _Places(places, source)
 
     wrong_version = _check_format(data, place)
@@ -53,12 +73,15 @@ def parse_config(text: str, overrides: Sequence[str] = (), *, source: str = "con
     problems += unknown + invalid
     if problems or config is None:
         raise ConfigError("\n".join(sorted(problems, key=lambda problem: _line_of(problem, source))))
-    return config
+    return Resolved(config, places)
 
 
 def dump_config(config: RunConfig) -> str:
     """The complete configuration, defaults included, as YAML that loads back to an equal one."""
     return dump_yaml(config.model_dump(mode="python"))
+
+
+_OVERRIDE = "override "
 
 
 class _Places:
@@ -107,7 +130,7 @@ def _line_of(problem: str, source: str) -> tuple[int, int]:
 def _apply_overrides(data: dict[str, Any], places: dict[KeyPath, str], overrides: Sequence[str]) -> list[str]:
     problems = []
     for override in overrides:
-        place = f"override {override!r}"
+        place = f"{_OVERRIDE}{override!r}"
         name, equals, text = override.partition("=")
         path = tuple(name.strip().split("."))
         if not equals or not all(path):
@@ -132,6 +155,28 @@ def _apply_overrides(data: dict[str, Any], places: dict[KeyPath, str], overrides
             node[path[-1]] = value
             places[path] = place
     return problems
+
+
+def _apply_preset(data: dict[str, Any], places: dict[KeyPath, str], source: str) -> list[str]:
+    """Lay the settings of the named recipe under what the same source says: a recipe named on the command line goes
+    over the file and under other overrides."""
+    name = data.get("algorithm")
+    if not isinstance(name, str):
+        return []  # none, or a type that validation tells
+    try:
+        preset = find_preset(name)
+    except UnknownNameError as error:
+        return [f"{places.get(('algorithm',), source)}: {error}"]
+    overriding = places.get(("algorithm",), "").startswith(_OVERRIDE)
+    for key, value in preset.settings.items():
+        section, _, last = key.partition(".")
+        below = data.setdefault(section, {})
+        if not isinstance(below, dict):
+            continue  # which validation tells
+        if last not in below or (overriding and not places.get((section, last), "").startswith(_OVERRIDE)):
+            below[last] = value
+            places[section, last] = f"algorithm {name!r}"
+    return []
 
 
 def _check_format(data: Mapping[str, Any], place: _Places) -> str:

@@ -7,7 +7,7 @@ of a run is its weights, its optimiser and two counters. What is in flight when 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from trainer.session import Session
 from trainer.update import Parts, update
 from trainer.warm_start import warm_start_learner, warm_start_step
 
-__all__ = ["resume", "train"]
+__all__ = ["panel_success", "resume", "train"]
 
 WARM_START, TRAIN, PANEL = "warm_start", "train", "panel"
 SAMPLE_EPISODES = 16
@@ -105,6 +105,14 @@ def resume(
         return run.go()
 
 
+def panel_success(progress: Mapping[str, Any]) -> float | None:
+    """Held-out success of a checkpoint's weights, from its ``progress``; None where no panel was played with them."""
+    panels = progress["panels"]
+    if panels and panels[-1]["step"] == progress["steps"]:
+        return float(panels[-1]["success"])
+    return None
+
+
 class _Run:
     """One process's part of a run."""
 
@@ -135,6 +143,7 @@ class _Run:
             optimizer=config.optimizer,
             temperature=config.sampling.temperature,
             correction=config.correction,
+            settings=config.learner,
             threads=self.session.threads,
         )
         self.parts = Parts(
@@ -195,6 +204,8 @@ class _Run:
                 # What is due is read from the state, so that a run stopped before a panel plays it when it goes on.
                 if self._due(config.evaluation.every) and self._panel_at(counters.steps) is None:
                     self._panel(f"step {counters.steps}")
+                    if config.checkpoint.keep_best:
+                        self._save()
                 if self._due(config.checkpoint.every):
                     self._save()
                 metrics = self._train_step()
@@ -317,7 +328,13 @@ class _Run:
             },
         )
         with self.interrupts.whole():
-            save_checkpoint(self.folder.checkpoints_path, state, keep=self.config.checkpoint.keep)
+            save_checkpoint(
+                self.folder.checkpoints_path,
+                state,
+                keep=self.config.checkpoint.keep,
+                keep_best=self.config.checkpoint.keep_best,
+                score=panel_success,
+            )
         self._saved_at = place
 
     def load(self, state: CheckpointState) -> None:

@@ -18,6 +18,7 @@ from disks import fill, full_after, small_disk
 from roll_envs.errors import CheckpointError, RollError
 from trainer.checkpoint import (
     CheckpointState,
+    best_checkpoints,
     clean_unfinished,
     latest_good,
     list_checkpoints,
@@ -303,3 +304,26 @@ def test_killed_while_saving(tmp_path: Path, moment: str) -> None:
     save_checkpoint(tmp_path, state(2), keep=2)
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-000001", "step-000002"]
     assert clean_unfinished(tmp_path) == 0
+
+
+def test_the_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
+    def success(progress: Any) -> float | None:
+        return progress["success"]  # type: ignore[no-any-return]
+
+    for step, found in enumerate([0.2, 0.9, None, 0.9, 0.4, 0.3, None]):
+        save_checkpoint(tmp_path, state(step, progress={"success": found}), keep=2, keep_best=1, score=success)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000003", "step-000005", "step-000006"]
+    assert [p.name for p in best_checkpoints(tmp_path, success)] == ["step-000003", "step-000005"]
+    (tmp_path / "step-000003" / "progress.json").write_text("{")
+    assert [p.name for p in best_checkpoints(tmp_path, success)] == ["step-000005"]
+
+
+def test_other_networks_come_back_and_are_checked_too(tmp_path: Path) -> None:
+    critic = {"head": torch.arange(4.0)}
+    path = save_checkpoint(tmp_path, state(1, others={"critic": critic}))
+    assert_same(dict(load_checkpoint(path).others["critic"]), critic)
+    raw = bytearray((path / "critic.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (path / "critic.safetensors").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"critic\.safetensors is corrupt"):
+        load_checkpoint(path)

@@ -1,0 +1,92 @@
+"""Recipes: every key exists, what the file says stays above them, and `explain` says where each setting is from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roll_envs.errors import ConfigError
+from trainer.cli import main
+from trainer.config_file import dump_config, load_config, parse_config, parse_resolved
+from trainer.config_schema import keys
+from trainer.estimators import find_estimator
+from trainer.explain import explain
+from trainer.losses import find_loss
+from trainer.presets import PRESETS
+
+MINIMAL = "format: 1\nname: tiny\nsteps: 3\nenv:\n  id: roll/FrozenLake-v0\n"
+
+
+def value_of(text: str, key: str, *overrides: str) -> object:
+    found: object = parse_config(text, overrides)
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_recipe_sets_what_it_says_and_what_it_names_is_there(name: str) -> None:
+    preset = PRESETS[name]
+    assert all(tuple(key.split(".")) in keys() for key in preset.settings)
+    config = parse_config(f"{MINIMAL}algorithm: {name}\n")
+    for key, value in preset.settings.items():
+        section, last = key.split(".")
+        assert getattr(getattr(config, section), last) == value, key
+    assert parse_config(dump_config(config)) == config
+    find_estimator(config.advantage.name)
+    find_loss(config.loss.name)
+    assert preset.summary
+    assert preset.source
+
+
+def test_the_file_goes_over_the_recipe_and_the_command_line_over_both() -> None:
+    text = f"{MINIMAL}algorithm: dapo\nloss: {{clip_high: 0.3}}\n"
+    assert value_of(text, "loss.clip_high") == 0.3
+    assert value_of(text, "filter.refill_rounds") == 10
+    assert value_of(text, "loss.clip_high", "loss.clip_high=0.5") == 0.5
+
+
+def test_a_recipe_of_the_command_line_goes_over_the_file_and_under_other_overrides() -> None:
+    text = f"{MINIMAL}advantage: {{name: gigpo, gamma: 0.9}}\n"
+    assert value_of(text, "advantage.name", "algorithm=dapo") == "grpo"
+    assert value_of(text, "advantage.gamma", "algorithm=dapo") == 0.9  # DAPO says nothing of it
+    assert value_of(text, "advantage.name", "algorithm=dapo", "advantage.name=reinforce") == "reinforce"
+    assert value_of(text, "advantage.name", "advantage.name=reinforce", "algorithm=dapo") == "reinforce"
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"run.yaml:6: no algorithm 'dapoo'; did you mean 'dapo'"):
+        parse_config(f"{MINIMAL}algorithm: dapoo\n", source="run.yaml")
+    with pytest.raises(ConfigError, match="algorithm is 3"):
+        parse_config(f"{MINIMAL}algorithm: 3\n")
+    with pytest.raises(ConfigError, match="loss is 3; allowed: a section"):
+        parse_config(f"{MINIMAL}algorithm: dapo\nloss: 3\n")
+
+
+def test_explain_says_where_each_setting_is_from() -> None:
+    text = f"{MINIMAL}algorithm: dapo\nloss: {{clip_high: 0.3}}\n"
+    shown = explain(parse_resolved(text, ["loss.entropy_coef=0.01"], source="run.yaml"))
+    rows = {tuple(line.split()[:2]): " ".join(line.split()[2:]) for line in shown.splitlines() if line.startswith("  ")}
+    assert rows["clip_high", "0.3"] == "run.yaml:7"
+    assert rows["clip_low", "0.2"].startswith("algorithm 'dapo'")
+    assert rows["entropy_coef", "0.01"] == "override 'loss.entropy_coef=0.01'"
+    assert rows["dual_clip", "null"].startswith("default")
+    assert "arXiv:2503.14476" in shown
+    assert "(R_i - mean_g) / (std_g(ddof=1) + eps)" in shown
+    assert "critic: not used (grpo needs no values)" in shown
+
+
+def test_explain_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(MINIMAL)
+    assert main(["explain", str(path), "algorithm=rloo"]) == 0
+    assert capsys.readouterr().out.startswith("algorithm rloo: ")
+    assert main(["explain", str(path), "advantage.name=grppo"]) == 2
+    assert "did you mean 'grpo'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_committed_configuration_can_be_explained(path: Path) -> None:
+    load_config(path)
+    assert "advantage" in explain(parse_resolved(path.read_text(), source=path.name))
