@@ -41,8 +41,10 @@ BASE: dict[str, Any] = {
 
 
 def values(**changes: dict[str, Any] | Any) -> dict[str, Any]:
-    """BASE with sections merged and values replaced."""
+    """BASE with sections merged and values replaced; a recipe takes the place of its estimator."""
     merged = copy.deepcopy(BASE)
+    if "algorithm" in changes:
+        del merged["advantage"]
     for key, value in changes.items():
         if isinstance(value, dict) and key in merged and key != "env":
             merged[key].update(value)
