@@ -122,6 +122,14 @@ def test_an_interpreter_of_its_own_where_the_environment_asks_for_one(sandbox: L
     assert seeds != {run(sandbox, "print(hash('x'))", environ={"PYTHONHASHSEED": "6"}).stdout}
 
 
+def test_string_hashes_are_random_for_each_slot_or_where_asked_for_each_run(sandbox: LocalSandbox) -> None:
+    told = "print(hash('x'))"
+    assert len({run(sandbox, told).stdout for _ in range(3)}) == 1
+    with cage(slots=1) as other:
+        assert run(other, told).stdout != run(sandbox, told).stdout
+    assert len({run(sandbox, told, environ={"PYTHONHASHSEED": "random"}).stdout for _ in range(3)}) == 3
+
+
 def test_random_numbers_differ_from_run_to_run(sandbox: LocalSandbox) -> None:
     numbers = {run(sandbox, "import random, uuid\nprint(random.random(), uuid.uuid4())").stdout for _ in range(3)}
     assert len(numbers) == 3
