@@ -143,30 +143,29 @@ class _LinearLogprobs(torch.autograd.Function):
         logits = torch.empty(rows, weight.shape[0], dtype=product.dtype, device=hidden.device)
         powers = torch.empty_like(logits)
         logp = torch.empty(count, dtype=product.dtype, device=hidden.device)
-        entropy, logsum = torch.empty_like(logp), torch.empty_like(logp)
+        entropy, top, logsum = torch.empty_like(logp), torch.empty_like(logp), torch.empty_like(logp)
         for part in _parts(count, chunk):
             z, e = logits[: part.stop - part.start], powers[: part.stop - part.start]
             _scaled_logits(product, hidden[part], bias, softcap, temperature, z)
-            top = z.amax(-1)
-            z.sub_(top[:, None])
+            top[part] = z.amax(-1)
+            z.sub_(top[part, None])
             torch.exp(z, out=e)
             total = e.sum(-1)
-            shifted = total.log()
-            logp[part] = z.gather(1, labels[part, None])[:, 0] - shifted
+            logsum[part] = total.log()
+            logp[part] = z.gather(1, labels[part, None])[:, 0] - logsum[part]
             # The sum over p (log total - z): where p is 0, z is finite, unless the logits are not.
-            entropy[part] = shifted - e.mul_(z).sum(-1) / total
-            logsum[part] = top + shifted
+            entropy[part] = logsum[part] - e.mul_(z).sum(-1) / total
         ctx.set_materialize_grads(False)  # an entropy that is only watched costs nothing in backward
         ctx.softcap, ctx.temperature, ctx.chunk = softcap, temperature, chunk
-        # The logits of a single chunk are kept: less their largest, so that backward subtracts ``shifted`` only.
-        ctx.kept = (logits, logsum - top) if 0 < count <= chunk and softcap is None and _differentiated(ctx) else None
-        ctx.save_for_backward(hidden, weight, bias, labels, logsum, entropy)
+        # The logits of a single chunk are kept, less their largest.
+        ctx.kept = logits if 0 < count <= chunk and softcap is None and any(ctx.needs_input_grad[:3]) else None
+        ctx.save_for_backward(hidden, weight, bias, labels, top, logsum, entropy)
         return logp, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logp: torch.Tensor | None, grad_entropy: torch.Tensor | None) -> tuple[Any, ...]:
-        hidden, weight, bias, labels, logsum, entropy = ctx.saved_tensors
+        hidden, weight, bias, labels, top, logsum, entropy = ctx.saved_tensors
         product, count = _Product(weight), hidden.shape[0]
         kept, ctx.kept = ctx.kept, None  # used up: a second backward computes the logits again
         wanted = ctx.needs_input_grad
@@ -180,14 +179,15 @@ class _LinearLogprobs(torch.autograd.Function):
             min(ctx.chunk, count) if kept is None else 0, weight.shape[0], dtype=product.dtype, device=hidden.device
         )
         for part in _parts(count, ctx.chunk):
+            slope = None
             if kept is None:
                 z = buffer[: part.stop - part.start]
                 _scaled_logits(product, hidden[part], bias, ctx.softcap, ctx.temperature, z)
-                shift = logsum[part]
+                slope = _softcap_slope(z, ctx.softcap, ctx.temperature)
+                z.sub_(top[part, None])  # not both in one: their sum has fewer digits than they have
             else:
-                z, shift = kept
-            slope = _softcap_slope(z, ctx.softcap, ctx.temperature)
-            z.sub_(shift[:, None])
+                z = kept
+            z.sub_(logsum[part, None])
             gradient = _logit_gradient(
                 z,
                 labels[part],
@@ -213,10 +213,6 @@ class _LinearLogprobs(torch.autograd.Function):
             None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
             *[None] * 4,
         )
-
-
-def _differentiated(ctx: Any) -> bool:
-    return any(ctx.needs_input_grad[:3])
 
 
 def _parts(count: int, chunk: int) -> list[slice]:

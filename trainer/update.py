@@ -167,6 +167,8 @@ def _train_policy(
         step=step,
         steps=config.steps,
         warmup_steps=config.optimizer.lr_warmup_steps,
+        min_share=config.optimizer.lr_min_share,
+        decay_share=config.optimizer.lr_decay_share,
     )
     metrics: Metrics = {}
     if scores.old is not None and loss.proximal == "recompute":
@@ -196,7 +198,9 @@ def _train_policy(
         for name, value in taken.items():
             sums.setdefault(name, []).append(value)
     metrics.update({name: float(np.mean(values)) for name, values in sums.items()})
-    metrics["learner/optimizer_steps"] = float(len(next(iter(sums.values()), [])))
+    skipped = sum(sums.get("learner/skipped_steps", []))
+    metrics["learner/skipped_steps"] = skipped
+    metrics["learner/optimizer_steps"] = max(map(len, sums.values()), default=0) - skipped
     return metrics
 
 

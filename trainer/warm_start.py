@@ -25,6 +25,7 @@ def warm_start_learner(session: Session) -> Learner:
         loss=LossConfig(name="reinforce"),
         optimizer=config.optimizer,
         temperature=1.0,
+        settings=config.learner.model_copy(update={"lora_rank": 0}),  # adapters are for what is learnt already
         threads=session.threads,
     )
 

@@ -178,22 +178,23 @@ def test_masked_logits_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=400)
     clean = gradients_of(batches, rows)
     noisy_model = tiny_model()
-    current: list[torch.Tensor] = []
+    current: list[Batch] = []
 
     def spoil(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        mask = current[0][..., None]
+        batch = current[0]
+        mask = batch.label_mask[batch.segments >= 0][None, :, None]  # rows are run end to end, without padding
         output.last_hidden_state = torch.where(mask, output.last_hidden_state, 1e3)
         return output
 
     noisy_model.network.base_model.register_forward_hook(spoil, with_kwargs=True)
     learner = learner_of(noisy_model)
-    forward = trainer.backends.torch._forward
+    forward = trainer.backends.torch.label_scores
 
-    def watched(network: Any, batch: Batch, temperature: float) -> Any:
-        current[:] = [batch.label_mask]
-        return forward(network, batch, temperature)
+    def watched(body: Any, head: Any, batch: Batch, **keywords: Any) -> Any:
+        current[:] = [batch]
+        return forward(body, head, batch, **keywords)
 
-    monkeypatch.setattr(trainer.backends.torch, "_forward", watched)
+    monkeypatch.setattr(trainer.backends.torch, "label_scores", watched)
     learner.step(batches, denominators_of(rows), lr=0.0)
     found = gradients(noisy_model)
     assert all(torch.equal(clean[n], found[n]) for n in clean)
@@ -286,21 +287,57 @@ def test_on_policy_the_ratio_is_exactly_one() -> None:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_that_is_not_finite_is_an_error_and_changes_nothing() -> None:
+def test_broken_steps_are_skipped_and_change_nothing_and_too_many_are_an_error() -> None:
     rows, advantages = some_rows()
     model = tiny_model()
-    learner = learner_of(model)
+    optimizer = OptimizerConfig(lr=1e-3, max_grad_norm=1e9, max_skipped=2)
+    learner = TorchLearner(model, loss=LossConfig(), optimizer=optimizer, temperature=0.7)
     good = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
-    learner.step(good, denominators_of(rows), lr=1e-3)
+    metrics, _ = learner.step(good, denominators_of(rows), lr=1e-3)
+    assert metrics["learner/skipped_steps"] == 0.0
     before = {n: w.clone() for n, w in learner.weights().items()}
     state = learner.optimizer_state()["parts"][0]["state"][0]["exp_avg"].clone()
     bad = [replace(b, advantages=torch.full_like(b.advantages, float("nan"))) for b in good]
-    with pytest.raises(RollError, match=r"gradient norm is nan; the step was not taken"):
+    for count in (1, 2):
+        metrics, logprobs = learner.step(bad, denominators_of(rows), lr=1e-3)
+        assert metrics["learner/skipped_steps"] == 1.0
+        assert learner.optimizer_state()["skipped"] == count
+        assert all(np.isfinite(value) for value in metrics.values())
+        assert "learner/grad_norm" not in metrics
+        assert len(logprobs) == len(bad)
+    with pytest.raises(
+        RollError, match=r"gradient norm is nan; the step was not taken, nor were the 2 before it. Lower"
+    ):
         learner.step(bad, denominators_of(rows), lr=1e-3)
     assert all(torch.equal(before[n], w) for n, w in learner.weights().items())
     assert torch.equal(learner.optimizer_state()["parts"][0]["state"][0]["exp_avg"], state)
     learner.step(good, denominators_of(rows), lr=1e-3)
+    assert learner.optimizer_state()["skipped"] == 0
     assert not all(torch.equal(before[n], w) for n, w in learner.weights().items())
+
+
+def test_a_step_with_too_large_a_gradient_is_skipped() -> None:
+    rows, advantages = some_rows()
+    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    norm = learner_of(tiny_model()).step(batches, denominators_of(rows), lr=0.0)[0]["learner/grad_norm"]
+    for bound, skipped in ((1.01 * norm, 0.0), (0.99 * norm, 1.0)):
+        optimizer = OptimizerConfig(lr=1e-3, max_grad_norm=1e-3, skip_norm=bound)
+        learner = TorchLearner(tiny_model(), loss=LossConfig(), optimizer=optimizer, temperature=0.7)
+        before = {n: w.clone() for n, w in learner.weights().items()}
+        metrics, _ = learner.step(batches, denominators_of(rows), lr=1e-3)
+        assert metrics["learner/skipped_steps"] == skipped
+        assert metrics["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)  # before it is cut
+        assert all(torch.equal(before[n], w) for n, w in learner.weights().items()) == bool(skipped)
+
+
+def test_skipped_steps_are_counted_over_the_optimiser_steps_of_a_training_step() -> None:
+    model = tiny_model()
+    config = run_config(minibatches=2, epochs=2)
+    optimizer = config.optimizer.model_copy(update={"skip_norm": 1e-12})
+    config = config.model_copy(update={"optimizer": optimizer})
+    _, metrics = recorded(config, played_groups(model), model)
+    assert metrics["learner/skipped_steps"] == 4.0
+    assert metrics["learner/optimizer_steps"] == 0.0
 
 
 def test_a_learning_rate_of_zero_leaves_every_bit() -> None:

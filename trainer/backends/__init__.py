@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from roll_envs.errors import UnknownNameError
 from roll_envs.types import Metrics
-from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
+from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -83,11 +83,18 @@ def make_learner(
     optimizer: OptimizerConfig,
     temperature: float,
     correction: CorrectionConfig | None = None,
+    settings: LearnerConfig | None = None,
     threads: int = 1,
 ) -> Learner:
     """The learner ``name``. Raises :class:`UnknownNameError` for a name that is not registered."""
     if name not in BACKENDS:
         raise UnknownNameError("learner backend", name, BACKENDS)
     return BACKENDS[name](
-        model, loss=loss, optimizer=optimizer, temperature=temperature, correction=correction, threads=threads
+        model,
+        loss=loss,
+        optimizer=optimizer,
+        temperature=temperature,
+        correction=correction,
+        settings=settings,
+        threads=threads,
     )

@@ -10,18 +10,26 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from roll_envs.errors import CheckpointError, RollError
+from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import Metrics
+from trainer.adapters import AdaptedNetwork
+from trainer.attention import Kind, choose_attention, use_row_attention
 from trainer.backends.torch_critic import TorchCritic
-from trainer.batching import Batch, Denominators, attention_mask
-from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
-from trainer.losses import entropy, label_logprobs, policy_loss
+from trainer.backends.torch_forward import label_scores
+from trainer.batching import Batch, Denominators
+from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
+from trainer.linear_logprobs import head_of
+from trainer.losses import policy_loss
 from trainer.model import LanguageModel
-from trainer.optimizers import OPTIMIZERS
+from trainer.optimizers import OPTIMIZERS, trained_weights
+from trainer.precision import DTYPES, MasterWeights, cast_weights
+from trainer.step_guard import StepGuard
 
 __all__ = ["TorchLearner", "TorchScorer"]
 
@@ -35,32 +43,17 @@ class _Part(NamedTuple):
     metrics: dict[str, torch.Tensor]
 
 
-def _forward(network: Any, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs of the labels [B, T] (0 where masked) and logits [n, V] at the n positions that have one."""
-    hidden = network.base_model(
-        input_ids=batch.ids,
-        attention_mask=attention_mask(batch.segments),
-        position_ids=batch.positions,
-        use_cache=False,
-    ).last_hidden_state
-    logits = network.lm_head(hidden[batch.label_mask])
-    chosen = label_logprobs(logits, batch.labels[batch.label_mask], temperature)
-    blank = torch.zeros(batch.ids.shape, dtype=chosen.dtype, device=chosen.device)
-    return blank.masked_scatter(batch.label_mask, chosen), logits
-
-
 class TorchScorer:
     """A frozen policy: the reference of KL terms."""
 
-    def __init__(self, network: Any, temperature: float) -> None:
+    def __init__(self, network: Any, temperature: float, settings: LearnerConfig | None = None) -> None:
         """``network`` is copied."""
         self._network = copy.deepcopy(network).requires_grad_(False)
-        self._temperature = temperature
+        self._run = _Run(self._network, temperature, settings or LearnerConfig())
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
-        with torch.inference_mode():
-            return [_forward(self._network, batch, self._temperature)[0] for batch in batches]
+        return self._run.score(batches)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The weights, by the names of the network's state dict (views, not copies)."""
@@ -74,6 +67,35 @@ class TorchScorer:
             raise CheckpointError(f"the checkpoint's reference does not fit the configured model: {error}") from error
 
 
+class _Run:
+    """A network and how it is run over batches."""
+
+    def __init__(self, network: Any, temperature: float, settings: LearnerConfig) -> None:
+        use_row_attention(network)
+        try:
+            self._head = head_of(network)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self._network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
+        first = next(network.parameters())
+        self.attention: Kind = choose_attention(settings.attention, first.device, first.dtype)
+
+    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
+        return label_scores(
+            self._network.base_model,
+            self._head,
+            batch,
+            temperature=self._temperature,
+            attention=self.attention,
+            logits_mib=self._logits_mib,
+        )
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [self(batch)[0] for batch in batches]
+
+
 class TorchLearner:
     """Holds the model being trained and the state of its optimiser."""
 
@@ -85,26 +107,44 @@ class TorchLearner:
         optimizer: OptimizerConfig,
         temperature: float,
         correction: CorrectionConfig | None = None,
+        settings: LearnerConfig | None = None,
         threads: int = 1,
     ) -> None:
         """``threads`` micro-batches are run side by side, each on one core; their gradients are added in order, so
-        that the number of threads changes nothing. On small models this beats threads inside each operation."""
-        self._network = model.network.train()
-        self._loss, self._temperature = loss, temperature
+        that the number of threads changes nothing. On small models this beats threads inside each operation.
+
+        Raises :class:`ConfigError` when ``settings`` ask for what this model or machine does not have.
+        """
+        settings = settings or LearnerConfig()
+        self._loss, self._temperature, self._settings = loss, temperature, settings
         self._correction = correction or CorrectionConfig()
-        self._max_grad_norm = optimizer.max_grad_norm
+        # Never in training mode: dropout would make other log-probs than the sampler's.
+        self._plain = cast_weights(model.network.eval(), DTYPES[settings.precision])
+        self._adapted = (
+            AdaptedNetwork(
+                self._plain, rank=settings.lora_rank, alpha=settings.lora_alpha, targets=settings.lora_targets
+            )
+            if settings.lora_rank
+            else None
+        )
+        self._network = self._plain if self._adapted is None else self._adapted.network
+        self._run = _Run(self._network, temperature, settings)
+        self._checkpointed = _checkpointed_layers(self._network) if settings.gradient_checkpointing else []
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
+        self._masters = MasterWeights(self._parameters)
+        self._guard = StepGuard(
+            max_norm=optimizer.max_grad_norm, skip_norm=optimizer.skip_norm, max_skipped=optimizer.max_skipped
+        )
+        self._optimizers = OPTIMIZERS[optimizer.name](trained_weights(self._network, self._masters.values), optimizer)
         self._pool = (
             ThreadPoolExecutor(threads, "learner", initializer=torch.set_num_threads, initargs=(1,))
             if threads > 1
             else None
         )
-        self._optimizers = OPTIMIZERS[optimizer.name](self._network, optimizer)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
-        with torch.inference_mode():
-            return [_forward(self._network, batch, self._temperature)[0] for batch in batches]
+        return self._run.score(batches)
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
@@ -112,34 +152,35 @@ class TorchLearner:
         """One optimiser step over all of ``batches``; returns metrics and the log-probs before the step.
 
         ``on_policy`` takes the ratio to the current policy itself (exactly 1): right when the rows were sampled by
-        these very weights and this is the only step on them. Raises :class:`RollError` when the gradient is not finite;
-        the weights are then as before.
+        these very weights and this is the only step on them. A step whose gradient is not finite or too large is
+        skipped and leaves everything as it was, ``learner/skipped_steps`` is then 1; raises :class:`RollError` after
+        too many of them.
         """
-        self._network.zero_grad(set_to_none=True)
+        self._masters.clear_gradients()
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
         total, seen = 0.0, 0
-        for batch, part in zip(batches, self._parts(batches, denominators, on_policy), strict=True):
-            for parameter, gradient in zip(self._parameters, part.gradients, strict=True):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-            before.append(part.logp)
-            total += part.loss
-            seen += int(batch.label_mask.sum())
-            for name, value in part.metrics.items():
-                sums[name] = sums.get(name, torch.zeros(())) + value
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
-        if not math.isfinite(norm):
-            raise RollError(
-                f"the gradient norm is {norm}; the step was not taken. "
-                "Lower optimizer.lr (or warm_start.lr) in the config.yaml of the run's folder and resume"
-            )
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
+        with _checkpointing(self._checkpointed):
+            for batch, part in zip(batches, self._parts(batches, denominators, on_policy), strict=True):
+                self._masters.add_gradients(part.gradients)
+                before.append(part.logp)
+                total += part.loss
+                seen += int(batch.label_mask.sum())
+                for name, value in part.metrics.items():
+                    sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
+        admitted, norm = self._guard.admits(self._masters.values)
+        if admitted:
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                optimizer.step()
+            self._masters.write_back()
         # Means over the tokens that were run; rows left out by the caller have no numbers.
         result = {name: float(value) / max(seen, 1) for name, value in sums.items()}
-        return {**result, "loss/total": total, "learner/grad_norm": norm, "learner/lr": lr}, before
+        result |= {"loss/total": total, "learner/grad_norm": norm, "learner/lr": lr}
+        if not admitted:  # numbers that are not finite would spoil the means of a training step
+            result = {name: value for name, value in result.items() if math.isfinite(value)}
+        return {**result, "learner/skipped_steps": float(not admitted)}, before
 
     def _parts(self, batches: Sequence[Batch], denominators: Denominators, on_policy: bool) -> Iterator[_Part]:
         """The share of every micro-batch, in order; on several threads when there are some."""
@@ -149,32 +190,76 @@ class TorchLearner:
             yield from self._pool.map(lambda batch: self._part(batch, denominators, on_policy), batches)
 
     def _part(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Part:
-        logp, logits = _forward(self._network, batch, self._temperature)
-        with torch.set_grad_enabled(self._loss.entropy_coef != 0):
-            spread = entropy(logits, self._temperature)
-            entropies = torch.zeros_like(logp).masked_scatter(batch.label_mask, spread)
+        logp, entropies = self._run(batch)
+        if not self._loss.entropy_coef:
+            entropies = entropies.detach()
         used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
         loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies, correction=self._correction)
         gradients = torch.autograd.grad(loss, self._parameters)
         return _Part(gradients=gradients, logp=logp.detach(), loss=float(loss.detach()), metrics=metrics)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The current weights, by the names of the network's state dict (views, not copies)."""
+        """The current weights, by the names of the plain network's state dict (views where nothing is merged)."""
+        if self._adapted is not None:
+            return self._adapted.weights()
         return {name: value.detach() for name, value in self._network.state_dict().items()}
 
     def optimizer_state(self) -> dict[str, Any]:
-        """State of the optimiser, for a checkpoint."""
-        return {"parts": [part.state_dict() for part in self._optimizers]}
+        """State of the optimiser, of adapters and of float32 copies, for a checkpoint."""
+        return {
+            "parts": [part.state_dict() for part in self._optimizers],
+            "skipped": self._guard.skipped_in_a_row,
+            **self._masters.state(),
+            **({} if self._adapted is None else {"lora": self._adapted.state()}),
+        }
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Put the optimiser back to a saved state."""
+        """Put the optimiser, adapters and float32 copies back; the model's weights are loaded before.
+
+        Raises :class:`CheckpointError` when the state was saved with another precision, or other adapters.
+        """
+        if self._adapted is not None:
+            self._adapted.load(state.get("lora", {}))
+        elif "lora" in state:
+            raise CheckpointError(
+                "the checkpoint has LoRA adapters; resume with the learner.lora_rank it was saved with"
+            )
+        self._masters.load(state)
         for part, saved in zip(self._optimizers, state["parts"], strict=True):
             part.load_state_dict(saved)
+        self._guard.skipped_in_a_row = int(state.get("skipped", 0))
 
     def reference(self) -> TorchScorer:
         """A frozen copy of the current policy."""
-        return TorchScorer(self._network, self._temperature)
+        scorer = TorchScorer(self._plain, self._temperature, self._settings)
+        scorer.load_weights(self.weights())
+        return scorer
 
     def critic(self, config: CriticConfig) -> TorchCritic:
         """A critic whose body begins as a copy of the current policy's."""
-        return TorchCritic(self._network, config)
+        return TorchCritic(self._plain, config)
+
+
+def _checkpointed_layers(network: Any) -> list[Any]:
+    """The layers whose inside is computed again in backward. Raises :class:`ConfigError` where there are none."""
+    layers = [m for m in network.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"learner.gradient_checkpointing: {type(network).__name__} has no layers that can be computed again; "
+            "set it to false"
+        )
+    # Nothing in a layer is random, and the state of the generator is shared by all threads: leave it alone.
+    network.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    return layers
+
+
+@contextmanager
+def _checkpointing(layers: Sequence[Any]) -> Iterator[None]:
+    """Layers checkpoint in training mode only; the engine, which may run the same ones, needs its cache."""
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False

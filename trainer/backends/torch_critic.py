@@ -11,10 +11,13 @@ import torch
 
 from roll_envs.errors import CheckpointError, RollError
 from roll_envs.types import Metrics
-from trainer.batching import Batch, Denominators, attention_mask
+from trainer.attention import use_row_attention
+from trainer.backends.torch_forward import label_states, spread
+from trainer.batching import Batch, Denominators
 from trainer.config import CriticConfig, OptimizerConfig
 from trainer.losses.value import value_loss
-from trainer.optimizers import OPTIMIZERS
+from trainer.optimizers import OPTIMIZERS, trained_weights
+from trainer.precision import cast_weights
 
 __all__ = ["TorchCritic"]
 
@@ -23,33 +26,27 @@ class TorchCritic:
     """Holds the value network and the state of its optimiser (AdamW)."""
 
     def __init__(self, network: Any, config: CriticConfig) -> None:
-        """``network`` is a causal language model whose body is copied; its head is not used.
+        """``network`` is a causal language model whose body is copied, in float32; its head is not used.
 
         The head begins at 0, so that the first values are 0 everywhere.
         """
         self._config = config
-        body = copy.deepcopy(network.base_model)
+        body = cast_weights(copy.deepcopy(network.base_model), torch.float32)
+        use_row_attention(body)
         width = int(network.config.hidden_size)
         head = torch.nn.Linear(width, 1, dtype=next(body.parameters()).dtype)
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
-        self._network = torch.nn.ModuleDict({"body": body, "head": head}).train()
+        self._network = torch.nn.ModuleDict({"body": body, "head": head}).eval()
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
         (self._optimizer,) = OPTIMIZERS["adamw"](
-            self._network, OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
+            trained_weights(self._network), OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
         )
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Values [B, T] at the positions that have a label, 0 elsewhere."""
-        hidden = self._network["body"](
-            input_ids=batch.ids,
-            attention_mask=attention_mask(batch.segments),
-            position_ids=batch.positions,
-            use_cache=False,
-        ).last_hidden_state
-        found = self._network["head"](hidden[batch.label_mask]).squeeze(-1).float()
-        blank = torch.zeros(batch.ids.shape, dtype=found.dtype, device=found.device)
-        return blank.masked_scatter(batch.label_mask, found)
+        states = label_states(self._network["body"], batch)
+        return spread(self._network["head"](states).squeeze(-1).float(), batch.label_mask)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """The value of the state in which each label was sampled, [B, T] per batch."""

@@ -1,0 +1,116 @@
+"""LoRA (Hu et al. 2021, arXiv:2106.09685): small matrices beside frozen weights are trained instead of the weights.
+
+The layers are those of the ``peft`` library (extra ``lora``). The model that the engine runs stays the plain network:
+the learner trains a copy that shares all weights but those of the adapted layers, and gives out merged weights under
+the plain network's names. Adapters that are saved apart from the weights are left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from roll_envs.errors import CheckpointError, ConfigError
+
+__all__ = ["AdaptedNetwork"]
+
+_ADAPTER = "default"
+
+
+class AdaptedNetwork:
+    """A copy of a network with adapters in some of its linear layers; only the adapters are trained."""
+
+    def __init__(self, plain: Any, *, rank: int, alpha: float, targets: Sequence[str] = (), seed: int = 0) -> None:
+        """``targets`` are layers by the end of their names ("q_proj"); none: all linear layers but the head.
+
+        The update of a layer is ``alpha / rank * B @ A``, and 0 at first.
+
+        Raises :class:`ConfigError` when a target names no linear layer, or peft is not installed.
+        """
+        try:
+            from peft import LoraConfig, inject_adapter_in_model
+            from peft.tuners.lora import LoraLayer
+        except ImportError as error:
+            raise ConfigError(
+                "learner.lora_rank needs the peft library, which is not installed: pip install 'roll-envs[lora]'"
+            ) from error
+        self._plain = plain
+        layers = _chosen_layers(plain, targets)
+        adapted = {id(p) for layer in layers.values() for p in layer.parameters()}
+        # In the copy, weights that no adapter changes are the plain network's own numbers.
+        shared = {
+            id(p): torch.nn.Parameter(p.detach(), requires_grad=False)
+            for p in plain.parameters()
+            if id(p) not in adapted
+        }
+        self.network: Any = copy.deepcopy(plain, memo=shared)
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,  # type: ignore[arg-type]
+            target_modules=list(layers),
+            lora_dropout=0.0,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(config, self.network, adapter_name=_ADAPTER)
+        self._layers: dict[str, Any] = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
+        trained = {id(p) for layer in self._layers.values() for p in _adapter_of(layer).values()}
+        for parameter in self.network.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
+
+    @torch.no_grad()
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Merged weights by the names of the plain network's state dict; those that are not adapted are views."""
+        result = {name: value.detach() for name, value in self._plain.state_dict().items()}
+        for name, layer in self._layers.items():
+            base = layer.get_base_layer().weight
+            result[f"{name}.weight"] = (base.float() + layer.get_delta_weight(_ADAPTER).float()).to(base.dtype)
+        return result
+
+    def state(self) -> dict[str, Any]:
+        """Adapters, and the weights beside them, which cannot be had back from merged ones without rounding."""
+        return {
+            "adapters": {
+                f"{name}.{part}": value.detach()
+                for name, layer in self._layers.items()
+                for part, value in _adapter_of(layer).items()
+            },
+            "bases": {name: layer.get_base_layer().weight.detach() for name, layer in self._layers.items()},
+        }
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back. Raises :class:`CheckpointError` when it has other layers or another rank."""
+        own = self.state()
+        for kind, tensors in own.items():
+            saved = state.get(kind, {})
+            if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in saved.items()}:
+                raise CheckpointError(
+                    f"the {kind} of LoRA in the checkpoint ({len(saved)} tensors) do not fit the learner's "
+                    f"({len(tensors)}); resume with the learner.lora_rank and learner.lora_targets it was saved with"
+                )
+            for name, tensor in tensors.items():
+                tensor.copy_(saved[name])
+
+
+def _adapter_of(layer: Any) -> dict[str, torch.nn.Parameter]:
+    return {"A": layer.lora_A[_ADAPTER].weight, "B": layer.lora_B[_ADAPTER].weight}
+
+
+def _chosen_layers(network: Any, targets: Sequence[str]) -> dict[str, torch.nn.Linear]:
+    head = network.get_output_embeddings()
+    linear = {n: m for n, m in network.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+    if not targets:
+        return linear
+    for target in targets:
+        if not any(_ends(name, target) for name in linear):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            raise ConfigError(f"learner.lora_targets: no linear layer is named {target!r}; allowed: {known}")
+    return {n: m for n, m in linear.items() if any(_ends(n, target) for target in targets)}
+
+
+def _ends(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
