@@ -15,7 +15,7 @@ import numpy as np
 from roll_envs.types import Group, Metrics, Trajectory
 from trainer.config import AdvantageConfig
 from trainer.estimators import find_estimator
-from trainer.estimators.types import EpisodeView, FloatArray, by_group, equal
+from trainer.estimators.types import EpisodeView, FloatArray, by_group, equal, whitened
 from trainer.sequences import TokenSequence
 
 __all__ = ["Advantages", "Episodes", "estimate", "view_episodes"]
@@ -104,7 +104,7 @@ def estimate(config: AdvantageConfig, episodes: Episodes, rows: Sequence[TokenSe
     for name, values in (("advantage", found.advantages), ("return", found.returns)):
         if values is not None and [len(v) for v in values] != wanted:
             raise ValueError(f"estimator {config.name!r} must give each episode one {name} per sampled token")
-    advantages = _whitened(found.advantages) if config.whiten else found.advantages
+    advantages = whitened(found.advantages) if config.whiten else found.advantages
     if config.clip is not None:
         advantages = [np.clip(a, -config.clip, config.clip) for a in advantages]
     per_row = episodes.scatter(rows, advantages)
@@ -113,15 +113,6 @@ def estimate(config: AdvantageConfig, episodes: Episodes, rows: Sequence[TokenSe
         {**_group_metrics(episodes), **_size_metrics(advantages), **found.metrics},
         None if found.returns is None else episodes.scatter(rows, found.returns),
     )
-
-
-def _whitened(advantages: Sequence[FloatArray]) -> list[FloatArray]:
-    """All tokens of the step to mean 0 and deviation 1 (ddof=1); as they are where they have no spread."""
-    values = np.concatenate([np.empty(0), *advantages])
-    if len(values) < 2 or equal(values):
-        return [a - values.mean() for a in advantages]
-    mean, scale = values.mean(), np.sqrt(values.var(ddof=1) + 1e-8)
-    return [(a - mean) / scale for a in advantages]
 
 
 def _view(group: int, trajectory: Trajectory) -> EpisodeView:
@@ -141,7 +132,7 @@ def _view(group: int, trajectory: Trajectory) -> EpisodeView:
 
 def _group_metrics(episodes: Episodes) -> Metrics:
     """Shares of the groups that have at least one scored episode; groups without one are counted apart."""
-    returns = [np.array([episodes.views[i].total for i in m]) for m in by_group(episodes.views).values()]
+    returns = [np.array([episodes.views[i].full_return for i in m]) for m in by_group(episodes.views).values()]
     count = max(len(returns), 1)
     return {
         "advantage/groups": float(len(returns)),

@@ -113,12 +113,19 @@ class AdvantageConfig(Section):
     """The advantage estimator."""
 
     name: str = Field("grpo", description="Registered estimator; docs/algorithms.md lists them.")
-    gamma: Share = Field(1.0, description="Discount per turn.")
-    token_gamma: Share = Field(1.0, description="Discount per sampled token (gae, bi_level_gae, reinforce_token, ...).")
+    gamma: Share = Field(1.0, description="Discount per turn (reinforce, step_reinforce, gigpo, hgpo).")
+    token_gamma: Share = Field(
+        1.0, description="Discount per sampled token (reinforce_token, reinforce_pp, gae, bi_level_gae)."
+    )
     lam: Share = Field(0.95, description="Lambda per token (gae, bi_level_gae).")
     high_gamma: Share = Field(0.95, description="Discount per turn of the upper level (bi_level_gae).")
     high_lam: Share = Field(1.0, description="Lambda per turn of the upper level (bi_level_gae).")
-    normalize: Literal["mean", "mean_std"] = Field("mean_std", description="Group normalisation (grpo, gigpo, hgpo).")
+    normalize: Literal["mean", "mean_std"] = Field(
+        "mean_std", description="What is normalised by (grpo, pass_at_k, gigpo, hgpo, step_reinforce)."
+    )
+    across_steps: bool = Field(
+        False, description="An episode counts once per turn in its group's mean and deviation (grpo, gigpo, hgpo)."
+    )
     step_weight: NonNegative = Field(1.0, description="Weight of the step advantage (gigpo).")
     similarity: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="Anchor observations this alike are one state (gigpo); 1: only identical ones."

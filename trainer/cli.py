@@ -123,10 +123,9 @@ def _train(options: argparse.Namespace) -> int:
     config = _load(options)
     _check_names(config)
     from trainer.loop import train
-    from trainer.losses import LOSSES
+    from trainer.losses import find_loss
 
-    if config.loss.name not in LOSSES:
-        raise UnknownNameError("policy loss", config.loss.name, LOSSES)
+    find_loss(config.loss.name)
     report = Report()
     with RunFolder.create(config) as folder:
         return _finish(folder, report, lambda: train(config, folder, report))
@@ -172,17 +171,17 @@ def _check_names(config: RunConfig) -> None:
     import roll_envs
     from trainer.backends import BACKENDS
     from trainer.engines import ENGINES
-    from trainer.estimators import ESTIMATORS
+    from trainer.estimators import find_estimator
 
     roll_envs.make(config.env.id, **config.env.kwargs).close()
     parts: list[tuple[str, str, Mapping[str, object]]] = [
-        ("advantage estimator", config.advantage.name, ESTIMATORS),
         ("engine", config.engine.name, ENGINES),
         ("learner backend", config.learner.backend, BACKENDS),
     ]
     for kind, name, known in parts:
         if name not in known:
             raise UnknownNameError(kind, name, known)
+    find_estimator(config.advantage.name)
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

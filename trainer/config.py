@@ -22,8 +22,9 @@ from trainer.algorithm_config import (
     RewardConfig,
     Section,
     Share,
+    correction_problems,
 )
-from trainer.estimators import ESTIMATORS
+from trainer.estimators import estimator_names, find_estimator
 
 __all__ = [
     "FORMAT",
@@ -278,12 +279,19 @@ class RunConfig(Section):
                 f"sampling.max_new_tokens {self.sampling.max_new_tokens} leaves no room for a prompt in "
                 f"engine.max_tokens {self.engine.max_tokens}"
             )
-        spec = ESTIMATORS.get(self.advantage.name)
+        name = self.advantage.name
+        spec = find_estimator(name) if name in estimator_names() else None
         if spec is not None and spec.needs_group and self.rollout.group_size < 2:
             problems.append(
-                f"rollout.group_size is {self.rollout.group_size}, but advantage.name {self.advantage.name!r} compares "
+                f"rollout.group_size is {self.rollout.group_size}, but advantage.name {name!r} compares "
                 "the episodes of one task; allowed: 2 or more, or advantage.name 'reinforce'"
             )
+        if spec is not None and spec.needs_greedy and (self.reward.clip or self.reward.overlong_tokens):
+            problems.append(
+                f"advantage.name {name!r} compares with the return of a greedy episode, which reward.clip and "
+                "reward.overlong_tokens cannot be applied to; leave them out, or choose another estimator"
+            )
+        problems += correction_problems(self.loss, self.correction)
         if problems:
             raise ValueError("\n".join(problems))
         return self

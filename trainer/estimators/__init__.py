@@ -1,37 +1,88 @@
 """Advantage estimators by name: pure functions from scored episodes to one number per sampled token.
 
 Failed and cancelled episodes never reach an estimator, so they are in no mean, no standard deviation and no count.
+Other packages add their own with an entry point of the group ``roll_envs.estimators``.
 """
 
 from __future__ import annotations
 
-from roll_envs.errors import UnknownNameError
+from roll_envs.errors import PluginError, UnknownNameError
+from trainer.estimators.gae import bi_level_gae, gae
 from trainer.estimators.gigpo import gigpo
-from trainer.estimators.group_relative import grpo
-from trainer.estimators.returns import reinforce
-from trainer.estimators.types import EpisodeView, Estimate, Estimator, EstimatorSpec, discounted, per_turn
+from trainer.estimators.group_relative import dr_grpo, gpg, grpo, lite_ppo, maxrl, opo, pass_at_k, rloo
+from trainer.estimators.hgpo import hgpo
+from trainer.estimators.plus_plus import reinforce_pp, reinforce_pp_baseline
+from trainer.estimators.returns import reinforce, reinforce_token, remax, step_reinforce
+from trainer.estimators.types import (
+    EpisodeView,
+    Estimate,
+    Estimator,
+    EstimatorSpec,
+    discounted,
+    on_every_token,
+    on_last_tokens,
+    per_turn,
+)
+from trainer.plugins import load_plugin, plugin_names
 
 __all__ = [
     "ESTIMATORS",
+    "GROUP",
     "EpisodeView",
     "Estimate",
     "Estimator",
     "EstimatorSpec",
+    "bi_level_gae",
     "discounted",
+    "dr_grpo",
+    "estimator_names",
     "find_estimator",
+    "gae",
     "gigpo",
+    "gpg",
     "grpo",
+    "hgpo",
+    "lite_ppo",
+    "maxrl",
+    "on_every_token",
+    "on_last_tokens",
+    "opo",
+    "pass_at_k",
     "per_turn",
     "register_estimator",
     "reinforce",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "reinforce_token",
+    "remax",
+    "rloo",
+    "step_reinforce",
 ]
 
+GROUP = "roll_envs.estimators"
+"""The entry-point group: name = ``advantage.name``, target = an :class:`EstimatorSpec`, or an estimator alone."""
+
 ESTIMATORS: dict[str, EstimatorSpec] = {
+    "bi_level_gae": EstimatorSpec(estimate=bi_level_gae, needs_values=True),
+    "dr_grpo": EstimatorSpec(estimate=dr_grpo, needs_group=True),
+    "gae": EstimatorSpec(estimate=gae, needs_values=True),
     "gigpo": EstimatorSpec(estimate=gigpo, needs_group=True),
+    "gpg": EstimatorSpec(estimate=gpg, needs_group=True),
     "grpo": EstimatorSpec(estimate=grpo, needs_group=True),
+    "hgpo": EstimatorSpec(estimate=hgpo, needs_group=True),
+    "lite_ppo": EstimatorSpec(estimate=lite_ppo, needs_group=True),
+    "maxrl": EstimatorSpec(estimate=maxrl, needs_group=True),
+    "opo": EstimatorSpec(estimate=opo, needs_group=True),
+    "pass_at_k": EstimatorSpec(estimate=pass_at_k, needs_group=True),
     "reinforce": EstimatorSpec(estimate=reinforce),
+    "reinforce_pp": EstimatorSpec(estimate=reinforce_pp),
+    "reinforce_pp_baseline": EstimatorSpec(estimate=reinforce_pp_baseline, needs_group=True),
+    "reinforce_token": EstimatorSpec(estimate=reinforce_token),
+    "remax": EstimatorSpec(estimate=remax, needs_greedy=True),
+    "rloo": EstimatorSpec(estimate=rloo, needs_group=True),
+    "step_reinforce": EstimatorSpec(estimate=step_reinforce),
 }
-"""Estimators by the name that ``advantage.name`` uses."""
+"""Estimators by the name that ``advantage.name`` uses: the built-in ones, and others once they were found."""
 
 
 def register_estimator(
@@ -55,7 +106,27 @@ def register_estimator(
 
 
 def find_estimator(name: str) -> EstimatorSpec:
-    """The estimator ``name``. Raises :class:`UnknownNameError` for a name that is not registered."""
-    if name not in ESTIMATORS:
-        raise UnknownNameError("advantage estimator", name, ESTIMATORS)
-    return ESTIMATORS[name]
+    """The estimator ``name``: a built-in or registered one, else that of an installed package.
+
+    Raises:
+        UnknownNameError: There is none of this name.
+        PluginError: The package cannot be loaded, or its entry point is no estimator.
+    """
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    loaded = load_plugin(GROUP, name, "advantage estimator")
+    if loaded is None:
+        raise UnknownNameError("advantage estimator", name, estimator_names())
+    if not isinstance(loaded, EstimatorSpec):
+        if not callable(loaded) or isinstance(loaded, type):
+            raise PluginError(
+                f"advantage estimator {name!r} of an installed package is {loaded!r}; "
+                "allowed: an EstimatorSpec, or a function (episodes, config) -> Estimate"
+            )
+        loaded = EstimatorSpec(estimate=loaded)
+    return ESTIMATORS.setdefault(name, loaded)
+
+
+def estimator_names() -> tuple[str, ...]:
+    """Every known name, in order; imports nothing."""
+    return tuple(sorted({*ESTIMATORS, *plugin_names(GROUP)}))

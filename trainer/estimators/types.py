@@ -24,14 +24,18 @@ __all__ = [
     "discounted",
     "equal",
     "normalized",
+    "on_every_token",
     "on_last_tokens",
     "per_turn",
+    "values_of",
+    "whitened",
 ]
 
 FloatArray = NDArray[np.float64]
 
 NO_SPREAD = 1e-9
-"""Values of a group whose range is at most this are equal: their advantage is exactly 0 and the group is counted."""
+"""Values whose range is at most this (times the largest, where that is above 1) are equal: their advantage is exactly 0
+and their group is counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,6 +67,20 @@ class EpisodeView:
     def total(self) -> float:
         """Undiscounted return, without token rewards."""
         return float(self.rewards.sum())
+
+    @property
+    def full_return(self) -> float:
+        """Undiscounted return with token rewards: what episodes are compared by."""
+        return self.total + (0.0 if self.token_rewards is None else float(self.token_rewards.sum()))
+
+    @property
+    def full_rewards(self) -> FloatArray:
+        """Reward of each turn [T], with the token rewards of its tokens."""
+        if self.token_rewards is None:
+            return self.rewards
+        turns = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        added = np.bincount(turns, weights=self.token_rewards, minlength=len(self.lengths))
+        return np.asarray(self.rewards + added, dtype=np.float64)
 
 
 class Estimate(NamedTuple):
@@ -103,6 +121,20 @@ def per_turn(values: Sequence[FloatArray], episodes: Sequence[EpisodeView]) -> l
     return [np.repeat(value, episode.lengths) for value, episode in zip(values, episodes, strict=True)]
 
 
+def on_every_token(values: Sequence[float] | FloatArray, episodes: Sequence[EpisodeView]) -> list[FloatArray]:
+    """One number per episode [E] on each of its tokens [N]."""
+    return [np.full(sum(e.lengths), float(value)) for value, e in zip(values, episodes, strict=True)]
+
+
+def values_of(episode: EpisodeView) -> FloatArray:
+    """The critic's values [N]. Raises ValueError where there are none, or another number than sampled tokens."""
+    if episode.values is None:
+        raise ValueError("this estimator needs the values of a critic, and the episode has none")
+    if len(episode.values) != sum(episode.lengths):
+        raise ValueError(f"{len(episode.values)} values for an episode of {sum(episode.lengths)} sampled tokens")
+    return episode.values
+
+
 def on_last_tokens(episode: EpisodeView) -> FloatArray:
     """The rewards of the turns on their last tokens, token rewards added [N].
 
@@ -127,17 +159,29 @@ def discounted(rewards: Sequence[float] | FloatArray, gamma: float) -> FloatArra
 
 
 def equal(values: FloatArray) -> bool:
-    """Whether values have no spread but rounding."""
-    return bool(np.ptp(values) <= NO_SPREAD)
+    """Whether values (one or more) have no spread but rounding."""
+    return bool(np.ptp(values) <= NO_SPREAD * max(1.0, float(np.abs(values).max())))
 
 
-def normalized(values: FloatArray, config: AdvantageConfig) -> FloatArray:
-    """Values minus their mean, over (std with ddof=1) + epsilon if so configured; 0 for one value or equal ones."""
+def normalized(values: FloatArray, config: AdvantageConfig, *, ddof: int = 1) -> FloatArray:
+    """Values minus their mean, over their std + epsilon if so configured; 0 for one value or equal ones."""
     if len(values) < 2 or equal(values):
         return np.zeros(len(values))
     centred = values - values.mean()
-    scale = float(values.std(ddof=1)) + config.epsilon if config.normalize == "mean_std" else 1.0
+    scale = float(values.std(ddof=ddof)) + config.epsilon if config.normalize == "mean_std" else 1.0
     return np.asarray(centred / scale, dtype=np.float64)
+
+
+def whitened(advantages: Sequence[FloatArray]) -> list[FloatArray]:
+    """All tokens together to mean 0 and deviation 1: ``(x - mean) / sqrt(var(ddof=1) + 1e-8)``; 0 without spread.
+
+    Arrays (1, 0) and (0, 1) give 0.866025 and -0.866025.
+    """
+    values = np.concatenate([np.empty(0), *advantages])
+    if len(values) < 2 or equal(values):
+        return [np.zeros(len(a)) for a in advantages]
+    mean, scale = values.mean(), np.sqrt(values.var(ddof=1) + 1e-8)
+    return [(a - mean) / scale for a in advantages]
 
 
 def by_group(episodes: Sequence[EpisodeView]) -> dict[int, list[int]]:
