@@ -5,7 +5,7 @@ Part of the tree in :mod:`trainer.config`. Numbers that belong to one method alo
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -136,6 +136,7 @@ class AdvantageConfig(Section):
     epsilon: AboveZero = Field(1e-6, description="Added to standard deviations.")
     whiten: bool = Field(False, description="Advantages of all tokens of the step get mean 0 and deviation 1.")
     clip: AboveZero | None = Field(None, description="Advantages are cut to [-clip, clip], last of all.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Settings of an estimator of another package.")
 
 
 class LossConfig(Section):

@@ -52,10 +52,11 @@ class AlgorithmState:
         """Adapt the coefficient to the measured ``kl`` (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
 
         ``coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon``: a KL of twice the target over 1000 of
-        10,000 episodes raises it by 2%.
+        10,000 episodes raises it by 2%. A step of more episodes than the horizon counts as the horizon, so that the
+        coefficient stays above 0.
         """
         error = min(max(kl / target - 1.0, -0.2), 0.2)
-        self.kl_coef *= 1.0 + error * episodes / horizon
+        self.kl_coef *= 1.0 + error * min(episodes / horizon, 1.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
