@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from roll_envs.errors import ConfigError
 from roll_envs.types import Message
 
@@ -101,7 +103,15 @@ class ChatRenderer:
         The system message becomes the beginning of the first question where the template has no place for one.
         """
         shown, mark = self._cut(messages)
-        return self._encode(self._text(shown, open_reply=True), mark)
+        try:
+            text = self._text(shown, open_reply=True)
+        except TemplateError:
+            # Some templates want a question, and take a user message that looks like a tool's result for none.
+            first = next((n for n, m in enumerate(shown) if m.role == "user"), len(shown))
+            mark = mark or _unused(shown)
+            asked = [Message(role="user", content=mark + m.content) for m in shown[first : first + 1]]
+            text = self._text([*shown[:first], *asked, *shown[first + 1 :]], open_reply=True)
+        return self._encode(text, mark)
 
     def extend(self, ids: Sequence[int], message: Message) -> tuple[int, ...] | None:
         tail = self._tails.get(message, ())
@@ -148,8 +158,7 @@ class ChatRenderer:
         spelled = [self._markers if m.role == "assistant" else self._controls for m in whole]
         if not any(s.within(m.content) for s, m in zip(spelled, whole, strict=True)):
             return whole, ""
-        used = {c for m in whole for c in m.content} | set(str(self.tokenizer.chat_template))
-        mark = next(chr(code) for code in _MARKS if chr(code) not in used)
+        mark = _unused(whole)
         cut = [Message(role=m.role, content=s.cut(m.content, mark)) for s, m in zip(spelled, whole, strict=True)]
         return cut, mark
 
@@ -251,15 +260,15 @@ class _Spelled:
 
     def __init__(self, tokenizer: Any, ids: frozenset[int], more: Sequence[str]) -> None:
         known = [str(tokenizer.convert_ids_to_tokens(i)) for i in ids]
-        self._tokens = tuple({t for t in [*known, *more] if len(t) > 1})  # a single character cannot be cut
-        self._first = re.compile("|".join(sorted(re.escape(c) for c in {t[0] for t in self._tokens})) or r"(?!)")
+        self.tokens = tuple(sorted({t for t in [*known, *more] if len(t) > 1}))  # a single character cannot be cut
+        self._first = re.compile("|".join(sorted(re.escape(c) for c in {t[0] for t in self.tokens})) or r"(?!)")
         normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
-        looked_up_late = any(t.normalized for t in tokenizer.added_tokens_decoder.values() if str(t) in self._tokens)
+        looked_up_late = any(t.normalized for t in tokenizer.added_tokens_decoder.values() if str(t) in self.tokens)
         self._normalize = normalizer.normalize_str if normalizer is not None and looked_up_late else None
 
     def _places(self, text: str) -> Iterator[int]:
         """Behind the first character of each control token in ``text``."""
-        return (m.end() for m in self._first.finditer(text) if text.startswith(self._tokens, m.start()))
+        return (m.end() for m in self._first.finditer(text) if text.startswith(self.tokens, m.start()))
 
     def within(self, text: str) -> bool:
         return any(True for _ in self._places(text)) or self._hidden(text)
@@ -283,6 +292,12 @@ def _conversations(reply: Message, thought: Message) -> _Conversations:
         (_SYSTEM, _ASK, reply),
         (_SYSTEM, _ASK, reply, _ASK, reply),
     )
+
+
+def _unused(messages: Sequence[Message]) -> str:
+    """A private character that no message contains."""
+    used = {c for m in messages for c in m.content}
+    return next(chr(code) for code in _MARKS if chr(code) not in used)
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
