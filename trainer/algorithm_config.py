@@ -5,9 +5,12 @@ Part of the tree in :mod:`trainer.config`. Numbers that belong to one method alo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trainer.loss_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS, unread_keys
 
 __all__ = [
     "AdvantageConfig",
@@ -22,6 +25,7 @@ __all__ = [
     "RewardConfig",
     "Section",
     "Share",
+    "correction_problems",
 ]
 
 Positive = Annotated[int, Field(ge=1)]
@@ -36,6 +40,12 @@ class Section(BaseModel):
     """A section of the configuration: frozen, strict, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _changed(section: Section, keys: Iterable[str]) -> list[str]:
+    """Those of ``keys`` that have another value than their default, in order."""
+    fields = type(section).model_fields
+    return [k for k in sorted(keys) if getattr(section, k) != fields[k].get_default(call_default_factory=True)]
 
 
 class RewardConfig(Section):
@@ -148,16 +158,23 @@ class LossConfig(Section):
         description="The policy the ratio is taken to: the weights before the training step (decoupled PPO), or as the "
         "sampler said.",
     )
-    clip_low: NonNegative = Field(0.2, description="Ratio is cut below 1 - clip_low.")
-    clip_high: NonNegative = Field(0.28, description="Ratio is cut above 1 + clip_high.")
+    clip_low: NonNegative | None = Field(
+        None,
+        description="Ratio is cut below 1 - clip_low; null: 0.2 (clip, clip_cov), 3e-4 (gspo, gspo_token), 0.4 of the "
+        "log-ratio (gmpo), 1 (cispo).",
+    )
+    clip_high: NonNegative | None = Field(
+        None,
+        description="Ratio is cut above 1 + clip_high; null: 0.28 (clip, clip_cov), 4e-4 (gspo, gspo_token), 0.4 of "
+        "the log-ratio (gmpo), 4 (cispo), 0.2 (raft_pp).",
+    )
     dual_clip: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="Bound for negative advantages, in ratios (clip)."
+        None, description="Bound for negative advantages, in ratios (clip); INTELLECT-2's and TRL's delta."
     )
-    ratio_cap: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="Ratio is cut above this before anything else (INTELLECT-2's delta; clip)."
-    )
-    ratio: Literal["token", "turn", "row"] = Field(
-        "token", description="The ratio of each token, or the geometric mean of its turn's or its row's (clip)."
+    ratio: Literal["token", "turn", "row", "row-product"] = Field(
+        "token",
+        description="The ratio of each token, the geometric mean of its turn's or its row's, or the product of its "
+        "row's (clip, topr).",
     )
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = Field(
         "token-mean", description="How the losses of tokens become one number; denominators are global."
@@ -169,7 +186,8 @@ class LossConfig(Section):
     kl_coef: NonNegative = Field(0.0, description="Weight of the KL to the reference.")
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL.")
     kl_unbiased: bool = Field(
-        False, description="Give the KL its unbiased gradient (k2's, times the ratio off policy), with the same value."
+        False,
+        description="Give the KL its unbiased gradient (k2's, times the ratio to the sampler), at the same value.",
     )
     positive_weight: NonNegative = Field(1.0, description="Weight of positive advantages (topr).")
     negative_weight: NonNegative = Field(1.0, description="Weight of negative advantages (topr).")
@@ -182,7 +200,30 @@ class LossConfig(Section):
     covariance_share: Share = Field(2e-4, description="Share of the tokens that are chosen (clip_cov, kl_cov).")
     covariance_low: float = Field(1.0, description="Least covariance of a chosen token (clip_cov).")
     covariance_high: float = Field(5.0, description="Greatest covariance of a chosen token (clip_cov).")
-    covariance_coef: NonNegative = Field(1.0, description="Weight of the KL on chosen tokens (kl_cov).")
+    covariance_coef: NonNegative = Field(1.0, description="Weight of the penalty on chosen tokens (kl_cov).")
+    power_positive: NonNegative = Field(2.0, description="Power of the row's ratio for positive advantages (vespo).")
+    decay_positive: NonNegative = Field(3.0, description="Decay with the row's ratio for positive advantages (vespo).")
+    power_negative: NonNegative = Field(3.0, description="Power of the row's ratio for negative advantages (vespo).")
+    decay_negative: NonNegative = Field(2.0, description="Decay with the row's ratio for negative advantages (vespo).")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Settings of a loss of another package.")
+
+    def bounds(self) -> tuple[float, float]:
+        """``clip_low`` and ``clip_high``, the loss's own where they are null (of ``clip``, for other packages')."""
+        low, high = CLIP_DEFAULTS.get(self.name, CLIP_DEFAULTS["clip"])
+        return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
+
+    @model_validator(mode="after")
+    def _every_key_is_read(self) -> Self:
+        special = {"kwargs"}.union(*LOSS_KEYS.values())
+        problems = unread_keys(self.name, _changed(self, special))
+        if self.aggregation != "constant":
+            problems += [
+                f"loss.constant_tokens is set, but loss.aggregation is {self.aggregation!r}; 'constant' reads it"
+                for _ in _changed(self, {"constant_tokens"})
+            ]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
 
     @model_validator(mode="after")
     def _covariances_fit(self) -> Self:
@@ -197,26 +238,77 @@ class CorrectionConfig(Section):
     """Correction for rows that were sampled by other weights, or another engine, than the proximal policy's."""
 
     name: Literal["none", "tis", "mis", "icepop"] = Field(
-        "none", description="tis cuts the weight at high; mis and icepop drop what is outside [low, high]."
+        "none", description="tis cuts the weight at high; mis, and icepop per token, drop what is outside [low, high]."
     )
     level: Literal["token", "turn", "row", "geometric"] = Field(
         "token", description="Ratio per token, product over the turn or row, or geometric mean over the row."
     )
     low: NonNegative = Field(0.5, description="Least ratio that is kept (mis, icepop).")
-    high: AboveZero = Field(2.0, description="Greatest ratio that is kept, or the bound (tis).")
+    high: AboveZero = Field(2.0, description="Greatest ratio that is kept, or the bound (tis; SkyRL: 5 for a row).")
+    reject: Literal["none", "token", "turn", "row", "geometric"] = Field(
+        "none", description="Also drop what has a ratio of this level outside [reject_low, reject_high]."
+    )
+    reject_low: NonNegative | None = Field(
+        None, description="Least ratio that is not rejected (geometric: 0.999 in verl, 0.99 in SkyRL)."
+    )
+    reject_high: AboveZero | None = Field(
+        None, description="Greatest ratio that is not rejected (geometric: 1.001 in verl, 1.01 in SkyRL)."
+    )
     veto: NonNegative = Field(0.0, description="A row with a token's ratio below this is dropped (1e-4 in slime).")
     row_delta: AboveZero | None = Field(
         None, description="Rows with negative advantage whose mean log-ratio fell by more are dropped (OPSM: 1e-4)."
     )
     second_moment: AboveZero | None = Field(
-        None, description="Drop the tokens with the largest ratios until the mean squared log-ratio is below (M2PO)."
+        None, description="Drop the tokens that moved most until the mean squared log-ratio is this (M2PO: 0.04)."
     )
+
+    @property
+    def weighs(self) -> bool:
+        """Whether policy losses get weights."""
+        return self.name != "none" or self.reject != "none" or bool(self.veto) or self.row_delta is not None
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
+        problems = []
         if self.name in ("mis", "icepop") and self.low >= self.high:
-            raise ValueError(f"correction.low {self.low:g} must be less than correction.high {self.high:g}")
+            problems.append(f"correction.low {self.low:g} must be less than correction.high {self.high:g}")
+        if self.name == "icepop" and self.level != "token":
+            problems.append(
+                f"correction.name 'icepop' is per token; for level {self.level!r} take correction.name 'mis'"
+            )
+        unread = {"none": {"level", "low", "high"}, "tis": {"low"}}.get(self.name, set())
+        problems += [
+            f"correction.{key} is set, but correction.name {self.name!r} does not read it; leave it out"
+            for key in _changed(self, unread)
+        ]
+        low, high = self.reject_low, self.reject_high
+        if self.reject == "none" and (low is not None or high is not None):
+            problems.append("correction.reject_low and reject_high are read where correction.reject is not 'none'")
+        if self.reject != "none" and (low is None or high is None or low >= high):
+            problems.append(
+                f"correction.reject {self.reject!r} needs correction.reject_low less than correction.reject_high, "
+                "such as 0.999 and 1.001 for 'geometric'"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
+
+
+def correction_problems(loss: LossConfig, correction: CorrectionConfig) -> list[str]:
+    """What the two sections have against each other, a sentence each."""
+    problems = []
+    ratios = correction.name != "none" or correction.reject != "none" or bool(correction.veto)
+    if loss.proximal == "sampler" and (ratios or correction.second_moment is not None):
+        problems.append(
+            "loss.proximal is 'sampler', so that every ratio of the section correction is 1; take loss.proximal "
+            "'recompute', or leave all of correction but row_delta out"
+        )
+    if loss.name in ANCHORED_AT_SAMPLER and correction.name != "none":
+        problems.append(
+            f"loss {loss.name!r} takes its ratio to the sampler itself; correction.name {correction.name!r} would "
+            "weigh it twice, take 'none'"
+        )
+    return problems
 
 
 class CriticConfig(Section):

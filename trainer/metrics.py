@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from roll_envs.types import Group, Metrics, OutcomeKind, Trajectory, Turn
 from trainer.sequences import TokenSequence
 
-__all__ = ["mismatch_metrics", "rollout_metrics", "row_mismatch_metrics", "staleness_metrics", "wilson_interval"]
+__all__ = [
+    "explained_variance",
+    "mismatch_metrics",
+    "rollout_metrics",
+    "row_mismatch_metrics",
+    "staleness_metrics",
+    "wilson_interval",
+]
 
 RATIO_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
@@ -108,37 +115,81 @@ def mismatch_metrics(sampler: NDArray[Any], learner: NDArray[Any], prefix: str =
     diff = np.asarray(sampler, dtype=np.float64) - np.asarray(learner, dtype=np.float64)
     if diff.size == 0:
         return {}
-    ratio = np.exp(np.clip(-diff, -50.0, 50.0))
-    quantiles = np.quantile(ratio, list(RATIO_QUANTILES.values()))
     return {
-        f"{prefix}kl": float(np.mean(ratio - 1.0 + diff)),
+        f"{prefix}kl": float(np.mean(_k3(diff))),
         f"{prefix}logprob_diff_max": float(np.abs(diff).max()),
         f"{prefix}logprob_diff_mean": float(np.abs(diff).mean()),
+        **_ratio_metrics(-diff, prefix),
+        f"{prefix}effective_sample_share": _effective_share(-diff),
+    }
+
+
+def _k3(diff: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(np.clip(-diff, -50.0, 50.0)) - 1.0 + diff
+
+
+def _ratio_metrics(log_ratios: NDArray[np.float64], prefix: str) -> Metrics:
+    ratio = np.exp(np.clip(log_ratios, -50.0, 50.0))
+    quantiles = np.quantile(ratio, list(RATIO_QUANTILES.values()))
+    return {
         f"{prefix}ratio_min": float(ratio.min()),
         f"{prefix}ratio_max": float(ratio.max()),
         **{f"{prefix}ratio_{n}": float(q) for n, q in zip(RATIO_QUANTILES, quantiles, strict=True)},
-        f"{prefix}effective_sample_share": float(ratio.sum() ** 2 / (ratio.size * np.square(ratio).sum())),
     }
+
+
+def _effective_share(log_ratios: NDArray[np.float64]) -> float:
+    """``(sum w)^2 / (N sum w^2)`` of weights given by their logarithms, whatever their size."""
+    weights = np.exp(log_ratios - log_ratios.max())
+    return float(weights.sum() ** 2 / (weights.size * np.square(weights).sum()))
 
 
 def row_mismatch_metrics(
     rows: Sequence[TokenSequence], learner_logprobs: Sequence[NDArray[Any]], prefix: str = "mismatch/"
 ) -> Metrics:
-    """:func:`mismatch_metrics` of the sampled ids of ``rows``; ``learner_logprobs`` per row, aligned with its ids."""
-    sampler, learner = [np.empty(0)], [np.empty(0)]
-    for row, logprobs in zip(rows, learner_logprobs, strict=True):
+    """:func:`mismatch_metrics` of the sampled ids of ``rows``; ``learner_logprobs`` per row, aligned with its ids.
+
+    And the same of turns and of rows, under ``turn_`` and ``row_``: ``kl``, the mean over turns or rows of the sum of
+    k3 over their ids, an unbiased estimate of the KL of whole turns or rows; ``ratio_...`` of geometric means over
+    their ids (what ``loss.ratio`` and ``correction.level: geometric`` look at); ``effective_sample_share`` of the products
+    (what ``correction.level: turn`` and ``row`` look at). One row of two turns with ``d`` = 0.3, 0 and 0.3: turn_kl
+    0.040818, row_kl 0.081636, turn_ratio_min exp(-0.3), row_ratio_min exp(-0.2).
+    """
+    sampler, learner, turns, places = [np.empty(0)], [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for place, (row, logprobs) in enumerate(zip(rows, learner_logprobs, strict=True)):
         mask = np.array(row.mask, dtype=np.bool_)
         mask[:1] = False  # a first id is never predicted, the learner has no number for it
         sampler.append(np.array(row.logprobs)[mask])
         learner.append(np.asarray(logprobs)[mask])
-    return mismatch_metrics(np.concatenate(sampler), np.concatenate(learner), prefix)
+        turns.append(np.array(row.turns, dtype=np.int64)[mask])
+        places.append(np.full(len(turns[-1]), place))
+    joined = np.concatenate(sampler), np.concatenate(learner)
+    metrics = mismatch_metrics(*joined, prefix)
+    if metrics:
+        diff, at = joined[0] - joined[1], np.concatenate(places)
+        numbers = np.concatenate(turns)
+        metrics.update(_span_metrics(diff, at * (numbers.max() + 1) + numbers, f"{prefix}turn_"))
+        metrics.update(_span_metrics(diff, at, f"{prefix}row_"))
+    return metrics
+
+
+def _span_metrics(diff: NDArray[np.float64], keys: NDArray[np.int64], prefix: str) -> Metrics:
+    """Of the spans of ids that have the same key."""
+    _, span, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    sums = np.bincount(span, weights=-diff).astype(np.float64)
+    return {
+        f"{prefix}kl": float(np.bincount(span, weights=_k3(diff)).mean()),
+        **_ratio_metrics(sums / counts, prefix),
+        f"{prefix}effective_sample_share": _effective_share(sums),
+    }
 
 
 def staleness_metrics(rows: Sequence[TokenSequence], version: int, prefix: str = "staleness/") -> Metrics:
     """How many weight versions before ``version`` the sampled ids were sampled; empty without sampled ids.
 
-    Keys after ``prefix``: ``lag_mean`` and ``lag_max`` over sampled ids, ``mixed_rows``, the share of rows that more
-    than one version sampled.
+    Keys after ``prefix``: ``lag_mean`` and ``lag_max`` over sampled ids; ``row_lag_mean``, over rows, of the oldest id
+    of each; ``mixed_rows``, the share of rows that more than one version sampled, and ``row_span_max``, the most
+    versions between two ids of one row.
     """
     versions = [np.array(row.versions, dtype=np.int64)[np.array(row.mask, dtype=np.bool_)] for row in rows]
     versions = [v for v in versions if v.size]
@@ -148,5 +199,17 @@ def staleness_metrics(rows: Sequence[TokenSequence], version: int, prefix: str =
     return {
         f"{prefix}lag_mean": float(lags.mean()),
         f"{prefix}lag_max": float(lags.max()),
+        f"{prefix}row_lag_mean": float(np.mean([version - v.min() for v in versions])),
         f"{prefix}mixed_rows": float(np.mean([v.min() != v.max() for v in versions])),
+        f"{prefix}row_span_max": float(max(v.max() - v.min() for v in versions)),
     }
+
+
+def explained_variance(values: NDArray[Any], returns: NDArray[Any]) -> Metrics:
+    """``critic/explained_variance``, ``1 - var(returns - values) / var(returns)``; empty where returns are all equal.
+
+    1 is a perfect critic, 0 one that says nothing, below 0 one that is worse than that. Values 0, 1 of returns 0, 2:
+    1 - 0.25 / 1 = 0.75.
+    """
+    spread = float(np.var(returns)) if len(returns) else 0.0
+    return {"critic/explained_variance": 1.0 - float(np.var(returns - values)) / spread} if spread > 0 else {}

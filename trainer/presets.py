@@ -65,7 +65,7 @@ PRESETS: dict[str, Preset] = {
     "dr_grpo": Preset(
         summary="GRPO without its biases: no division by the deviation, a constant instead of each row's length",
         source="Liu et al. 2025, arXiv:2503.20783, section 3.2",
-        settings={**_CLIP, "advantage.name": "grpo", "advantage.normalize": "mean", "loss.aggregation": "constant"},
+        settings={**_CLIP, "advantage.name": "dr_grpo", "loss.aggregation": "constant"},
     ),
     "gigpo": Preset(
         summary="group advantages of episodes, and of turns that met the same state",
@@ -100,7 +100,7 @@ PRESETS: dict[str, Preset] = {
     "kimi": Preset(
         summary="advantages over the group's mean, held near the old policy by half the squared log-ratio",
         source="Kimi k1.5, arXiv:2501.12599, eq. 3",
-        settings={"advantage.name": "grpo", "advantage.normalize": "mean", "loss.name": "kimi",
+        settings={"advantage.name": "dr_grpo", "loss.name": "kimi",
                   "loss.proximal_coef": 0.1, "loss.aggregation": "seq-mean-token-sum"},
     ),
     "kl_cov": Preset(
@@ -146,7 +146,7 @@ PRESETS: dict[str, Preset] = {
     "raft_pp": Preset(
         summary="positive episodes alone, with importance weights and clipping",
         source="Xiong et al. 2025, arXiv:2504.11343",
-        settings={"advantage.name": "reinforce", "loss.name": "raft_pp", "loss.clip_low": 0.2, "loss.clip_high": 0.2,
+        settings={"advantage.name": "reinforce", "loss.name": "raft_pp", "loss.clip_high": 0.2,
                   "loss.aggregation": "token-mean"},
     ),
     "reinforce": Preset(
@@ -197,7 +197,7 @@ PRESETS: dict[str, Preset] = {
     "topr": Preset(
         summary="positive episodes as they are, negative ones with a ratio of at most 1",
         source="Le Roux et al. 2025, arXiv:2503.14286, eq. 8",
-        settings={"advantage.name": "grpo", "advantage.normalize": "mean", "loss.name": "topr",
+        settings={"advantage.name": "dr_grpo", "loss.name": "topr",
                   "loss.positive_weight": 1.0, "loss.negative_weight": 1.0, "loss.aggregation": "seq-mean-token-sum"},
     ),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roll_envs.types import Group, Metrics
 from trainer.advantages import Advantages, Episodes, estimate, view_episodes
@@ -20,9 +21,9 @@ from trainer.backends import Critic, Learner, Scorer
 from trainer.batching import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.config import RunConfig
 from trainer.estimators.types import FloatArray
-from trainer.losses import StepTokens, find_loss
+from trainer.losses import StepTokens, find_loss, within_second_moment
 from trainer.masks import apply_masks
-from trainer.metrics import row_mismatch_metrics, staleness_metrics
+from trainer.metrics import explained_variance, row_mismatch_metrics, staleness_metrics
 from trainer.rewards import shape_rewards
 from trainer.schedules import learning_rate
 from trainer.sequences import TokenSequence, rows_of
@@ -158,9 +159,9 @@ def _train_policy(
         )
     ]
     everywhere = loss.entropy_coef or loss.kl_coef or not spec.only_advantages
-    plain = config.correction.name == "none" and config.correction.row_delta is None and not config.correction.veto
-    if on_policy and spec.linear_on_policy and plain and not everywhere:
-        credits = _merged(rows, credits)
+    credits, metrics = _within_second_moment(config, rows, scores, credits)
+    if on_policy and spec.linear_on_policy and not config.correction.weighs and not everywhere:
+        credits = _merged(rows, credits, by_turns=loss.ratio == "turn")
     lr = learning_rate(
         config.optimizer.lr_schedule,
         config.optimizer.lr,
@@ -170,7 +171,6 @@ def _train_policy(
         min_share=config.optimizer.lr_min_share,
         decay_share=config.optimizer.lr_decay_share,
     )
-    metrics: Metrics = {}
     if scores.old is not None and loss.proximal == "recompute":
         metrics.update(row_mismatch_metrics(rows, scores.old))
     sums: dict[str, list[float]] = {}
@@ -204,6 +204,33 @@ def _train_policy(
     return metrics
 
 
+def _predicted(row: TokenSequence) -> NDArray[np.bool_]:
+    """Which ids were sampled and are predicted: all that were sampled but a row's first id."""
+    return np.array((False, *row.mask[1:]))
+
+
+def _within_second_moment(
+    config: RunConfig, rows: Sequence[TokenSequence], scores: Scores, credits: list[FloatArray]
+) -> tuple[list[FloatArray], Metrics]:
+    """Advantages of 0 for the tokens that ``correction.second_moment`` takes out, over the whole training step."""
+    limit = config.correction.second_moment
+    if limit is None or scores.old is None:
+        return credits, {}
+    masks = [_predicted(row) for row in rows]
+    moved = [(o - np.array(r.logprobs))[m] for o, r, m in zip(scores.old, rows, masks, strict=True)]
+    joined = np.concatenate(moved)
+    if not joined.size:
+        return credits, {}
+    kept = within_second_moment(joined, limit)
+    result = [credit.copy() for credit in credits]
+    for credit, mask, keep in zip(result, masks, np.split(kept, np.cumsum([len(m) for m in moved])[:-1]), strict=True):
+        credit[mask] *= keep
+    return result, {
+        "correction/second_moment": float(np.square(joined).mean()),
+        "correction/second_moment_share": float(1.0 - kept.mean()),
+    }
+
+
 def _selected(
     config: RunConfig,
     rows: Sequence[TokenSequence],
@@ -216,7 +243,7 @@ def _selected(
     select = find_loss(config.loss.name).select
     if select is None or scores.old is None:
         return None
-    masks = {i: np.array((False, *rows[i].mask[1:])) for i in part}
+    masks = {i: _predicted(rows[i]) for i in part}
     chosen = select(
         StepTokens(
             old_logp=np.concatenate([scores.old[i][masks[i]] for i in part]),
@@ -246,6 +273,11 @@ def _train_critic(
     assert scores.values is not None
     if advantages.returns is None:
         raise ValueError(f"estimator {config.advantage.name!r} asks for a critic and gives it nothing to learn")
+    masks = [_predicted(row) for row in rows]
+    metrics = explained_variance(
+        np.concatenate([v[m] for v, m in zip(scores.values, masks, strict=True)]),
+        np.concatenate([r[m] for r, m in zip(advantages.returns, masks, strict=True)]),
+    )
     rng = np.random.default_rng([config.seed, step, 1])
     sums: dict[str, list[float]] = {}
     for part in (p for _ in range(settings.epochs) for p in split_minibatches(rows, settings.minibatches, rng)):
@@ -262,15 +294,18 @@ def _train_critic(
         )
         for name, value in critic.step(batches, denominators, lr=settings.lr).items():
             sums.setdefault(name, []).append(value)
-    return {name: float(np.mean(values)) for name, values in sums.items()}
+    return {**metrics, **{name: float(np.mean(values)) for name, values in sums.items()}}
 
 
-def _merged(rows: Sequence[TokenSequence], credits: Sequence[FloatArray]) -> list[FloatArray]:
-    """Advantages in which the first of several rows with the same ids carries the sum, and the others carry 0."""
+def _merged(rows: Sequence[TokenSequence], credits: Sequence[FloatArray], *, by_turns: bool) -> list[FloatArray]:
+    """Advantages in which the first of several rows with the same ids carries the sum, and the others carry 0.
+
+    ``by_turns`` tells rows apart that are cut into turns in another way.
+    """
     merged = list(credits)
-    first: dict[tuple[tuple[int, ...], tuple[bool, ...]], int] = {}
+    first: dict[tuple[tuple[int, ...], ...], int] = {}
     for i, row in enumerate(rows):
-        home = first.setdefault((row.ids, row.mask), i)
+        home = first.setdefault((row.ids, row.mask, row.turns if by_turns else ()), i)
         if home != i:
             merged[home] = merged[home] + credits[i]
             merged[i] = np.zeros_like(credits[i])

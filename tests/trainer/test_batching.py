@@ -253,7 +253,7 @@ def plain_gradient(model: TinyModel, rows: Sequence[TokenSequence], config: Loss
                 loss = -advantage * logp
             else:
                 ratio = torch.exp(logp - float(np.float32(r.logprobs[t])))
-                cut = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+                cut = ratio.clamp(0.8, 1.28)
                 loss = -torch.minimum(ratio * advantage, cut * advantage)
             total = total + loss - config.entropy_coef * distribution.entropy()
         divisor = {

@@ -94,7 +94,7 @@ def word_run(fail_share: float, **changes: Any) -> dict[str, Any]:
 def test_a_run_writes_everything(whole: Whole) -> None:
     path, summary = whole
     config = load_config(path / "config.yaml")
-    assert (config.steps, config.learner.pack_tokens, config.loss.clip_high) == (5, 64, 0.28)
+    assert (config.steps, config.learner.pack_tokens, config.advantage.name) == (5, 64, "gigpo")
     assert sorted(p.name for p in path.iterdir()) == [
         "checkpoints", "config.yaml", "episodes", "learning_curve.png", "metrics.jsonl", "model", "summary.json",
         "tensorboard",

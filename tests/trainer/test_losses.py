@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from episode_builders import row
@@ -23,6 +24,7 @@ from trainer.losses import (
     register_loss,
     reinforce,
 )
+from trainer.losses.aggregation import MODES
 
 DUAL = LossConfig(dual_clip=3.0)
 
@@ -33,6 +35,7 @@ def inputs_of(
     old: torch.Tensor | None = None,
     advantages: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    selected: torch.Tensor | None = None,
 ) -> LossInputs:
     """Inputs [B, T] with old and sampler log-probs of 0, advantages of 1, one row of one turn per line."""
     zero = torch.zeros_like(logp).detach()
@@ -45,6 +48,7 @@ def inputs_of(
         mask=torch.ones(logp.shape, dtype=torch.bool) if mask is None else mask,
         rows=places,
         turns=torch.zeros(logp.shape, dtype=torch.int64),
+        selected=torch.zeros(logp.shape, dtype=torch.bool) if selected is None else selected,
     )
 
 
@@ -137,13 +141,15 @@ def logit_gradients(
     """Gradient of a step's loss with respect to the logits [B, T, V], with masked-out fields optionally overwritten."""
     rows = [row((1, 2, 3, 4, 5), (0, 1, 1, 0, 1)), row((4, 3, 2), (0, 0, 1), member=1), row((5, 6), (0, 1), member=2)]
     credit = [torch.linspace(-1, 1, len(r.ids)).numpy() for r in rows]
-    (batch,) = make_batches(rows, credit, pack_tokens=5, tokens_per_microbatch=64)
+    chosen = [np.array([0, 1, 0, 0, 0]), np.array([0, 0, 0]), np.array([0, 1])]
+    (batch,) = make_batches(rows, credit, pack_tokens=5, tokens_per_microbatch=64, selected=chosen)
     out = ~batch.label_mask
     if masked is not None:
         overwritten = {
             name: getattr(batch, name).masked_fill(out, masked)
             for name in ("advantages", "old_logprobs", "sampler_logprobs")
         }
+        overwritten["selected"] = batch.selected | out
         batch = replace(batch, **overwritten)
     if labels is not None:
         batch = replace(batch, labels=batch.labels.masked_fill(out, labels))
@@ -156,10 +162,10 @@ def logit_gradients(
     return gradient
 
 
-@pytest.mark.parametrize("name", ["clip", "reinforce"])
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("mode", MODES)
 def test_what_is_masked_out_changes_no_bit_of_the_gradient(name: str, mode: str) -> None:
-    config = LossConfig(name=name, aggregation=mode, dual_clip=3.0, entropy_coef=0.01)  # type: ignore[arg-type]
+    config = LossConfig(name=name, aggregation=mode, dual_clip=3.0 if name == "clip" else None, entropy_coef=0.01)  # type: ignore[arg-type]
     logits = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     reference = logit_gradients(logits, config)
     mask = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 0, 1, 0]], dtype=torch.bool)
@@ -172,14 +178,24 @@ def test_what_is_masked_out_changes_no_bit_of_the_gradient(name: str, mode: str)
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_masked_out_token_has_no_loss_and_no_metric_whatever_it_holds(name: str) -> None:
-    config = LossConfig(name=name, dual_clip=3.0)
+    config = LossConfig(name=name)
     mask = torch.tensor([[True, False, False]])
+    chosen = torch.tensor([[False, True, True]])
     kept, lost = torch.tensor([[-0.5, -0.5, -0.5]]), torch.tensor([[-0.5, float("nan"), float("-inf")]])
-    loss, metrics = LOSSES[name].loss(inputs_of(lost, old=lost, advantages=lost, mask=mask), config)
-    expected, expected_metrics = LOSSES[name].loss(inputs_of(kept, old=kept, advantages=kept, mask=mask), config)
+    lost.requires_grad_()
+    constant = lost.detach()
+    loss, metrics = LOSSES[name].loss(
+        inputs_of(lost, old=constant, advantages=constant, mask=mask, selected=chosen), config
+    )
+    expected, expected_metrics = LOSSES[name].loss(
+        inputs_of(kept, old=kept, advantages=kept, mask=mask, selected=chosen), config
+    )
     assert loss[0, 1:].tolist() == [0.0, 0.0]
     assert torch.equal(loss, expected)
     assert metrics == expected_metrics
+    (gradient,) = torch.autograd.grad(loss.sum(), lost)
+    assert gradient[0, 1:].tolist() == [0.0, 0.0]
+    assert gradient.isfinite().all()
 
 
 def test_entropy_bonus_needs_entropies_and_lowers_the_loss() -> None:

@@ -127,4 +127,10 @@ def test_mismatch_of_rows_looks_at_predicted_sampled_ids_only() -> None:
 def test_staleness_by_hand() -> None:
     mixed = replace(row((1, 2, 3, 4), (0, 1, 1, 1)), versions=(-1, 3, 4, 4))
     metrics = staleness_metrics([mixed, row((1, 2), (0, 1), version=5)], version=5)
-    assert metrics == {"staleness/lag_mean": 1.0, "staleness/lag_max": 2.0, "staleness/mixed_rows": 0.5}
+    assert metrics == {
+        "staleness/lag_mean": 1.0,
+        "staleness/lag_max": 2.0,
+        "staleness/row_lag_mean": 1.0,
+        "staleness/mixed_rows": 0.5,
+        "staleness/row_span_max": 1.0,
+    }

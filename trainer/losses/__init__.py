@@ -5,38 +5,103 @@ Masked positions give a loss of exactly 0 and no gradient, whatever they hold.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
-from roll_envs.errors import UnknownNameError
+from roll_envs.errors import PluginError, UnknownNameError
 from trainer.algorithm_config import CorrectionConfig, LossConfig
 from trainer.batching import Batch, Denominators
+from trainer.loss_keys import LOSS_KEYS
 from trainer.losses.aggregation import aggregate
-from trainer.losses.correction import correction_weights
+from trainer.losses.correction import correction_weights, within_second_moment
+from trainer.losses.covariance import choose_between, choose_largest, clip_cov, kl_cov
 from trainer.losses.kl import kl_loss
 from trainer.losses.logits import entropy, label_logprobs
-from trainer.losses.ppo import clip, reinforce
-from trainer.losses.types import LossInputs, LossSpec, PolicyLoss, Select, StepTokens, TensorMetrics, log_ratio
+from trainer.losses.ppo import clip, raft_pp, reinforce
+from trainer.losses.sequence import gmpo, gspo, gspo_token
+from trainer.losses.soft import dppo, kimi, sapo
+from trainer.losses.types import (
+    LOG_RATIO_BOUND,
+    LossInputs,
+    LossSpec,
+    PolicyLoss,
+    Select,
+    StepTokens,
+    TensorMetrics,
+    log_ratio,
+    log_ratio_at,
+    mean_over,
+    ratio_metrics,
+    sum_over,
+)
+from trainer.losses.weighted import cispo, topr, vespo
+from trainer.plugins import load_plugin, plugin_names
 
 __all__ = [
+    "GROUP",
     "LOSSES",
     "LossInputs",
     "LossSpec",
     "PolicyLoss",
+    "Select",
     "StepTokens",
     "TensorMetrics",
     "aggregate",
+    "cispo",
     "clip",
+    "clip_cov",
+    "correction_weights",
+    "dppo",
     "entropy",
     "find_loss",
+    "gmpo",
+    "gspo",
+    "gspo_token",
+    "kimi",
+    "kl_cov",
+    "kl_loss",
     "label_logprobs",
+    "log_ratio",
+    "log_ratio_at",
+    "loss_names",
+    "mean_over",
     "policy_loss",
+    "raft_pp",
+    "ratio_metrics",
     "register_loss",
     "reinforce",
+    "sapo",
+    "sum_over",
+    "topr",
+    "vespo",
+    "within_second_moment",
 ]
 
+GROUP = "roll_envs.losses"
+"""The entry-point group: name = ``loss.name``, target = a :class:`LossSpec`, or a loss alone."""
+
+
+def _built_in(name: str, loss: PolicyLoss, **traits: bool) -> LossSpec:
+    select = {"clip_cov": choose_between, "kl_cov": choose_largest}.get(name)
+    return LossSpec(loss=loss, select=select, keys=LOSS_KEYS[name], **traits)
+
+
 LOSSES: dict[str, LossSpec] = {
-    "clip": LossSpec(loss=clip, linear_on_policy=True),
-    "reinforce": LossSpec(loss=reinforce, linear_on_policy=True),
+    "cispo": _built_in("cispo", cispo, only_advantages=True, linear_on_policy=True),
+    "clip": _built_in("clip", clip, only_advantages=True, linear_on_policy=True),
+    "clip_cov": _built_in("clip_cov", clip_cov, only_advantages=True),
+    "dppo": _built_in("dppo", dppo),
+    "gmpo": _built_in("gmpo", gmpo, only_advantages=True, linear_on_policy=True),
+    "gspo": _built_in("gspo", gspo, only_advantages=True, linear_on_policy=True),
+    "gspo_token": _built_in("gspo_token", gspo_token, only_advantages=True, linear_on_policy=True),
+    "kimi": _built_in("kimi", kimi, linear_on_policy=True),
+    "kl_cov": _built_in("kl_cov", kl_cov),
+    "raft_pp": _built_in("raft_pp", raft_pp, only_advantages=True),
+    "reinforce": _built_in("reinforce", reinforce, only_advantages=True, linear_on_policy=True),
+    "sapo": _built_in("sapo", sapo, only_advantages=True, linear_on_policy=True),
+    "topr": _built_in("topr", topr, only_advantages=True),
+    "vespo": _built_in("vespo", vespo, only_advantages=True),
 }
 """Losses by the name that ``loss.name`` uses."""
 
@@ -60,10 +125,30 @@ def register_loss(
 
 
 def find_loss(name: str) -> LossSpec:
-    """The loss ``name``. Raises :class:`UnknownNameError` for a name that is not registered."""
-    if name not in LOSSES:
-        raise UnknownNameError("policy loss", name, LOSSES)
-    return LOSSES[name]
+    """The loss ``name``, of this package or of another.
+
+    Raises:
+        UnknownNameError: No package has one of this name.
+        PluginError: The package behind the name is broken.
+    """
+    return LOSSES[name] if name in LOSSES else _of_another_package(name)
+
+
+def loss_names() -> tuple[str, ...]:
+    """Every name that :func:`find_loss` knows, in order; imports nothing."""
+    return tuple(sorted({*LOSSES, *plugin_names(GROUP)}))
+
+
+@cache
+def _of_another_package(name: str) -> LossSpec:
+    found = load_plugin(GROUP, name, "policy loss")
+    if found is None:
+        raise UnknownNameError("policy loss", name, loss_names())
+    if isinstance(found, LossSpec):
+        return found
+    if not callable(found):
+        raise PluginError(f"policy loss {name!r} is a {type(found).__name__}; expected a LossSpec or a function")
+    return LossSpec(loss=found)
 
 
 def policy_loss(
@@ -109,7 +194,8 @@ def policy_loss(
         loss = loss - config.entropy_coef * entropies
     if inputs.reference_logp is not None:
         kept, reference = torch.where(mask, logp, 0.0), torch.where(mask, inputs.reference_logp, 0.0)
-        ratio = log_ratio(inputs).exp() if config.kl_unbiased else None
+        sampler = torch.where(mask, inputs.sampler_logp, 0.0)
+        ratio = (kept - sampler).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp() if config.kl_unbiased else None
         divergence = kl_loss(kept, reference, config.kl_estimator, ratio)
         metrics["loss/reference_kl"] = divergence.detach().sum()
         loss = loss + config.kl_coef * divergence

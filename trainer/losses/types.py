@@ -24,7 +24,9 @@ __all__ = [
     "StepTokens",
     "TensorMetrics",
     "log_ratio",
+    "log_ratio_at",
     "mean_over",
+    "ratio_metrics",
     "sum_over",
 ]
 
@@ -80,15 +82,39 @@ class LossSpec:
 
     loss: PolicyLoss
     select: Select | None = None
-    only_advantages: bool = True
+    only_advantages: bool = False
     """Rows whose advantages are all 0 have no gradient, so that they need not be run."""
     linear_on_policy: bool = False
     """Where the ratio is 1 the gradient is linear in the advantages, so that rows of the same ids can be run as one."""
+    keys: frozenset[str] | None = None
+    """The keys of ``loss`` that it reads, of those that not every loss does; None: not known, nothing is checked."""
 
 
 def log_ratio(inputs: LossInputs) -> torch.Tensor:
     """``logp - old_logp``, cut to +-20; 0 where masked out."""
     return torch.where(inputs.mask, inputs.logp - inputs.old_logp, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def log_ratio_at(inputs: LossInputs, level: str) -> torch.Tensor:
+    """The logarithm of ``loss.ratio``'s ratio for each token [B, T]; 0 where masked out.
+
+    ``token``: its own; ``turn`` and ``row``: the geometric mean over the masked-in tokens of its turn or row;
+    ``row-product``: their product over the row, cut to +-20. Ratios whose logarithms are 0.1, -0.2 and 0.3 in one row:
+    row 0.0667, row-product 0.2.
+    """
+    log_r = log_ratio(inputs)
+    if level == "token":
+        return log_r
+    if level == "row-product":
+        return sum_over(log_r, inputs, "row").clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return mean_over(log_r, inputs, level)
+
+
+def ratio_metrics(log_r: torch.Tensor, mask: torch.Tensor) -> TensorMetrics:
+    """``loss/ratio`` and ``loss/old_kl`` (k3 of the ratio) from the logarithms of ratios, 0 where masked out."""
+    with torch.no_grad():
+        ratio = log_r.exp()
+        return {"loss/ratio": torch.where(mask, ratio, 0.0).sum(), "loss/old_kl": (ratio - 1.0 - log_r).sum()}
 
 
 def sum_over(values: torch.Tensor, inputs: LossInputs, level: str) -> torch.Tensor:
