@@ -9,6 +9,7 @@ from typing import Any
 from trainer.config_file import Resolved
 from trainer.config_schema import Key, keys
 from trainer.estimators import find_estimator
+from trainer.loss_keys import LOSS_KEYS
 from trainer.presets import find_preset
 from trainer.yaml_text import dump_yaml
 
@@ -55,6 +56,9 @@ def _lines(resolved: Resolved) -> Iterator[str]:
     idle = _idle(resolved)
     for section in SECTIONS:
         rows = [key for key in keys().values() if key.path[:-1] == (section,)]
+        if section == "loss" and loss.keys is not None:
+            others = frozenset().union(*LOSS_KEYS.values()) - loss.keys
+            rows = [key for key in rows if key.path[-1] not in others]
         if section in idle:
             yield ""
             yield f"{section}: not used ({idle[section]})"
@@ -73,6 +77,9 @@ def _idle(resolved: Resolved) -> dict[str, str]:
     idle = {}
     if not find_estimator(config.advantage.name).needs_values:
         idle["critic"] = f"{config.advantage.name} needs no values"
+    correction = config.correction
+    if correction.name == "none" and not correction.veto and not correction.row_delta and not correction.second_moment:
+        idle["correction"] = "correction.name is none"
     if not config.loss.kl_coef and not config.reward.kl_coef:
         idle["reference"] = "loss.kl_coef and reward.kl_coef are 0"
     return idle

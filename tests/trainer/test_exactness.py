@@ -67,7 +67,7 @@ def played() -> Iterator[tuple[LanguageModel, list[Group]]]:
 def _with_spread(group: Group) -> Group:
     """Rewards that differ within the group, so that no recipe finds it without information."""
     changed = [
-        replace(t, turns=(*t.turns[:-1], replace(t.turns[-1], reward=t.turns[-1].reward + (0.0, 1.0, 1.0, 0.5)[i])))
+        replace(t, turns=(*t.turns[:-1], replace(t.turns[-1], reward=t.turns[-1].reward + (0.0, 1.0, 0.75, 0.5)[i])))
         for i, t in enumerate(group.trajectories)
     ]
     return replace(group, trajectories=tuple(changed))
