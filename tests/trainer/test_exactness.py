@@ -39,6 +39,7 @@ def configured(preset: str, **learner: Any) -> RunConfig:
         algorithm=preset,
         steps=4,
         output="unused",
+        env={"id": "roll/FrozenLake-v0", "kwargs": {"action_format": "word", "max_turns": 3}},
         rollout={"groups_per_step": 4, "group_size": 4, "max_running": 8},
         optimizer={"lr": 0.0, "lr_schedule": "constant", "max_grad_norm": 1e9},
         critic={"lr": 0.0},
