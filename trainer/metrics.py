@@ -151,9 +151,9 @@ def row_mismatch_metrics(
 
     And the same of turns and of rows, under ``turn_`` and ``row_``: ``kl``, the mean over turns or rows of the sum of
     k3 over their ids, an unbiased estimate of the KL of whole turns or rows; ``ratio_...`` of geometric means over
-    their ids (what ``loss.ratio`` and ``correction.level: geometric`` look at); ``effective_sample_share`` of the products
-    (what ``correction.level: turn`` and ``row`` look at). One row of two turns with ``d`` = 0.3, 0 and 0.3: turn_kl
-    0.040818, row_kl 0.081636, turn_ratio_min exp(-0.3), row_ratio_min exp(-0.2).
+    their ids (what ``correction.level: geometric`` looks at); ``effective_sample_share`` of the products (what levels
+    ``turn`` and ``row`` look at). A row of two turns, with ``d`` 0.3, 0 in one and 0.3 in the other: turn_kl 0.040818,
+    row_kl 0.081636, turn_ratio_min exp(-0.3), row_ratio_min exp(-0.2).
     """
     sampler, learner, turns, places = [np.empty(0)], [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for place, (row, logprobs) in enumerate(zip(rows, learner_logprobs, strict=True)):

@@ -22,7 +22,7 @@ def sapo(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, TensorMe
     mask = inputs.mask
     advantages = torch.where(mask, inputs.advantages, 0.0)
     log_r = log_ratio(inputs)
-    tau = torch.where(advantages > 0, config.tau_positive, config.tau_negative).to(log_r.dtype)
+    tau = torch.where(advantages > 0, log_r.new_tensor(config.tau_positive), log_r.new_tensor(config.tau_negative))
     return -torch.sigmoid(tau * (log_r.exp() - 1.0)) * (4.0 / tau) * advantages, ratio_metrics(log_r, mask)
 
 

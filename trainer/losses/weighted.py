@@ -71,8 +71,8 @@ def vespo(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, TensorM
         moved = torch.where(mask, inputs.logp - inputs.sampler_logp, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         log_w = sum_over(moved, inputs, "row").clamp(_SMALLEST_LOG_WEIGHT, LOG_RATIO_BOUND)
         good = inputs.advantages >= 0
-        power = torch.where(good, config.power_positive, config.power_negative).to(log_w.dtype)
-        decay = torch.where(good, config.decay_positive, config.decay_negative).to(log_w.dtype)
+        power = torch.where(good, log_w.new_tensor(config.power_positive), log_w.new_tensor(config.power_negative))
+        decay = torch.where(good, log_w.new_tensor(config.decay_positive), log_w.new_tensor(config.decay_negative))
         weight = (power * log_w + decay * (1.0 - log_w.exp())).exp()
         metrics = {"loss/row_weight": torch.where(mask, weight, 0.0).sum(), **ratio_metrics(moved, mask)}
     return _weighted(inputs, weight), metrics

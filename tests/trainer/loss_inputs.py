@@ -1,0 +1,129 @@
+"""Rows as losses see them, packed by hand in any precision, and the same rows as plain lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.batching import Batch, Denominators
+from trainer.losses import LossInputs
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossRow:
+    """One row; every array has one number per position, also where nothing was sampled (turn -1)."""
+
+    turns: NDArray[np.int64]
+    logp: Numbers
+    old: Numbers
+    sampler: Numbers
+    advantages: Numbers
+    reference: Numbers
+    selected: NDArray[np.bool_]
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        return self.turns >= 0
+
+
+def random_rows(seed: int, count: int = 5, spread: float = 0.4) -> list[LossRow]:
+    """Rows of up to three turns with observations between them; the first has one sampled token, one has none."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for place in range(count):
+        pattern: list[int] = []
+        for turn in range(1 if place == 0 else int(rng.integers(1, 4))):
+            pattern += [-1] * int(rng.integers(0, 3)) + [turn] * (1 if place == 0 else int(rng.integers(1, 4)))
+        if place == count - 1:
+            pattern = [-1, -1]
+        n = len(pattern)
+        old = rng.uniform(-2.5, -0.3, n)
+        rows.append(
+            LossRow(
+                turns=np.array(pattern),
+                logp=np.minimum(old + rng.normal(0, spread, n), -0.01),
+                old=old,
+                sampler=np.minimum(old + rng.normal(0, spread, n), -0.01),
+                advantages=rng.normal(0, 1, n),
+                reference=rng.uniform(-2.5, -0.3, n),
+                selected=rng.random(n) < 0.4,
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Rows as one micro-batch, with the policy's log-probs as a leaf, and what the step is divided by."""
+
+    batch: Batch
+    logp: torch.Tensor
+    denominators: Denominators
+
+    def inputs(self, logp: torch.Tensor | None = None) -> LossInputs:
+        return LossInputs(
+            logp=self.logp if logp is None else logp,
+            old_logp=self.batch.old_logprobs,
+            sampler_logp=self.batch.sampler_logprobs,
+            advantages=self.batch.advantages,
+            mask=self.batch.label_mask,
+            rows=self.batch.row_index,
+            turns=self.batch.turns,
+            reference_logp=self.batch.reference_logprobs,
+            selected=self.batch.selected,
+        )
+
+    def unpacked(self, values: torch.Tensor) -> list[list[float]]:
+        """The numbers of each row's sampled tokens."""
+        kept = self.batch.label_mask
+        rows = range(len(self.denominators.row_tokens))
+        return [values[kept & (self.batch.row_index == row)].tolist() for row in rows]
+
+
+def packed(rows: Sequence[LossRow], *, dtype: torch.dtype = torch.float64, bins: int = 2, junk: float = 0.0) -> Packed:
+    """Row i goes to bin i mod ``bins``; padding, and whatever was not sampled, holds ``junk``."""
+    members = [[i for i in range(len(rows)) if i % bins == b] for b in range(bins)]
+    width = max(sum(len(rows[i].turns) for i in inside) for inside in members) + 1
+    numbers = {name: torch.full((bins, width), junk, dtype=dtype) for name in _FLOATS}
+    turns, index = (torch.full((bins, width), -1, dtype=torch.int64) for _ in range(2))
+    selected = torch.zeros((bins, width), dtype=torch.bool)
+    for b, inside in enumerate(members):
+        start = 0
+        for i in inside:
+            here = slice(start, start + len(rows[i].turns))
+            start = here.stop
+            index[b, here] = i
+            turns[b, here] = torch.from_numpy(rows[i].turns)
+            selected[b, here] = torch.from_numpy(rows[i].selected)
+            for name in _FLOATS:
+                given = torch.from_numpy(getattr(rows[i], name)).to(dtype)
+                numbers[name][b, here] = torch.where(turns[b, here] >= 0, given, junk)
+    zeros = torch.zeros((bins, width), dtype=torch.int64)
+    counts = torch.tensor([int(row.mask.sum()) for row in rows])
+    return Packed(
+        batch=Batch(
+            ids=zeros,
+            positions=zeros,
+            segments=index,
+            labels=zeros,
+            label_mask=turns >= 0,
+            advantages=numbers["advantages"],
+            sampler_logprobs=numbers["sampler"],
+            old_logprobs=numbers["old"],
+            row_index=index,
+            turns=turns,
+            reference_logprobs=numbers["reference"],
+            selected=selected,
+        ),
+        logp=numbers["logp"].requires_grad_(),
+        denominators=Denominators(tokens=int(counts.sum()), rows=int((counts > 0).sum()), row_tokens=counts),
+    )
+
+
+_FLOATS = ("logp", "old", "sampler", "advantages", "reference")
