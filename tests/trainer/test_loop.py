@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import threading
@@ -207,20 +208,11 @@ def go_on(path: Path, steps: int | None = None, checkpoint: Path | None = None) 
         return resume(folder, Report.silent(), steps, checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("phase", "step", "where"),
-    [("warm_start", 2, "after log"), ("train", 1, "after log"), ("train", 3, "in update"), ("panel", 2, "after log"),
-     ("train", 2, "in save"), ("panel", 5, "after log")],
-)  # fmt: skip
-def test_a_run_that_dies_at_any_point_goes_on_the_same(
-    whole: Whole,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    phase: str,
-    step: int,
-    where: str,
-) -> None:
-    """Death in this process: an exception that nothing handles, as abrupt as SIGKILL for what is on disk."""
+def die_and_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, int], where: str, **changes: Any
+) -> Path:
+    """A run that dies in this process, by an exception that nothing handles, as abrupt as SIGKILL for what is on disk;
+    and is resumed. Its folder."""
 
     class Death(BaseException):
         pass
@@ -247,19 +239,88 @@ def test_a_run_that_dies_at_any_point_goes_on_the_same(
             raise Death  # the weights have changed, nothing says so
         return metrics
 
-    wanted = (phase, step)
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "log", logged)
         patched.setattr(trainer.loop, "save_checkpoint", saved)
         patched.setattr(trainer.loop, "update", updated)
         with pytest.raises(Death):
-            run(tmp_path)
+            run(tmp_path, **changes)
     path = the_run(tmp_path)
     assert path is not None
     torch.manual_seed(12345)  # the process that goes on is another one
     go_on(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "where"),
+    [("warm_start", 2, "after log"), ("train", 1, "after log"), ("train", 3, "in update"), ("panel", 2, "after log"),
+     ("train", 2, "in save"), ("panel", 5, "after log")],
+)  # fmt: skip
+def test_a_run_that_dies_at_any_point_goes_on_the_same(
+    whole: Whole,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    step: int,
+    where: str,
+) -> None:
+    path = die_and_go_on(tmp_path, monkeypatch, (phase, step), where)
     assert_same_curve(whole[0], path)
     assert not list((path / "checkpoints").glob(".unfinished*"))
+
+
+REMEMBERS: dict[str, Any] = {
+    "algorithm": "ppo",
+    "env": {"id": "roll/FrozenLake-v0", "kwargs": {"action_format": "word", "max_turns": 4, "format_penalty": -0.1}},
+    "warm_start": {"steps": 25, "episodes_per_step": 12},
+    "rollout": {"groups_per_step": 3, "group_size": 4},
+    "reward": {"kl_coef": 0.05, "kl_target": 0.01, "kl_horizon": 100, "normalize_mean": "running",
+               "normalize_std": "running"},
+    "filter": {"zero_variance": True, "refill_rounds": 2},
+    "loss": {"kl_coef": 0.02},
+    "critic": {"lr": 1e-2, "minibatches": 2, "epochs": 2, "warmup_steps": 1},
+    "reference": {"refresh_every": 2},
+    "learner": {"minibatches": 2, "epochs": 2},
+    "checkpoint": {"every": 1, "keep": 2, "keep_best": 1},
+    "optimizer": {"lr_schedule": "cosine", "lr_warmup_steps": 2},
+}  # fmt: skip
+"""Everything that has a state of its own: critic, reference, adaptive KL, running norms, a cursor with refills."""
+
+
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, _ = run(tmp_path_factory.mktemp("remembering"), **REMEMBERS)
+    records = read_metrics(path, "train")
+    assert len({r["reward/kl_coef"] for r in records}) > 2, "the coefficient must move"
+    assert load_checkpoint(path).cursor > 5 * 3, "further tasks must have been drawn"
+    return path
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "where"),
+    [("train", 1, "after log"), ("train", 2, "in update"), ("train", 3, "in save"), ("panel", 2, "after log")],
+)
+def test_all_that_an_algorithm_remembers_goes_on_the_same(
+    remembering: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, where: str
+) -> None:
+    path = die_and_go_on(tmp_path, monkeypatch, (phase, step), where, **REMEMBERS)
+    assert_same_curve(remembering, path)
+    one, other = load_checkpoint(remembering), load_checkpoint(path)
+    remembered, again = (c.progress["algorithm"] for c in (one, other))
+    assert again["kl_coef"] == pytest.approx(remembered["kl_coef"], rel=1e-4)
+    assert again["returns"] == pytest.approx(remembered["returns"], rel=1e-6)
+    assert one.others.keys() == other.others.keys() == {"critic", "reference"}
+    for name, weights in one.others.items():
+        for key, tensor in weights.items():
+            assert float((tensor - other.others[name][key]).abs().max()) < 1e-3, (name, key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_all_that_an_algorithm_remembers_survives_kills_at_random(remembering: Path, tmp_path: Path, seed: int) -> None:
+    path = kill_again_and_again(tmp_path, seed, **REMEMBERS)
+    assert_same_curve(remembering, path)
 
 
 @pytest.mark.parametrize("moment", ["in a save", pytest.param("in training", marks=pytest.mark.slow)])
@@ -283,13 +344,10 @@ def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str
     assert_same_curve(whole[0], path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_killed_at_random_again_and_again(whole: Whole, tmp_path: Path, seed: int) -> None:
-    import random
-
+def kill_again_and_again(tmp_path: Path, seed: int, **changes: Any) -> Path:
+    """A run in processes that are killed three times at random points; its folder."""
     rng = random.Random(seed)
-    process = start(str(write_config(tmp_path)))
+    process = start(str(write_config(tmp_path, **changes)))
     for _ in range(3):
         lines = len(read_metrics(p)) if (p := the_run(tmp_path)) else 0
         wanted, wait = lines + rng.randint(1, 5), rng.random() * 0.1
@@ -316,7 +374,13 @@ def test_killed_at_random_again_and_again(whole: Whole, tmp_path: Path, seed: in
     process.communicate(timeout=120)
     assert path is not None
     assert process.returncode == 0
-    assert_same_curve(whole[0], path)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_killed_at_random_again_and_again(whole: Whole, tmp_path: Path, seed: int) -> None:
+    assert_same_curve(whole[0], kill_again_and_again(tmp_path, seed))
 
 
 def test_training_on_from_a_finished_run(tmp_path: Path) -> None:
