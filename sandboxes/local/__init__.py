@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .sandbox import TIERS, LocalSandbox, Tier
+from .sandbox import LocalSandbox
+from .tiers import TIERS, Tier
 
 __all__ = ["TIERS", "LocalSandbox", "Tier"]

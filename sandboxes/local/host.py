@@ -14,7 +14,17 @@ from pathlib import Path
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import LANGUAGES, Language
 
-__all__ = ["PACKAGES", "View", "executable", "find_tool", "installed_languages", "view_of_host"]
+__all__ = [
+    "PACKAGES",
+    "View",
+    "executable",
+    "find_tool",
+    "installed_languages",
+    "interpreter_paths",
+    "readable_by_all",
+    "readable_parts",
+    "view_of_host",
+]
 
 _TOOLS: Mapping[Language, str] = {"bash": "bash", "cpp": "g++", "javascript": "node"}
 _PACKAGES = {"bash": "bash", "cpp": "g++", "javascript": "nodejs"}
@@ -116,6 +126,33 @@ def interpreter_paths() -> list[str]:
     if prefix == "/usr":
         return [executable(), os.path.realpath(executable()), standard["stdlib"], standard["platstdlib"]]
     return [f"{prefix}/bin", f"{prefix}/lib", f"{prefix}/lib64", standard["stdlib"], standard["platstdlib"]]
+
+
+def readable_parts(view: View) -> list[str]:
+    """What is shown, as paths of this machine of which each may be read with all that is below it."""
+    parts: list[str] = []
+    for source, _ in view.binds:
+        parts += _without(source, view.masked)
+    return parts
+
+
+def _without(path: str, masked: Sequence[str]) -> list[str]:
+    """``path``, or what is in it where something in it is masked."""
+    if path in masked:
+        return []
+    if not any(hidden.startswith(path + "/") for hidden in masked):
+        return [path]
+    return [part for name in sorted(os.listdir(path)) for part in _without(f"{path}/{name}", masked)]
+
+
+def readable_by_all(path: str) -> bool:
+    """Whether any user of this machine may read and execute what is there, and come so far."""
+    path = os.path.realpath(path)
+    return all(os.stat(part).st_mode & need == need for part, need in ((path, 0o005), *_parents(path)))
+
+
+def _parents(path: str) -> list[tuple[str, int]]:
+    return [(str(parent), 0o001) for parent in Path(path).parents]
 
 
 def _site_packages(shown: Sequence[str]) -> set[str]:

@@ -88,7 +88,7 @@ def _command(program: Program, view: View, python: str, main: str, arguments: li
         cold = any(name.startswith("PYTHON") for name in program.environ)
         return [python, main, *arguments] if cold else None
     if program.language == "cpp":
-        return [f"/work/{BINARY}", *arguments]
+        return [f"./{BINARY}", *arguments]
     return [view.tools[program.language], main, *arguments]
 
 

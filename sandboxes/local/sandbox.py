@@ -6,40 +6,30 @@ import collections
 import contextlib
 import logging
 import os
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 
-from .cgroups import CgroupPlace, find_place
 from .host import View, executable, installed_languages, view_of_host
-from .inside import seccomp
-from .inside.kernel import MACHINE
 from .programs import BINARY, Order, check_limits, compile_order, order, session_head
 from .results import run_result
 from .session import LocalSession
 from .slot import Ended, NotBegunError, Slot
+from .tiers import TIERS, Offer, Tier, offers
 
-__all__ = ["TIERS", "LocalSandbox", "Tier"]
+__all__ = ["LocalSandbox"]
 
 _log = logging.getLogger(__name__)
 
-Tier = Literal["full", "no-cgroup"]
-TIERS: tuple[Tier, ...] = ("full", "no-cgroup")
-
 SESSION_WAIT_S = 60.0
 """How long :meth:`LocalSandbox.session` waits for a free slot."""
-
-_LAYERS = (
-    "user-namespace pid-namespace mount-namespace network-namespace ipc-namespace uts-namespace read-only-root "
-    "no-capabilities no-new-privileges seccomp rlimits"
-).split()
-_CGROUP_LAYERS = ("cgroup-memory", "cgroup-pids")
 
 
 class LocalSandbox(Sandbox):
@@ -70,8 +60,6 @@ class LocalSandbox(Sandbox):
         if weakest_tier not in TIERS:
             raise ConfigError(f"weakest_tier={weakest_tier!r}: allowed are {', '.join(TIERS)}")
         self._view = view_of_host(installed_languages() if languages is None else languages, python_paths)
-        self._place, self._isolation = _decide_tier(weakest_tier)
-        self._plan = _plan(self._view, preload, counted=self._place is not None)
         self._pid = os.getpid()
         self._free = threading.Condition()
         self._idle: collections.deque[Slot] = collections.deque()
@@ -79,13 +67,38 @@ class LocalSandbox(Sandbox):
         self._closed = False
         self._slots: set[Slot] = set()
         self._finalizer = weakref.finalize(self, _close_all, self._slots, os.getpid())
-        with self._slot(time.monotonic() + 60.0, 60.0):
-            pass  # so that a machine where it cannot work says so here
+        self._offer = self._settle(weakest_tier, preload)
+
+    def _settle(self, weakest: Tier, preload: Sequence[str]) -> Offer:
+        """Make the first slot, with the strongest isolation that works here; or say what would work, if allowed."""
+        failed = []
+        view = self._view
+        for offer in offers(view):
+            self._offer, self._view = offer, offer.view(view)
+            self._plan = _plan(self._view, preload, offer)
+            try:
+                if offer.refused:
+                    raise SandboxError(offer.refused)
+                with self._slot(time.monotonic() + 60.0, 60.0):
+                    pass
+            except SandboxError as error:
+                failed.append(f"{offer.tier!r}: {error}")
+                continue
+            if TIERS.index(offer.tier) <= TIERS.index(weakest):
+                return offer
+            self.close()
+            why = f"no cgroup can be made here ({offer.lacking})" if offer.tier == "no-cgroup" else "; ".join(failed)
+            raise SandboxError(
+                f"isolation {weakest!r} cannot be had here: {why}; what works here is {offer.tier!r} "
+                f"(without {', '.join(offer.isolation.missing)}): allow it with weakest_tier={offer.tier!r}, "
+                "or see docs/sandboxes.md for what the stronger ones need"
+            )
+        raise SandboxError(f"no local sandbox works here: {'; '.join(failed)}")
 
     @property
     def isolation(self) -> Isolation:
         """What stands between programs and this machine."""
-        return self._isolation
+        return self._offer.isolation
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
         limits = self._limits if limits is None else limits
@@ -111,7 +124,7 @@ class LocalSandbox(Sandbox):
             ended, wall_s = self._run_once(asked, stdin, deadline, timeout_s)
         if ended.cut == "timeout" and wall_s < asked.limits.wall_s:
             raise DeadlineExceededError("a program in the local sandbox (its own limit is longer)", timeout_s)
-        return run_result(ended, self._isolation)
+        return run_result(ended, self._offer.isolation)
 
     def _run_once(self, asked: Order, stdin: bytes, deadline: float, timeout_s: float) -> tuple[Ended, float]:
         """What became of it, and the wall time it was given."""
@@ -132,7 +145,9 @@ class LocalSandbox(Sandbox):
     def _open_session(self, head: dict[str, Any], limits: Limits) -> LocalSession:
         slot = self._acquire(time.monotonic() + SESSION_WAIT_S, SESSION_WAIT_S)
         try:
-            return LocalSession(slot, head=head, limits=limits, isolation=self._isolation, give_back=self._give_back)
+            return LocalSession(
+                slot, head=head, limits=limits, isolation=self._offer.isolation, give_back=self._give_back
+            )
         except BaseException:
             self._give_back(slot)
             raise
@@ -183,18 +198,30 @@ class LocalSandbox(Sandbox):
 
     def _new_slot(self) -> Slot:
         try:
-            folders = {} if self._place is None else self._place.make()
+            folders = {} if self._offer.place is None else self._offer.place.make()
         except OSError as error:
             raise SandboxError(f"no cgroup can be made any more: {error}") from None
         try:
-            slot = Slot({**self._plan, "ids": _ids()}, folders, executable())
+            slot = Slot({**self._plan, **self._own_parts()}, folders, executable())
             self._slots.add(slot)
             slot.wait_until_up()
         except BaseException:
-            if self._place is not None:
-                self._place.remove(folders)
+            if self._offer.place is not None:
+                self._offer.place.remove(folders)
             raise
         return slot
+
+    def _own_parts(self) -> dict[str, Any]:
+        """What a keeper is told of this slot alone: users that nobody else has, and its folder."""
+        first = 0x6000_0000 + 2 * int.from_bytes(os.urandom(3), "little")
+        ground = self._offer.ground
+        if ground is None:
+            ids = f"0 {first} 1\n1000 {first + 1} 1\n" if os.geteuid() == 0 else None
+            return {"ids": ids, "ground": None}
+        folder = tempfile.mkdtemp(prefix="roll-sandbox-")
+        os.chmod(folder, 0o711)
+        user = first if ground["user"] else None
+        return {"ids": None, "ground": {**ground, "user": user, "folder": folder, "filter": self._plan["seccomp"]}}
 
     def _give_back(self, slot: Slot | None) -> None:
         with self._free:
@@ -216,24 +243,8 @@ def _slots(slots: int | None) -> int:
     return count
 
 
-def _decide_tier(weakest: Tier) -> tuple[CgroupPlace | None, Isolation]:
-    if MACHINE not in seccomp.MACHINES:
-        raise SandboxError(f"no filter of system calls for {MACHINE}; the local sandbox runs on {seccomp.MACHINES}")
-    layers = (*_LAYERS, "own-user") if os.geteuid() == 0 else tuple(_LAYERS)
-    place, reason = find_place()
-    if place is not None:
-        place.sweep()
-        return place, Isolation(tier="full", layers=(*layers, *_CGROUP_LAYERS))
-    if weakest == "full":
-        raise SandboxError(
-            f"no cgroup can be made here ({reason}), so nothing but a watchdog bounds the memory of programs; "
-            "run as root or in a delegated cgroup, or allow it with weakest_tier='no-cgroup'"
-        )
-    return None, Isolation(tier="no-cgroup", layers=(*layers, "memory-watchdog"), missing=_CGROUP_LAYERS)
-
-
-def _plan(view: View, preload: Sequence[str], *, counted: bool) -> dict[str, Any]:
-    """What a keeper is told; ``counted``: a cgroup counts memory that no process shows as its own."""
+def _plan(view: View, preload: Sequence[str], offer: Offer) -> dict[str, Any]:
+    """What a keeper is told of every slot."""
     return {
         "base": view.base,
         "binds": view.binds,
@@ -242,7 +253,7 @@ def _plan(view: View, preload: Sequence[str], *, counted: bool) -> dict[str, Any
         "texts": dict(view.texts),
         "python_paths": view.packages,
         "preload": [*PRELOADED, *preload],
-        "seccomp": seccomp.build(MACHINE, seccomp.Rules(hidden_memory=counted, makes_jails=True)).hex(),
+        "seccomp": offer.filter(),
     }
 
 
@@ -252,14 +263,6 @@ PRELOADED = (
     "random re shutil statistics string struct subprocess tempfile textwrap threading time traceback types typing uuid"
 ).split()
 """Modules of the standard library that programs find imported."""
-
-
-def _ids() -> str | None:
-    """As root: users of the jail are ones that nobody else on the machine has; otherwise there is just our own."""
-    if os.geteuid() != 0:
-        return None
-    first = 0x6000_0000 + 2 * int.from_bytes(os.urandom(3), "little")
-    return f"0 {first} 1\n1000 {first + 1} 1\n"
 
 
 def _close_all(slots: set[Slot], owner: int) -> None:

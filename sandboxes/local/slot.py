@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -104,6 +105,7 @@ class Slot:
     def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], python: str) -> None:
         self.dead = False
         self._folders = list(cgroup.values())
+        self._ground: str = plan["ground"]["folder"] if plan["ground"] else ""
         self._serial = 0
         self._gone = 0
         control, theirs_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -290,4 +292,6 @@ class Slot:
         except subprocess.TimeoutExpired:
             self._keeper.send_signal(signal.SIGKILL)  # the jail ends with it
             self._keeper.wait()
+        if self._ground:
+            shutil.rmtree(self._ground, ignore_errors=True)
         remove_folders(self._folders)  # mostly a look that the keeper has done it

@@ -14,7 +14,7 @@ from sandboxes.local import LocalSandbox
 
 @pytest.fixture
 def no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandboxes.local.sandbox.find_place", lambda: (None, "this is a test"))
+    monkeypatch.setattr("sandboxes.local.tiers.find_place", lambda: (None, "this is a test"))
 
 
 @pytest.fixture

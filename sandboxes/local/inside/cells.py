@@ -11,7 +11,7 @@ import sys
 from typing import Any, NoReturn
 
 from . import wire
-from .program import WORK, Script, exit_code, show, standard_streams
+from .program import Script, exit_code, show, standard_streams
 
 __all__ = ["CODE_BYTES", "TOKEN_BYTES", "serve_cells"]
 
@@ -23,7 +23,7 @@ TOKEN_BYTES = 8
 def serve_cells(channel_fd: int, script: Script) -> NoReturn:
     """Run cells until the channel is gone. A cell's answer is its exit code; nobody believes more than that."""
     sys.argv = [""]
-    sys.path.insert(0, WORK)
+    sys.path.insert(0, os.getcwd())
     channel = socket.socket(fileno=channel_fd)
     receive, send, own = wire.receive, channel.send, os.getpid()
     getpid, leave, dup2, close = os.getpid, os._exit, os.dup2, os.close

@@ -16,22 +16,23 @@ from .seccomp import ZYGOTE_NAMESPACE_FD
 __all__ = ["RUN_USER", "bound_resources", "give_up_rights"]
 
 RUN_USER = 1000
-"""User and group of programs, as they see it; outside it is one that nobody else has."""
+"""User and group of programs in a namespace of users, as they see it; outside it is one that nobody else has."""
 
 _OPEN_FILES = ZYGOTE_NAMESPACE_FD
 _STACK = 8 << 20
 
 
-def give_up_rights(*, many_users: bool) -> None:
-    """No right is left but to compute and to use its own files; there is no way back.
+def give_up_rights(user: int, *, many_users: bool) -> None:
+    """Become ``user``; no right is left but to compute and to use its own files, and there is no way back.
 
     The zygote has seen to what is inherited: no bounding set of capabilities, no new privileges, the filter.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if many_users:
         os.setgroups([])
-    os.setresgid(RUN_USER, RUN_USER, RUN_USER)
-    os.setresuid(RUN_USER, RUN_USER, RUN_USER)
+    group = user if many_users else os.getgid()
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
     kernel.capabilities_drop()
     kernel.dumpable(True)  # its own /proc entries belong to it; nobody else can see them
     with contextlib.suppress(OSError):
@@ -40,11 +41,13 @@ def give_up_rights(*, many_users: bool) -> None:
         os.close(score)
 
 
-def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, many_users: bool) -> None:
-    """``cpu_s``: processor time of each process; ``None`` for no bound (a session lives long)."""
-    own = 0 if many_users else 3  # the zygote and its kind count as the same user then
+def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, others: int) -> None:
+    """``cpu_s``: processor time of each process; ``None`` for no bound (a session lives long).
+
+    ``others``: processes and threads that the same user has beside those of the run.
+    """
     bounds = {
-        resource.RLIMIT_NPROC: limits["processes"] + own,
+        resource.RLIMIT_NPROC: limits["processes"] + others,
         resource.RLIMIT_FSIZE: limits["files_mb"] << 20,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,

@@ -7,7 +7,6 @@ import os
 import stat
 
 from . import kernel
-from .confine import RUN_USER
 from .program import WORK
 
 __all__ = ["WORK", "open_plain", "replace_file", "write_new"]
@@ -37,8 +36,8 @@ def open_plain(folder: int, name: str) -> int | None:
     return None
 
 
-def replace_file(folder: int, name: str, content: bytes) -> None:
-    """Put a new file at ``name`` below ``folder``; what stood there is replaced, never written through.
+def replace_file(folder: int, name: str, content: bytes, owner: int) -> None:
+    """Put a new file of ``owner`` at ``name`` below ``folder``; what stood there is replaced, never written through.
 
     Raises ``OSError`` where a folder on the way is a link or a file, and where ``name`` is a folder.
     """
@@ -46,11 +45,11 @@ def replace_file(folder: int, name: str, content: bytes) -> None:
     here = os.dup(folder)
     try:
         for part in parents:
-            here = _enter(here, part)
+            here = _enter(here, part, owner)
         place = f".upload-{os.urandom(8).hex()}"
         fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=here)
         try:
-            os.fchown(fd, RUN_USER, RUN_USER)
+            os.fchown(fd, owner, _group(owner))
             _write(fd, content)
             os.rename(place, last, src_dir_fd=here, dst_dir_fd=here)
         except BaseException:
@@ -62,15 +61,20 @@ def replace_file(folder: int, name: str, content: bytes) -> None:
         os.close(here)
 
 
-def _enter(folder: int, part: str) -> int:
+def _enter(folder: int, part: str, owner: int) -> int:
     """The folder ``part`` in ``folder``, made where it is missing; ``folder`` is closed."""
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(part, 0o755, dir_fd=folder)
-            os.chown(part, RUN_USER, RUN_USER, dir_fd=folder, follow_symlinks=False)
+            os.chown(part, owner, _group(owner), dir_fd=folder, follow_symlinks=False)
         return kernel.open_beneath(folder, part, os.O_RDONLY | os.O_DIRECTORY)
     finally:
         os.close(folder)
+
+
+def _group(owner: int) -> int:
+    """Users made for programs have a group of the same number; our own is left as it is."""
+    return -1 if owner == os.geteuid() else owner
 
 
 def _write(fd: int, content: bytes) -> None:

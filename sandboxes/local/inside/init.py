@@ -20,7 +20,9 @@ from typing import Any, NoReturn
 from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
+from .family import kill_all, signal_all, tasks_of
 from .files import WORK
+from .ground import Ground
 from .program import Script
 from .ready import STARTED, become, keep_channel
 from .root import mount_box, mount_proc, resize_box
@@ -28,7 +30,7 @@ from .seccomp import PRIVATE
 from .untrusted import Untrusted
 from .watchdog import Watchdog
 
-__all__ = ["FILES_MB", "Child", "Init", "NotStartedError", "kill_all"]
+__all__ = ["FILES_MB", "Child", "Init", "NotStartedError"]
 
 FILES_MB = 64
 """Size of the file system made ahead; another one asked for is a change."""
@@ -68,16 +70,27 @@ class Child:
 class Init:
     """One run, or one session."""
 
-    def __init__(self, script: Script, work: socket.socket, cgroup: Cgroup | None, *, many_users: bool) -> None:
+    def __init__(
+        self,
+        script: Script,
+        work: socket.socket,
+        cgroup: Cgroup | None,
+        ground: Ground | None,
+        *,
+        many_users: bool,
+    ) -> None:
         self.work = work
         self._script = script
         self._cgroup = cgroup
+        self._ground = ground
         self._owner = 0 if many_users else RUN_USER
+        self.user = RUN_USER if ground is None else ground.user
         self._many_users = many_users
         self._watchdog: Watchdog | None = None
         self._files_mb = FILES_MB
         self._ready: Child | None = None
         self._begun = False
+        self._others = 0
 
     def serve(self, sessions: Callable[[Init, dict[str, Any]], None], order: dict[str, Any] | None = None) -> NoReturn:
         """Make the place, wait for the order (where it is not there yet), carry it out.
@@ -108,10 +121,16 @@ class Init:
         os.setpgid(0, 0)  # a program's signals to "my group" stay in the jail; init has handlers for none
         if self._cgroup is not None:
             self._cgroup.join()
-        kernel.unshare(PRIVATE)
-        mount_box(FILES_MB, self._owner, RUN_USER)
-        mount_proc("/proc")
-        os.chdir(WORK)
+        if self._ground is None:
+            kernel.unshare(PRIVATE)
+            mount_box(FILES_MB, self._owner, RUN_USER)
+            mount_proc("/proc")
+            os.chdir(WORK)
+        else:
+            kernel.subreaper()  # no process of the run gets away by losing its parent
+            self._ground.make_place()
+            if not self._ground.own_user and os.getuid() != 0:  # root's are not counted by the kernel
+                self._others = tasks_of(os.getuid())
         self._ready = self._fork()
 
     def limit(self, limits: Mapping[str, Any]) -> None:
@@ -119,9 +138,9 @@ class Init:
         memory = limits["memory_mb"] << 20
         if self._cgroup is not None:
             self._cgroup.limit(memory, limits["processes"] + 1)
-        else:
-            self._watchdog = Watchdog(memory)
-        if limits["files_mb"] != self._files_mb:
+        if self._cgroup is None or self._ground is not None:
+            self._watchdog = Watchdog(limits, self._ground, memory=self._cgroup is None)
+        if self._ground is None and limits["files_mb"] != self._files_mb:
             resize_box(limits["files_mb"], self._owner)
             self._files_mb = limits["files_mb"]
 
@@ -134,18 +153,24 @@ class Init:
 
     @property
     def tick_ms(self) -> int | None:
-        """How long one may wait before :meth:`over_memory` is asked again."""
+        """How long one may wait before :meth:`over_limit` is asked again."""
         return None if self._watchdog is None else self._watchdog.interval_ms
 
-    def over_memory(self) -> bool:
-        """Look whether too much memory is held, where no cgroup does that."""
+    def others(self) -> int:
+        """Processes and threads that count as the program's user's and are not the program's."""
+        if self._ground is None:
+            return 0 if self._many_users else 3  # the zygote and its kind
+        return self._others
+
+    def over_limit(self) -> bool:
+        """Look whether too much is held, where the kernel does not see to that."""
         return self._watchdog is not None and self._watchdog.exceeded()
 
     def _run(self, message: dict[str, Any], fds: list[int]) -> None:
         self.limit(message["limits"])
         started = time.monotonic()
         child = self.take_ready()
-        child.order({"order": "program", "limits": message["limits"]}, fds)
+        child.order({**message, "order": "program", "others": self.others()}, fds)
         for fd in fds:
             os.close(fd)
         status, resident = self._wait_for(child.pid)
@@ -155,7 +180,7 @@ class Init:
         child.check_started(status, excused=bool(usage["oom"]))
         if self._cgroup is None or usage["peak"] is None:
             usage["peak"] = max(usage["peak"] or 0, resident)  # a short run ends between two looks
-        shown = [os.open(WORK, os.O_RDONLY | os.O_DIRECTORY)] if message["show_work"] else []
+        shown = [os.open(".", os.O_RDONLY | os.O_DIRECTORY)] if message["show_work"] else []
         wire.send(self.work, {"event": "done", "status": status, "wall_s": wall_s, **usage}, shown)
 
     def take_ready(self) -> Child:
@@ -169,9 +194,11 @@ class Init:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            keep_channel(theirs)
-            script, many_users = self._script, self._many_users
-            raise Untrusted(lambda: become(script, many_users=many_users))
+            if self._ground is not None:
+                os.setsid()  # signals to "my group" and "my session" stay there
+            keep_channel(theirs, self._ground)
+            script, ground, many_users = self._script, self._ground, self._many_users
+            raise Untrusted(lambda: become(script, ground, many_users=many_users))
         theirs.close()
         return Child(pid=pid, channel=ours)
 
@@ -181,21 +208,11 @@ class Init:
         if self._watchdog is not None:
             poll.register(os.pidfd_open(child), select.POLLIN)
         while True:
-            if self._watchdog is not None and not poll.poll(self.tick_ms) and self.over_memory():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(-1, signal.SIGKILL)
+            if self._watchdog is not None and not poll.poll(self.tick_ms) and self.over_limit():
+                signal_all(signal.SIGKILL)
             while True:
                 pid, status, usage = os.wait4(-1, 0 if self._watchdog is None else os.WNOHANG)
                 if pid == child:
                     return status, usage.ru_maxrss << 10
                 if pid == 0:
                     break
-
-
-def kill_all() -> None:
-    """End and reap every other process of the namespace."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait4(-1, 0)

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import kernel, wire
+from .family import kill_all
+from .ground import Ground
 from .seccomp import ZYGOTE_NAMESPACE_FD
 from .untrusted import Untrusted
 from .zygote import Zygote
@@ -77,6 +79,9 @@ def _keep(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) 
     poll.poll()
     with contextlib.suppress(ProcessLookupError):
         os.kill(jail, signal.SIGKILL)
+    if plan["ground"] is not None:  # no namespace ends with the jail's first process
+        kill_all()
+        Ground(plan["ground"]).remove()
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -90,6 +95,8 @@ def _start_jail(
 
     The one in between ends at once, and the zygote becomes ours (we are its subreaper).
     """
+    if plan["ground"] is not None:
+        return _start_on_ground(plan, control, work, alive, private)
     said_read, said_write = os.pipe()
     mapped_read, mapped_write = os.pipe()
     between = os.fork()
@@ -124,6 +131,23 @@ def _start_jail(
     if not jail:
         raise SystemExit(71)  # the reason has been sent already
     return jail
+
+
+def _start_on_ground(
+    plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, private: tuple[int, ...]
+) -> int:
+    """Where there are no namespaces one fork is enough."""
+    child = os.fork()
+    if child == 0:
+        for fd in private:
+            os.close(fd)
+        try:
+            zygote = Zygote(plan, control, work, alive)
+        except BaseException as error:
+            wire.send(control, {"event": "fault", "text": wire.describe(error)})
+            os._exit(71)
+        zygote.serve()
+    return child
 
 
 def _ask_for_ids(said: int, mapped: int) -> None:

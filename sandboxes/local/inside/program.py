@@ -21,6 +21,7 @@ from typing import NoReturn
 __all__ = ["WORK", "Script", "execute", "exit_code", "set_environment", "show", "standard_streams"]
 
 WORK = "/work"
+"""The working folder of a run that has a file system of its own."""
 _HERE = os.path.dirname(__file__)
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
@@ -59,9 +60,10 @@ class Script:
 
     def run(self, name: str, source: bytes, arguments: list[str]) -> NoReturn:
         """As ``python main.py arguments`` in the working folder, without the time that takes."""
-        path = f"{WORK}/{name}"
+        work = os.getcwd()
+        path = f"{work}/{name}"
         sys.argv = [name, *arguments]
-        sys.path.insert(0, WORK)
+        sys.path.insert(0, work)
         loader = importlib.machinery.SourceFileLoader("__main__", path)
         vars(self.module).update(__file__=path, __cached__=None, __loader__=loader)
         try:

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 from . import wire
 from .cells import serve_cells
-from .confine import bound_resources, give_up_rights
-from .files import WORK, write_new
+from .confine import RUN_USER, bound_resources, give_up_rights
+from .files import write_new
+from .ground import Ground
 from .program import Script, execute, set_environment
 
 __all__ = ["CHANNEL", "STARTED", "become", "keep_channel"]
@@ -25,24 +26,32 @@ STARTED = b"started"
 """Said when all of ours is done; what comes after is the program's doing."""
 
 _NOT_STARTED = 72
+Placed = Callable[[Mapping[str, str]], dict[str, str]]
+"""An environment with the folders that there are here."""
 
 
-def keep_channel(channel: socket.socket) -> None:
-    """Of all descriptors from 3 on, keep this one, as :data:`CHANNEL`."""
+def keep_channel(channel: socket.socket, ground: Ground | None = None) -> None:
+    """Of all descriptors from 3 on, keep this one, as :data:`CHANNEL`, and what the ground still needs after it."""
     os.dup2(channel.detach(), CHANNEL, inheritable=False)
+    after = CHANNEL + 1
+    if ground is not None:
+        ground.move_rules(after)
+        after += 1
     os.closerange(3, CHANNEL)
-    os.closerange(CHANNEL + 1, 1 << 20)
+    os.closerange(after, 1 << 20)
 
 
-def become(script: Script, *, many_users: bool) -> NoReturn:
+def become(script: Script, ground: Ground | None, *, many_users: bool) -> NoReturn:
     """Give up all rights, wait for the order, carry it out."""
     channel = socket.socket(fileno=CHANNEL)
     try:
-        give_up_rights(many_users=many_users)
+        give_up_rights(RUN_USER if ground is None else ground.user, many_users=many_users)
+        if ground is not None:
+            ground.enter()
         message, fds = wire.receive(channel)
         if message is None:
             os._exit(0)
-        start = _ORDERS[message["order"]](message, fds, script, many_users)
+        start = _ORDERS[message["order"]](message, fds, script, dict if ground is None else ground.placed)
         socket.send_fds(channel, [STARTED], _shown(message))
         if message["order"] != "cells":
             channel.close()
@@ -55,7 +64,7 @@ def become(script: Script, *, many_users: bool) -> NoReturn:
 
 def _shown(message: Mapping[str, Any]) -> list[int]:
     """The working folder, for one who is to fetch files from it afterwards and is not in this place."""
-    return [os.open(WORK, os.O_RDONLY | os.O_DIRECTORY)] if message.get("show_work") else []
+    return [os.open(".", os.O_RDONLY | os.O_DIRECTORY)] if message.get("show_work") else []
 
 
 def _take_streams(fds: Sequence[int]) -> None:
@@ -64,7 +73,7 @@ def _take_streams(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _program(message: Mapping[str, Any], fds: list[int], script: Script, many_users: bool) -> Callable[[], object]:
+def _program(message: Mapping[str, Any], fds: list[int], script: Script, placed: Placed) -> Callable[[], object]:
     head, blobs = wire.unpack(fds[0])
     source = next(blobs)
     write_new(head["main"], source)
@@ -72,25 +81,27 @@ def _program(message: Mapping[str, Any], fds: list[int], script: Script, many_us
         write_new(name, content, executable=name in head["executables"])
     os.close(fds[0])
     _take_streams(fds[1:])
-    bound_resources(message["limits"], cpu_s=message["limits"]["wall_s"], many_users=many_users)
-    set_environment(head["environ"])
+    bound_resources(message["limits"], cpu_s=message["limits"]["wall_s"], others=message["others"])
+    environ = placed(head["environ"])
+    set_environment(environ)
     if head["argv"]:
-        return lambda: execute(head["argv"], head["environ"])
+        return lambda: execute(head["argv"], environ)
     return lambda: script.run(head["main"], source, head["arguments"])
 
 
-def _cells(message: Mapping[str, Any], fds: list[int], script: Script, many_users: bool) -> Callable[[], object]:
+def _cells(message: Mapping[str, Any], fds: list[int], script: Script, placed: Placed) -> Callable[[], object]:
     nothing = os.open("/dev/null", os.O_RDWR)
     _take_streams([os.dup(nothing), os.dup(nothing), nothing])
-    bound_resources(message["limits"], cpu_s=None, many_users=many_users)
-    set_environment(message["environ"])
+    bound_resources(message["limits"], cpu_s=None, others=message["others"])
+    set_environment(placed(message["environ"]))
     return lambda: serve_cells(CHANNEL, script)
 
 
-def _command(message: Mapping[str, Any], fds: list[int], script: Script, many_users: bool) -> Callable[[], object]:
+def _command(message: Mapping[str, Any], fds: list[int], script: Script, placed: Placed) -> Callable[[], object]:
     _take_streams(fds)
-    bound_resources(message["limits"], cpu_s=None, many_users=many_users)
-    return lambda: execute(message["argv"], message["environ"])
+    bound_resources(message["limits"], cpu_s=None, others=message["others"])
+    environ = placed(message["environ"])
+    return lambda: execute(message["argv"], environ)
 
 
 _ORDERS = {"program": _program, "cells": _cells, "command": _command}

@@ -18,8 +18,9 @@ from typing import Any
 from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
+from .family import kill_all
 from .files import WORK
-from .init import FILES_MB, Child, NotStartedError, kill_all
+from .init import FILES_MB, Child, NotStartedError
 from .program import Script
 from .ready import become, keep_channel
 from .root import mount_box
@@ -114,7 +115,7 @@ class Runs:
             os._exit(71)
         keep_channel(theirs)
         script = self._script
-        raise Untrusted(lambda: become(script, many_users=True))
+        raise Untrusted(lambda: become(script, None, many_users=True))
 
     def _run(self, message: dict[str, Any], fds: list[int]) -> None:
         limits = message["limits"]
@@ -125,7 +126,7 @@ class Runs:
         self._ready = None
         self._cgroup.limit(limits["memory_mb"] << 20, limits["processes"])
         started = time.monotonic()
-        child.order({**message, "order": "program"}, fds)
+        child.order({**message, "order": "program", "others": 0}, fds)
         for fd in fds:
             os.close(fd)
         status, resident = self._wait_for(child.pid)

@@ -42,6 +42,17 @@ _PLAIN_KINDS = (0, 0x8000, 0x1000, 0xC000)  # of mknod: file, file, pipe, socket
 # subreaper, no_new_privs, tid address, huge pages, and the name of an anonymous mapping.
 _PRCTL = (1, 2, 3, 4, 5, 7, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41, 42, 0x5356_4D41)
 
+_SET_OWNER, _IO_OWNER = (8, 10, 15), (0x8901, 0x8902)  # who gets signals about a descriptor, and which
+_ABOUT_OTHERS = tuple(
+    "semget semop semctl semtimedop msgget msgsnd msgrcv msgctl shmget shmat shmctl shmdt mq_open mq_unlink "
+    "mq_timedsend mq_timedreceive mq_notify mq_getsetattr setpriority ioprio_set sched_setaffinity sched_setparam "
+    "sched_setscheduler sched_setattr".split()
+)
+_ATTRIBUTES = tuple(
+    "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat setxattr lsetxattr fsetxattr removexattr "
+    "lremovexattr fremovexattr utime utimes futimesat utimensat".split()
+)
+
 Instruction = tuple[int, int, int, int]
 
 
@@ -61,6 +72,11 @@ class Rules(NamedTuple):
     """
     signals: bool = True
     """Signals to other processes; only where none of the host is in reach."""
+    apart: bool = True
+    """Whether namespaces keep other processes, System V objects and message queues out of reach; where not, programs
+    get no say about priorities and limits of others, nor shared objects."""
+    attributes: bool = True
+    """Modes, owners and times of files; only where those of others are out of reach."""
 
 
 def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tuple
@@ -73,6 +89,9 @@ def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tupl
     plain = set(allowed.values())
     if rules.hidden_memory:
         plain |= {checked["memfd_create"], checked["shmget"]}
+    refused = () if rules.apart else _ABOUT_OTHERS
+    refused += () if rules.attributes else _ATTRIBUTES
+    plain -= {table[name] for name in refused for table in (allowed, checked) if name in table}
     bodies = {}
     for name, body in _argument_checks(rules).items():
         number = checked.get(name, allowed.get(name))
@@ -102,8 +121,13 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
             "setns": [*_unless(0, [ZYGOTE_NAMESPACE_FD], _EPERM), *_only(1, (NEWPID,))],
         }
     if not rules.signals:
-        checks |= {name: _only(0, (0,)) for name in ("kill", "rt_sigqueueinfo")}
-        checks |= {name: [_verdict(_EPERM)] for name in ("pidfd_send_signal", "tkill")}
+        checks |= {"kill": _only(0, (0,))}
+        refused = ("pidfd_send_signal", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+        checks |= {name: [_verdict(_EPERM)] for name in refused}
+    if not rules.apart:
+        checks["prlimit64"] = _only(0, (0,))
+        checks["fcntl"] = [*_argument(1), *_verdict_for(_SET_OWNER, _EPERM), _verdict(_ALLOW)]
+        checks["ioctl"] = [*_argument(1), *_verdict_for((*_TERMINAL_TRICKS, *_IO_OWNER), _EPERM), _verdict(_ALLOW)]
     return checks
 
 

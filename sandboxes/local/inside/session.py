@@ -11,8 +11,9 @@ from typing import Any
 
 from . import wire
 from .cells import CODE_BYTES, TOKEN_BYTES
-from .files import WORK, open_plain, replace_file
-from .init import Child, Init, kill_all
+from .family import kill_all
+from .files import open_plain, replace_file
+from .init import Child, Init
 from .untrusted import Untrusted
 
 __all__ = ["serve_session"]
@@ -59,7 +60,7 @@ class _Session:
         self._environ: dict[str, str] = opening["environ"]
         self._limits: dict[str, Any] = opening["limits"]
         self._main: str = opening["main"]
-        self._folder = os.open(WORK, os.O_RDONLY | os.O_DIRECTORY)
+        self._folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         self._nothing = os.open("/dev/null", os.O_RDWR)
         self._interpreter: _Interpreter | None = None
         init.limit(self._limits)
@@ -78,7 +79,7 @@ class _Session:
 
     def _begin(self) -> None:
         child = self._init.take_ready()
-        order = {"order": "cells", "limits": self._limits, "environ": self._environ}
+        order = {"order": "cells", "limits": self._limits, "environ": self._environ, "others": self._init.others()}
         child.order(order)
         child.check_started()
         self._interpreter = _Interpreter(child)
@@ -130,12 +131,12 @@ class _Session:
 
     def _other_cell(self, payload: int, stdout: int, stderr: int) -> tuple[int | None, int | None, bool]:
         _, blobs = wire.unpack(payload)
-        replace_file(self._folder, self._main, next(blobs))
+        replace_file(self._folder, self._main, next(blobs), self._init.user)
         command, environ = self._command, self._environ
         assert command is not None
         child = self._init.take_ready()
         order = {"order": "command", "limits": self._limits, "environ": environ, "argv": [*command, self._main]}
-        child.order(order, (self._nothing, stdout, stderr))
+        child.order({**order, "others": self._init.others()}, (self._nothing, stdout, stderr))
         ended = os.pidfd_open(child.pid)
         try:
             status = self._wait(select.poll(), ended)
@@ -159,7 +160,7 @@ class _Session:
                     os._exit(0)
                 kill_all()
                 return True
-            if self._init.over_memory():
+            if self._init.over_limit():
                 kill_all()
                 return True
             if ended in ready:
@@ -178,7 +179,7 @@ class _Session:
     def _write(self, message: dict[str, Any], fds: list[int]) -> None:
         content = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
         try:
-            replace_file(self._folder, message["path"], content)
+            replace_file(self._folder, message["path"], content, self._init.user)
         except OSError as error:
             wire.send(self._init.work, {"event": "refused", "text": error.strerror or str(error)})
         else:

@@ -1,41 +1,66 @@
-"""Bounds the memory of a run where there is no cgroup: looks at all its processes every few milliseconds."""
+"""Bounds what a run holds where the kernel does not: looks at all its processes every few milliseconds."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+from collections.abc import Mapping
+from typing import Any
 
+from .family import descendants
+from .ground import Ground
 from .root import BOX
 
 __all__ = ["Watchdog"]
 
 _PAGE = resource.getpagesize()
+_FILES_EVERY = 10
+"""Looks at memory between two at files on the ground, which take longer."""
 
 
 class Watchdog:
-    """Adds up what the processes of a run hold for themselves, and their files in memory. Lives in init."""
+    """Adds up what the processes of a run hold for themselves, and their files. Lives in init.
+
+    ``ground``: also bound how many processes there are, and their files, for which no kernel cares there.
+    ``memory``: bound that, too; the files of a run that has its own file system count as memory.
+    """
 
     interval_ms = 10
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+    def __init__(self, limits: Mapping[str, Any], ground: Ground | None, *, memory: bool) -> None:
+        self._memory = limits["memory_mb"] << 20 if memory else None
+        self._processes: int = limits["processes"]
+        self._files: int = limits["files_mb"] << 20
+        self._ground = ground
+        self._looks = 0
         self.peak = 0
         self.fired = False
+        """Whether it was too much memory."""
 
     def exceeded(self) -> bool:
         """Look once. Cheap numbers first; where they say "too much", the exact ones (shared pages divided) decide."""
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        used = self._sum(pids, exact=False)
-        if used > self._limit:
-            used = self._sum(pids, exact=True)
-            self.fired = self.fired or used > self._limit
-        self.peak = max(self.peak, used)
-        return self.fired
+        if self._ground is None:
+            pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        else:
+            pids = sorted(descendants())
+        if self._memory is not None:
+            used = self._sum(pids, exact=False)
+            if used > self._memory:
+                used = self._sum(pids, exact=True)
+                self.fired = self.fired or used > self._memory
+            self.peak = max(self.peak, used)
+        return self.fired or (self._ground is not None and self._too_many(pids, self._ground))
+
+    def _too_many(self, pids: list[int], ground: Ground) -> bool:
+        self._looks += 1
+        return len(pids) > self._processes or (self._looks % _FILES_EVERY == 0 and ground.files_bytes() > self._files)
 
     def _sum(self, pids: list[int], *, exact: bool) -> int:
-        state = os.statvfs(BOX)
-        total = (state.f_blocks - state.f_bfree) * state.f_frsize
+        total = 0
+        if self._ground is None:
+            state = os.statvfs(BOX)
+            total = (state.f_blocks - state.f_bfree) * state.f_frsize
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended meanwhile
                 total += _proportional(pid) if exact else _private(pid)
@@ -49,8 +74,11 @@ def _private(pid: int) -> int:
 
 
 def _proportional(pid: int) -> int:
-    with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("Pss_Anon:"):
-                return int(line.split()[1]) << 10
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("Pss_Anon:"):
+                    return int(line.split()[1]) << 10
+    except PermissionError:  # another user's, and we have no right to look into it
+        return _private(pid)
     return 0

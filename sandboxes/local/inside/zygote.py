@@ -22,6 +22,8 @@ from typing import Any
 from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
+from .family import kill_all
+from .ground import Ground
 from .init import Init
 from .program import Script
 from .root import build_tree, enter_tree
@@ -45,8 +47,11 @@ class Zygote:
         self._control = control
         self._work = work
         self._alive = alive
-        self._many_users = plan["ids"] is not None
+        self._many_users = plan["ids"] is not None or (
+            plan["ground"] is not None and plan["ground"]["user"] is not None
+        )
         self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
+        self._ground = Ground(plan["ground"]) if plan["ground"] else None
         self._serial = 0
         self._last_pid: int | None = None
 
@@ -79,7 +84,7 @@ class Zygote:
         """Enter the jail and fork runs until the caller or the keeper is gone. Raises :class:`Untrusted` in a run."""
         code = 71
         try:
-            self._enter()
+            self._enter() if self._ground is None else self._settle()
             wire.send(self._control, {"event": "up"})
             self._loop()
             code = 0
@@ -90,6 +95,12 @@ class Zygote:
                 wire.send(self._control, {"event": "fault", "text": wire.describe(error)})
         os._exit(code)
 
+    def _settle(self) -> None:
+        """Without namespaces: all we do is to be the one to whom what programs leave behind comes back."""
+        kernel.subreaper()
+        os.setpgid(0, 0)
+        self._become_zygote()
+
     def _enter(self) -> None:
         _loopback_up()
         socket.sethostname("sandbox")
@@ -98,6 +109,9 @@ class Zygote:
         with contextlib.suppress(OSError):  # a kernel without it: programs are no longer process 2 each time then
             self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
         enter_tree(self._plan["base"], hidden=self._many_users)
+        self._become_zygote()
+
+    def _become_zygote(self) -> None:
         kernel.dumpable(False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
@@ -114,21 +128,24 @@ class Zygote:
             keep |= self._cgroup.descriptors
         if self._last_pid is not None:
             keep.add(self._last_pid)
+        if self._ground is not None:
+            keep.add(self._ground.rules)
         for name in os.listdir("/proc/self/fd"):
             if int(name) not in keep:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
 
     def _loop(self) -> None:
-        here = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        os.dup2(here, ZYGOTE_NAMESPACE_FD, inheritable=False)
-        os.close(here)
         script = Script()
         kernel.no_new_privileges()
-        kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
+        if self._ground is None:
+            here = os.open("/proc/self/ns/pid", os.O_RDONLY)
+            os.dup2(here, ZYGOTE_NAMESPACE_FD, inheritable=False)
+            os.close(here)
+            kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
         gc.collect()
         gc.freeze()
-        if self._many_users and self._cgroup is not None:
+        if self._many_users and self._cgroup is not None and self._ground is None:
             self._serve_here(script, self._cgroup)
         else:
             self._serve_apart(script)
@@ -152,16 +169,19 @@ class Zygote:
 
     def _fork_init(self, script: Script, order: dict[str, Any] | None = None) -> int:
         """The first process of a new namespace, for a run or a session."""
-        kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)  # one may ask for children elsewhere only from one's own place
-        kernel.unshare(kernel.NEWPID)
+        if self._ground is None:
+            kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)  # only from one's own place may one ask for another
+            kernel.unshare(kernel.NEWPID)
         if self._cgroup is not None:
             self._cgroup.begin()
         run = os.fork()
         if run == 0:
-            os.close(ZYGOTE_NAMESPACE_FD)
+            if self._ground is None:
+                os.close(ZYGOTE_NAMESPACE_FD)
             self._control.close()
             os.close(self._alive)
-            Init(script, self._work, self._cgroup, many_users=self._many_users).serve(serve_session, order)
+            init = Init(script, self._work, self._cgroup, self._ground, many_users=self._many_users)
+            init.serve(serve_session, order)
         return run
 
     def _watch(self, run: int) -> bool:
@@ -186,6 +206,8 @@ class Zygote:
                 os.kill(run, signal.SIGKILL)
         os.close(ended)
         status = os.waitpid(run, 0)[1]
+        if self._ground is not None:
+            kill_all()  # what the run's first process could not end, because it was killed itself
         report: dict[str, Any] = {"event": "gone", "serial": self._serial, "status": status}
         if self._cgroup is not None:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
