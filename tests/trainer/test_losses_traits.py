@@ -1,0 +1,167 @@
+"""What the learner may do with each loss's rows, and which keys each loss reads: data that is checked by behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loss_inputs import LossRow, packed, random_rows
+from pydantic import ValidationError
+
+from roll_envs.errors import ConfigError
+from trainer.config import CorrectionConfig, LossConfig
+from trainer.config_file import parse_config
+from trainer.loss_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS
+from trainer.losses import LOSSES, StepTokens
+
+OTHER: dict[str, Any] = {
+    "clip_low": 0.05, "clip_high": 0.03, "dual_clip": 1.1, "ratio": "row", "positive_weight": 2.0,
+    "negative_weight": 3.0, "tau_positive": 2.0, "tau_negative": 3.0, "proximal_coef": 0.5, "divergence_low": 0.01,
+    "divergence_high": 0.02, "divergence_coef": 0.5, "covariance_share": 0.4, "covariance_low": 0.1,
+    "covariance_high": 1.2, "covariance_coef": 3.0, "power_positive": 1.0, "decay_positive": 1.0,
+    "power_negative": 1.0, "decay_negative": 1.0,
+}  # fmt: skip
+"""Another value than the default for every key that some losses read."""
+
+
+def gradients(name: str, rows: list[LossRow], **config: Any) -> torch.Tensor:
+    given = packed(rows)
+    loss, _ = LOSSES[name].loss(given.inputs(), LossConfig.model_construct(name=name, **config))
+    (gradient,) = torch.autograd.grad(loss.sum(), given.logp)
+    return gradient
+
+
+def with_advantages(rows: list[LossRow], scale: float, seed: int = 0) -> list[LossRow]:
+    rng = np.random.default_rng(seed)
+    return [replace(row, advantages=scale * rng.normal(size=len(row.advantages))) for row in rows]
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_only_advantages(name: str) -> None:
+    """Where the flag is set, rows without any advantage have no gradient; where it is not, some have."""
+    found = [gradients(name, with_advantages(random_rows(seed), 0.0)).any().item() for seed in range(5)]
+    assert any(found) != LOSSES[name].only_advantages
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_linear_on_policy(name: str) -> None:
+    """Where the flag is set, gradients of two sets of advantages add up to that of their sum, at a ratio of 1."""
+    spec = LOSSES[name]
+    uneven = {"positive_weight": 2.0} if name == "topr" else {}
+    for seed in range(5):
+        rows = [replace(row, old=row.logp) for row in random_rows(seed)]
+        one, other = with_advantages(rows, 1.0, 1), with_advantages(rows, 1.0, 2)
+        both = [replace(a, advantages=a.advantages + b.advantages) for a, b in zip(one, other, strict=True)]
+        apart = gradients(name, one, **uneven) + gradients(name, other, **uneven)
+        linear = torch.allclose(gradients(name, both, **uneven), apart, atol=1e-9)
+        if spec.linear_on_policy:
+            assert linear, seed
+        elif spec.select is None:
+            assert not linear, seed
+    # What a loss chooses depends on the advantages of all rows, so that rows cannot be run as one.
+    assert spec.select is None or not spec.linear_on_policy
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_loss_reads_the_keys_it_names_and_no_others(name: str) -> None:
+    spec = LOSSES[name]
+    assert spec.keys == LOSS_KEYS[name]
+    assert OTHER.keys() == set().union(*LOSS_KEYS.values())
+    rng = np.random.default_rng(1)
+    step = StepTokens(old_logp=rng.normal(0, 2, 300), advantages=rng.normal(size=300))
+
+    def behaviour(**config: Any) -> list[Any]:
+        made = LossConfig.model_construct(name=name, **config)
+        found: list[Any] = []
+        for seed in range(4):
+            given = packed(random_rows(seed))
+            loss, _ = spec.loss(given.inputs(), made)
+            found += [loss.tolist(), torch.autograd.grad(loss.sum(), given.logp)[0].tolist()]
+        if spec.select is not None:
+            found.append(spec.select(step, made, np.random.default_rng(0)).tolist())
+        return found
+
+    usual = behaviour()
+    read = {key for key, value in OTHER.items() if behaviour(**{key: value}) != usual}
+    assert read == spec.keys
+
+
+@pytest.mark.parametrize("key", sorted(OTHER))
+def test_a_key_that_the_loss_does_not_read_is_an_error_that_names_those_that_do(key: str) -> None:
+    readers = sorted(name for name, keys in LOSS_KEYS.items() if key in keys)
+    for name in LOSS_KEYS:
+        if name in readers:
+            LossConfig(name=name, **{key: OTHER[key]})
+            continue
+        with pytest.raises(ValidationError) as caught:
+            LossConfig(name=name, **{key: OTHER[key]})
+        assert f"loss.{key} is set, but loss '{name}' does not read it; losses that read it: {', '.join(readers)}" in (
+            str(caught.value)
+        )
+
+
+def test_values_that_are_the_default_are_no_error_and_other_packages_may_read_all() -> None:
+    LossConfig(name="reinforce", tau_positive=1.0, clip_low=None, constant_tokens=1024)
+    LossConfig(name="theirs", tau_positive=2.0, dual_clip=3.0, kwargs={"alpha": 1})
+    with pytest.raises(ValidationError, match="it is for losses of other packages"):
+        LossConfig(name="clip", kwargs={"alpha": 1})
+
+
+def test_where_unread_keys_stand() -> None:
+    text = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nloss:\n  name: reinforce\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, ["loss.dual_clip=3.0", "loss.constant_tokens=9"], source="run.yaml")
+    assert str(caught.value).splitlines() == [
+        "run.yaml:5: loss.dual_clip is set, but loss 'reinforce' does not read it; losses that read it: clip",
+        "run.yaml:5: loss.constant_tokens is set, but loss.aggregation is 'token-mean'; 'constant' reads it",
+    ]
+
+
+@pytest.mark.parametrize(("name", "bounds"), sorted(CLIP_DEFAULTS.items()))
+def test_bounds_that_the_file_does_not_name_are_the_losss_own(name: str, bounds: tuple[float, float]) -> None:
+    assert LossConfig(name=name).bounds() == bounds
+    assert LossConfig(name=name, clip_high=0.7).bounds() == (bounds[0], 0.7)
+    assert LossConfig(name="theirs").bounds() == (0.2, 0.28)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"high": 3.0}, "correction.high is set, but correction.name 'none' does not read it"),
+        ({"name": "tis", "low": 0.1}, "correction.low is set, but correction.name 'tis' does not read it"),
+        ({"name": "mis", "low": 3.0}, "correction.low 3 must be less than correction.high 2"),
+        ({"name": "icepop", "level": "row"}, "'icepop' is per token; for level 'row' take correction.name 'mis'"),
+        ({"reject_low": 0.9}, "are read where correction.reject is not 'none'"),
+        ({"reject": "geometric"}, "needs correction.reject_low less than correction.reject_high"),
+        ({"reject": "geometric", "reject_low": 2.0, "reject_high": 1.0}, "needs correction.reject_low less than"),
+    ],
+)
+def test_corrections_that_do_not_fit(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        CorrectionConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["loss.proximal=sampler", "correction.name=tis"], "so that every ratio of the section correction is 1"),
+        (["loss.proximal=sampler", "correction.second_moment=0.04"], "so that every ratio of the section correction"),
+        (["loss.proximal=sampler", "correction.row_delta=0.1"], None),
+        (["loss.name=clip", "correction.name=tis"], None),
+        *[
+            ([f"loss.name={name}", "correction.name=mis"], f"loss '{name}' takes its ratio to the sampler itself")
+            for name in sorted(ANCHORED_AT_SAMPLER)
+        ],
+        (["loss.name=dppo", "correction.veto=1e-4"], None),
+    ],
+)
+def test_losses_and_corrections_that_do_not_fit_each_other(overrides: list[str], expected: str | None) -> None:
+    text = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
+    if expected is None:
+        parse_config(text, overrides)
+    else:
+        with pytest.raises(ConfigError, match=expected):
+            parse_config(text, overrides)
