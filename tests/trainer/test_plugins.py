@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from plugin_builders import install
 
 from roll_envs.errors import ConfigError, PluginError
 from trainer.plugins import load_plugin, plugin_names
@@ -19,17 +20,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(site: Path, name: str, code: str, points: str, *, group: str = GROUP) -> None:
-    """A package of one module, as an installer leaves it."""
-    (site / f"{name}.py").write_text(code, encoding="utf-8")
-    meta = site / f"{name}-1.0.dist-info"
-    meta.mkdir()
-    (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
-    (meta / "entry_points.txt").write_text(f"[{group}]\n{points}\n", encoding="utf-8")
-
-
 def test_a_plugin_is_loaded_by_name(site: Path) -> None:
-    install(site, "part_good", "VALUE = 41 + 1\n", "answer = part_good:VALUE")
+    install(site, "part_good", "VALUE = 41 + 1\n", "answer = part_good:VALUE", group=GROUP)
     assert plugin_names(GROUP) == ("answer",)
     assert load_plugin(GROUP, "answer", "part") == 42
     assert load_plugin(GROUP, "question", "part") is None
@@ -51,8 +43,8 @@ def test_a_plugin_is_loaded_by_name(site: Path) -> None:
 def test_a_broken_plugin_is_named_with_the_reason_and_harms_no_other(
     site: Path, module: str, code: str, reason: str
 ) -> None:
-    install(site, module, code, f"broken = {module}:VALUE")
-    install(site, "part_sound", "VALUE = 1\n", "sound = part_sound:VALUE")
+    install(site, module, code, f"broken = {module}:VALUE", group=GROUP)
+    install(site, "part_sound", "VALUE = 1\n", "sound = part_sound:VALUE", group=GROUP)
     assert plugin_names(GROUP) == ("broken", "sound")
     assert load_plugin(GROUP, "sound", "part") == 1
     with pytest.raises(PluginError, match=rf"part 'broken' \({module}:VALUE\) cannot be loaded: {reason}"):
@@ -61,13 +53,13 @@ def test_a_broken_plugin_is_named_with_the_reason_and_harms_no_other(
 
 def test_errors_meant_for_users_pass_unchanged(site: Path) -> None:
     code = "from roll_envs.errors import ConfigError\nraise ConfigError('set COLOUR first')\n"
-    install(site, "part_asks", code, "asks = part_asks:VALUE")
+    install(site, "part_asks", code, "asks = part_asks:VALUE", group=GROUP)
     with pytest.raises(ConfigError, match="set COLOUR first"):
         load_plugin(GROUP, "asks", "part")
 
 
 def test_one_name_of_two_packages_is_refused(site: Path) -> None:
-    install(site, "part_one", "VALUE = 1\n", "same = part_one:VALUE")
-    install(site, "part_two", "VALUE = 2\n", "same = part_two:VALUE")
+    install(site, "part_one", "VALUE = 1\n", "same = part_one:VALUE", group=GROUP)
+    install(site, "part_two", "VALUE = 2\n", "same = part_two:VALUE", group=GROUP)
     with pytest.raises(PluginError, match=r"part_one \(part_one:VALUE\), part_two \(part_two:VALUE\); uninstall"):
         load_plugin(GROUP, "same", "part")

@@ -1,0 +1,225 @@
+"""What holds for every estimator, whatever the episodes: order, failures, cuts, units, centring, groups without news.
+
+(Failures are in ``test_advantages``, from whole trajectories on.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from episode_builders import group, trajectory, turn
+from hypothesis import given
+from hypothesis import strategies as st
+from view_builders import GRID, flat, of_returns, views
+
+from roll_envs.types import Group
+from trainer.advantages import estimate, view_episodes
+from trainer.config import AdvantageConfig
+from trainer.estimators import ESTIMATORS, EpisodeView
+from trainer.estimators.types import by_group
+from trainer.sequences import rows_of
+
+ALL = sorted(ESTIMATORS)
+GROUPED = sorted(name for name, spec in ESTIMATORS.items() if spec.needs_group)
+CENTRED = ["dr_grpo", "gpg", "grpo", "lite_ppo", "maxrl", "rloo"]
+"""One number per episode, of sum 0 in each group."""
+NORMALIZE = get_args(AdvantageConfig.model_fields["normalize"].annotation)
+
+
+def configured(name: str, **config: Any) -> AdvantageConfig:
+    return AdvantageConfig(**{"name": name, "gamma": 0.9, "token_gamma": 0.95, "base_weight": 0.5, **config})
+
+
+def run(name: str, episodes: list[EpisodeView], **config: Any) -> list[np.ndarray]:
+    return ESTIMATORS[name].estimate(episodes, configured(name, **config)).advantages
+
+
+def moved(episodes: list[EpisodeView], scale: float, shift: float) -> list[EpisodeView]:
+    """The same episodes in other units: all rewards times ``scale``, each return plus ``shift``."""
+    return [
+        replace(
+            e,
+            rewards=e.rewards * scale + np.eye(len(e.rewards))[-1] * shift,
+            token_rewards=None if e.token_rewards is None else e.token_rewards * scale,
+        )
+        for e in episodes
+    ]
+
+
+@given(episodes=views())
+def test_every_sampled_token_gets_one_finite_number(episodes: list[EpisodeView]) -> None:
+    for name in ALL:
+        found = ESTIMATORS[name].estimate(episodes, configured(name))
+        for numbers in (found.advantages, found.returns):
+            if numbers is not None:
+                assert [n.shape for n in numbers] == [(sum(e.lengths),) for e in episodes]
+                assert all(np.isfinite(n).all() for n in numbers)
+        assert (found.returns is not None) == ESTIMATORS[name].needs_values
+        assert all(key.startswith("advantage/") and np.isfinite(value) for key, value in found.metrics.items())
+
+
+@given(episodes=views(), data=st.data())
+def test_the_order_of_episodes_and_groups_does_not_matter(episodes: list[EpisodeView], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(episodes))))
+    for name in ALL:
+        straight, mixed = run(name, episodes), run(name, [episodes[i] for i in order])
+        for i, found in zip(order, mixed, strict=True):
+            assert found == pytest.approx(straight[i], abs=1e-9)
+
+
+@given(episodes=views())
+def test_what_is_given_stays_as_it_was(episodes: list[EpisodeView]) -> None:
+    def numbers() -> list[list[Any]]:
+        return [[a if a is None else a.tolist() for a in (e.rewards, e.values, e.token_rewards)] for e in episodes]
+
+    before = numbers()
+    for name in ALL:
+        run(name, episodes)
+        assert numbers() == before, name
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize(
+    "returns", [(5.0,), (0.3, 0.1 + 0.2, 0.3), (1e9, 1e9 + 1e-7, 1e9)], ids=["one", "equal", "large"]
+)
+def test_a_group_without_news_gets_exactly_zero(name: str, returns: tuple[float, ...], normalize: str) -> None:
+    assert flat(run(name, of_returns(*returns), normalize=normalize)) == [0.0] * len(returns)
+    beside = run(name, [*of_returns(*returns), *of_returns(3, 1, 2, group=1)], normalize=normalize)
+    assert flat(beside[: len(returns)]) == [0.0] * len(returns)
+    assert flat(beside[len(returns) :])[0] > 0
+
+
+@given(episodes=views())
+def test_groups_are_compared_within_themselves(episodes: list[EpisodeView]) -> None:
+    """Adding the same to all returns of one group changes nothing, there or elsewhere."""
+    raised = [moved([e], 1.0, 5.0)[0] if e.group == 1 else e for e in episodes]
+    for name in (n for n in GROUPED if n not in ("lite_ppo", "maxrl", "gigpo", "hgpo")):
+        assert flat(run(name, raised)) == pytest.approx(flat(run(name, episodes)), abs=1e-6)
+
+
+@given(episodes=views())
+def test_advantages_of_a_group_sum_to_zero(episodes: list[EpisodeView]) -> None:
+    episodes = [replace(e, lengths=(1,) * len(e.lengths), token_rewards=None) for e in episodes]
+    for name in CENTRED:
+        found = run(name, episodes)
+        for members in by_group(episodes).values():
+            assert sum(found[i][0] for i in members) == pytest.approx(0.0, abs=1e-6)
+
+
+@given(episodes=views())
+def test_opo_sums_to_zero_over_tokens(episodes: list[EpisodeView]) -> None:
+    found = run("opo", episodes)
+    for members in by_group(episodes).values():
+        if any(sum(episodes[i].lengths) for i in members):
+            assert sum(float(found[i].sum()) for i in members) == pytest.approx(0.0, abs=1e-6)
+
+
+@given(episodes=views())
+def test_whitened_tokens_have_mean_zero_and_deviation_one(episodes: list[EpisodeView]) -> None:
+    tokens = np.concatenate([np.empty(0), *run("reinforce_pp", episodes)])
+    if tokens.any():
+        assert tokens.mean() == pytest.approx(0.0, abs=1e-9)
+        assert tokens.std(ddof=1) == pytest.approx(1.0, abs=1e-4)
+
+
+AFFINE = ["grpo", "lite_ppo", "pass_at_k", "reinforce_pp_baseline"]
+SAME_SCALE = [*AFFINE, "gigpo", "hgpo", "maxrl", "reinforce_pp", "step_reinforce"]
+TIMES_SCALE = ["dr_grpo", "gpg", "opo", "reinforce", "reinforce_token", "rloo"]
+
+
+@given(episodes=views(), scale=st.floats(0.5, 8), shift=st.floats(-9, 9))
+def test_units_of_the_reward_do_not_matter(episodes: list[EpisodeView], scale: float, shift: float) -> None:
+    for name in AFFINE:
+        found = flat(run(name, moved(episodes, scale, shift)))
+        assert found == pytest.approx(flat(run(name, episodes)), abs=1e-4)
+
+
+@given(episodes=views(), scale=st.floats(0.5, 8))
+def test_the_scale_of_the_reward_does_not_matter(episodes: list[EpisodeView], scale: float) -> None:
+    for name in SAME_SCALE:
+        plain, scaled = (flat(run(name, e)) for e in (episodes, moved(episodes, scale, 0.0)))
+        assert scaled == pytest.approx(plain, rel=1e-4, abs=1e-4)
+
+
+@given(episodes=views(), scale=st.floats(0.5, 8))
+def test_others_grow_with_the_reward(episodes: list[EpisodeView], scale: float) -> None:
+    for name in TIMES_SCALE:
+        plain, scaled = (np.array(flat(run(name, e))) for e in (episodes, moved(episodes, scale, 0.0)))
+        np.testing.assert_allclose(scaled, plain * scale, atol=1e-6)
+
+
+# -- turns and rows ----------------------------------------------------------------------------------------------------
+
+
+@given(episodes=views(min_size=1), data=st.data())
+def test_estimators_per_token_do_not_see_where_turns_end(episodes: list[EpisodeView], data: st.DataObject) -> None:
+    """A turn cut into two, of which the second has the reward, is the same turn."""
+    cut = []
+    for episode in episodes:
+        t = data.draw(st.integers(0, len(episode.lengths) - 1))
+        first = data.draw(st.integers(0, max(0, episode.lengths[t] - 1)))
+        lengths = (*episode.lengths[:t], first, episode.lengths[t] - first, *episode.lengths[t + 1 :])
+        anchors = (*episode.anchors[:t], None, *episode.anchors[t:])
+        rewards = np.insert(episode.rewards, t, 0.0)
+        cut.append(replace(episode, lengths=lengths, anchors=anchors, rewards=rewards))
+    for name in ("gae", "reinforce_pp", "reinforce_token"):
+        assert flat(run(name, cut)) == pytest.approx(flat(run(name, episodes)))
+
+
+Played = tuple[list[tuple[list[int], float]], int]
+"""Turns of an episode (sampled ids, reward), and its group."""
+
+
+@st.composite
+def _played(draw: st.DrawFn) -> list[Played]:
+    count = draw(st.integers(1, 4))
+    turns = st.lists(st.tuples(st.lists(st.integers(2, 9), min_size=1, max_size=3), GRID), min_size=1, max_size=3)
+    return [(draw(turns), draw(st.integers(0, 1))) for _ in range(count)]
+
+
+def _groups(played: list[Played], *, joined: bool) -> list[Group]:
+    """The same episodes in rows of all turns, or with a row for each turn."""
+    members: dict[int, list[Any]] = {0: [], 1: []}
+    for turns, g in played:
+        seen: list[int] = []
+        made = []
+        for t, (sampled, reward) in enumerate(turns):
+            prompt = [*seen, 1] if joined else [100 + t, 1]
+            made.append(turn(prompt, sampled, reward=reward, anchor=f"state {t % 2}"))
+            seen = [*prompt, *sampled]
+        members[g].append(trajectory(*made, member=len(members[g])))
+    return [group(*members[g]) for g in (0, 1)]
+
+
+@given(played=_played())
+def test_rows_cut_or_joined_are_the_same_episode(played: list[Played]) -> None:
+    found: dict[str, list[list[float]]] = {name: [] for name in ALL}
+    for joined in (True, False):
+        step = _groups(played, joined=joined)
+        rows = rows_of(step)
+        assert len(rows) == (len(played) if joined else sum(len(turns) for turns, _ in played))
+        episodes = view_episodes(step, rows)
+        values = episodes.gather(rows, [np.where(np.array(row.mask), 0.1 * np.array(row.ids), 1e6) for row in rows])
+        seen = [replace(v, values=c, greedy_return=0.5) for v, c in zip(episodes.views, values, strict=True)]
+        for name in ALL:
+            per_row = estimate(configured(name), episodes.with_views(seen), rows).per_row
+            assert all(not a[~np.array(row.mask)].any() for a, row in zip(per_row, rows, strict=True))
+            found[name].append(flat(episodes.gather(rows, per_row)))
+    for name, (joined_rows, cut_rows) in found.items():
+        assert joined_rows == pytest.approx(cut_rows, abs=1e-12), name
+
+
+@given(episodes=views())
+def test_a_critic_and_a_greedy_episode_are_used_by_those_that_ask_for_them(episodes: list[EpisodeView]) -> None:
+    other = [
+        replace(e, values=e.values + 99.0, greedy_return=(e.greedy_return or 0.0) + 99.0)  # type: ignore[operator]
+        for e in episodes
+    ]
+    tokens = sum(sum(e.lengths) for e in episodes)
+    for name, spec in ESTIMATORS.items():
+        same = flat(run(name, other)) == flat(run(name, episodes))
+        assert same == (not tokens or not (spec.needs_values or spec.needs_greedy)), name

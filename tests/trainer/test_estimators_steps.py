@@ -1,0 +1,156 @@
+"""Step-wise estimators: anchor states by identity and likeness, histories, by hand. (GiGPO's own numbers are in
+``test_advantages``.)"""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from view_builders import flat, view
+
+from trainer.config import AdvantageConfig
+from trainer.estimators import EpisodeView, gigpo, hgpo
+from trainer.estimators.anchors import alike, anchor_states
+
+A = view(0.0, 0.0, 1.0, anchors=("s0", "s1", "s2"))
+B = view(0.0, 0.0, 0.0, anchors=("s0", "s1", "s1"))
+
+
+def of_histories(episodes: list[EpisodeView], **config: Any) -> list[float]:
+    settings = {"gamma": 0.95, "history": 1, "normalize": "mean", **config}
+    return flat(hgpo(episodes, AdvantageConfig(**settings)).advantages)
+
+
+# -- HGPO --------------------------------------------------------------------------------------------------------------
+
+
+def test_hgpo_golden() -> None:
+    assert of_histories([A, B]) == pytest.approx([0.45125, 0.538333, 0.0, -0.45125, -0.411667, -0.316667], abs=1e-6)
+
+
+def test_hgpo_divides_by_the_deviation_of_the_whole_cluster() -> None:
+    # s1: returns 0.95, 0, 0 with mean 0.316667 and deviation (ddof=0) 0.447834; two others are +-1
+    second = (2 * 1.414214 + 3 * 1.0) / 5
+    expected = [1.0, second, 0.0, -1.0, (-2 * 0.707107 - 3) / 5, -0.707107]
+    assert of_histories([A, B], normalize="mean_std") == pytest.approx(expected, abs=1e-5)
+
+
+def test_hgpo_weighs_histories_by_a_power_of_their_length() -> None:
+    even = of_histories([A, B], history_power=0.0)
+    assert even[1] == pytest.approx((0.633333 + 0.475) / 2, abs=1e-6)
+    steep = of_histories([A, B], history_power=2.0)
+    assert steep[1] == pytest.approx((4 * 0.633333 + 9 * 0.475) / 13, abs=1e-6)
+
+
+def test_hgpo_with_the_episode_as_the_widest_group() -> None:
+    expected = [
+        (0.5 + 2 * 0.45125) / 3,
+        (0.5 + 2 * 0.633333 + 3 * 0.475) / 6,
+        0.5,
+        (-0.5 - 2 * 0.45125) / 3,
+        (-0.5 - 2 * 0.316667 - 3 * 0.475) / 6,
+        (-0.5 - 2 * 0.316667) / 3,
+    ]
+    assert of_histories([A, B], base_weight=1.0) == pytest.approx(expected, abs=1e-6)
+
+
+def test_hgpo_looks_back_as_far_as_it_is_told() -> None:
+    first = view(0.0, 0.0, 4.0, anchors=("a", "b", "c"))
+    second = view(0.0, 0.0, 2.0, anchors=("a", "b", "c"))
+    third = view(0.0, 0.0, 0.0, anchors=("z", "b", "c"))
+    # k = 1: c has 4, 2, 0; k = 2: (b, c) the same; k = 3: (a, b, c) has 4, 2
+    last = {1: 2.0, 2: (2 * 2 + 3 * 2 + 4 * 1) / 9}
+    for history, expected in last.items():
+        assert of_histories([first, second, third], gamma=1.0, history=history)[2] == pytest.approx(expected)
+
+
+def test_hgpo_a_turn_in_the_middle_of_its_cluster_counts_as_it_is() -> None:
+    first, second = (view(0.0, r, anchors=("p", "s")) for r in (1.0, 0.0))
+    third = view(0.0, 2.0, anchors=("q", "s"))
+    # s: returns 1, 0, 2, so that the first is at the mean; (p, s): 1, 0
+    assert of_histories([first, second, third], gamma=1.0)[1] == pytest.approx((2 * 0.0 + 3 * 0.5) / 5)
+
+
+def test_hgpo_clusters_belong_to_their_group_and_skip_turns_without_a_sample() -> None:
+    other = view(0.0, 0.0, 0.0, anchors=("s0", "s1", "s1"), group=1)
+    assert of_histories([A, other]) == [0.0] * 6
+    gap = view(0.0, 0.0, 1.0, anchors=("s0", None, "s1"), lengths=(1, 0, 1))
+    whole = view(0.0, 0.0, anchors=("s0", "s1"))
+    assert of_histories([gap, whole], gamma=1.0) == pytest.approx([0.5, 0.5, -0.5, -0.5])
+
+
+def test_hgpo_counts_states() -> None:
+    assert hgpo([A, B], AdvantageConfig()).metrics == gigpo([A, B], AdvantageConfig()).metrics
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def sizes(episodes: list[EpisodeView], similarity: float = 1.0) -> list[int]:
+    return sorted(len(places) for places in anchor_states(episodes, similarity))
+
+
+def test_states_by_likeness() -> None:
+    twenty = view(0.0, 0.0, 0.0, anchors=("x" * 19 + "a", "x" * 19 + "b", "y" * 20))
+    assert sizes([twenty]) == [1, 1, 1]
+    assert sizes([twenty], 0.95) == [1, 2]
+    assert sizes([twenty], 0.96) == [1, 1, 1]
+
+
+def test_states_of_two_groups_are_never_one() -> None:
+    episodes = [view(0.0, anchors=("state",), group=g) for g in (0, 1)]
+    assert sizes(episodes) == [1, 1]
+    assert sizes(episodes, 0.1) == [1, 1]
+
+
+def test_alike_states_are_compared() -> None:
+    episodes = [view(r, anchors=("x" * 19 + c,)) for r, c in ((1.0, "a"), (0.0, "b"))]
+    config = {"normalize": "mean", "step_weight": 10.0}
+    assert flat(gigpo(episodes, AdvantageConfig(**config)).advantages) == [0.5, -0.5]  # type: ignore[arg-type]
+    near = AdvantageConfig(similarity=0.9, **config)  # type: ignore[arg-type]
+    assert flat(gigpo(episodes, near).advantages) == [5.5, -5.5]
+    assert gigpo(episodes, near).metrics["advantage/anchor_size_max"] == 2.0
+
+
+def test_the_most_frequent_state_leads() -> None:
+    left, middle, right = "aaaa" + "x" * 16, "aaab" + "x" * 16, "aabb" + "x" * 16  # neighbours 0.95, the ends 0.9
+    episodes = [view(0.0, anchors=(s,)) for s in (left, middle, middle, right)]
+    assert sizes(episodes, 0.95) == [4]
+    episodes = [view(0.0, anchors=(s,)) for s in (left, left, middle, right)]
+    assert sizes(episodes, 0.95) == [1, 3]
+
+
+def test_long_grids_of_few_symbols_are_compared_whole() -> None:
+    grid = "".join(Random(7).choices("#_PX", k=320))
+    near = grid[:100] + "O" + grid[101:]
+    assert SequenceMatcher(None, grid, near).ratio() < 0.9  # difflib's own shortcut finds nothing here
+    assert alike(grid, near, 0.99)
+    assert not alike(grid, "#" * 320, 0.5)
+
+
+TEXTS = st.text("ab#", max_size=12)
+
+
+@given(TEXTS, TEXTS, st.sampled_from([0.2, 0.5, 0.75, 0.9, 1.0]))
+def test_likeness_is_difflibs_ratio(first: str, second: str, similarity: float) -> None:
+    ratio = SequenceMatcher(None, first, second, autojunk=False).ratio()
+    assert alike(first, second, similarity) == (ratio >= similarity)
+
+
+@given(st.lists(st.lists(TEXTS | st.none(), min_size=1, max_size=4), max_size=5), st.data())
+def test_every_sampled_turn_is_in_one_state_whatever_the_order(
+    drawn: list[list[str | None]], data: st.DataObject
+) -> None:
+    episodes = [view(*[0.0] * len(anchors), anchors=anchors) for anchors in drawn]
+    order = data.draw(st.permutations(range(len(episodes))))
+    for similarity in (1.0, 0.8):
+        states = anchor_states(episodes, similarity)
+        places = sorted(place for state in states for place in state)
+        assert places == [(i, t) for i, e in enumerate(episodes) for t, a in enumerate(e.anchors) if a is not None]
+        mixed = anchor_states([episodes[i] for i in order], similarity)
+        found = {frozenset((order[i], t) for i, t in state) for state in mixed}
+        assert found == {frozenset(state) for state in states}
