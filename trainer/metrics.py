@@ -104,6 +104,23 @@ def _turn_metrics(turns: Sequence[Turn]) -> Metrics:
     return metrics
 
 
+def row_metrics(rows: Sequence[TokenSequence], groups: Sequence[Group], prefix: str = "rollout/") -> Metrics:
+    """How the turns of scored episodes fell into ``rows`` (those of ``groups``); empty when there are none.
+
+    Keys after ``prefix``: ``rows_per_episode``, over episodes with at least one row; ``history_rewrites``, how many
+    turns with sampled ids started a row though they were not their episode's first: the prompt did not continue the
+    one before, because the chat template or the context shows earlier turns differently. Three turns of one episode in
+    two rows give 2.0 rows per episode and 1.0 rewrites.
+    """
+    if not rows:
+        return {}
+    scored = sum(any(turn.completion.ids for turn in t.turns) for g in groups for t in g.trajectories if t.scored)
+    return {
+        f"{prefix}rows_per_episode": len(rows) / scored,
+        f"{prefix}history_rewrites": float(len(rows) - scored),
+    }
+
+
 def mismatch_metrics(sampler: NDArray[Any], learner: NDArray[Any], prefix: str = "mismatch/") -> Metrics:
     """How far the learner's log-probs of the sampled ids [N] are from the sampler's; empty for N = 0.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SPECIAL = re.compile(
-    r"<\|[\w\-▁/.]+\|>|<｜[\w▁\-]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]{3,}\]|\[g?MASK\]|<sop>"
+    r"<\|[\w\-▁/.]+\|>|<｜[\w▁:\-]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]{3,}\]|\[g?MASK\]|<sop>"
     r"|</?s>|<bos>|<eos>|<(?:start|end)_of_turn>|<(?:/?(?:BOS|EOS)[A-Z_]*)>|<[｜|]?DSML[｜|]?>|\]~[b!]\]|\[e~\["
     r"|<(?:beginning|end)_of_\w+>|<seed:\w+>|<SPECIAL_\d+>|<sep>"
 )

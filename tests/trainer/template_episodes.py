@@ -70,7 +70,7 @@ class Reply:
 
     def ids(self, renderer: ChatRenderer) -> tuple[int, ...]:
         parts = list(self.text) if self.split else [self.text]
-        ids = [i for part in parts for i in renderer._ids(part)]
+        ids = [i for part in parts for i in renderer._inner(part)]
         ids += [i % len(renderer.tokenizer) for i in self.raw]
         ids = [i for i in ids if i not in renderer.stop_ids]  # sampling would have ended there
         if self.end is not None:

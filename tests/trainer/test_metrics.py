@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from episode_builders import group, row, trajectory, turn
+from episode_builders import group, row, trajectories, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll_envs.types import Trajectory
 from trainer.metrics import (
     mismatch_metrics,
     rollout_metrics,
+    row_metrics,
     row_mismatch_metrics,
     staleness_metrics,
     wilson_interval,
 )
+from trainer.sequences import rows_of
 
 
 @pytest.mark.parametrize(
@@ -134,3 +138,32 @@ def test_staleness_by_hand() -> None:
         "staleness/mixed_rows": 0.5,
         "staleness/row_span_max": 1.0,
     }
+
+
+def test_rows_and_rewrites_by_hand() -> None:
+    continued = trajectory(turn((1, 2), (3,)), turn((1, 2, 3, 4), (5,)), member=0)
+    # Three turns: the second joins the first, the third shows the conversation differently.
+    rewritten = trajectory(turn((1, 2), (3,)), turn((1, 2, 3, 4), (5,)), turn((1, 2, 9), (6,)), member=1)
+    aborted = trajectory(turn((1,), ()), member=2)
+    failed = trajectory(turn((1,), (2,)), turn((7,), (8,)), member=3, kind="failed")
+    groups = [group(continued), group(rewritten, aborted, failed)]
+    rows = rows_of(groups)
+    assert [len(r) for r in rows] == [5, 5, 4]
+    assert row_metrics(rows, groups) == {
+        "rollout/rows_per_episode": 1.5,
+        "rollout/history_rewrites": 1.0,
+    }
+    assert row_metrics([], [group(aborted)]) == {}
+
+
+@given(st.lists(trajectories(), min_size=1, max_size=4))
+def test_every_rewrite_is_counted(episodes: list[Trajectory]) -> None:
+    groups = [group(episode) for episode in episodes]
+    metrics = row_metrics(rows_of(groups), groups)
+    starts = 0
+    for episode in episodes:
+        sampled = [t for t in episode.turns if t.completion.ids] if episode.scored else []
+        for before, after in pairwise(sampled):
+            whole = before.prompt_ids + before.completion.ids
+            starts += after.prompt_ids[: len(whole)] != whole
+    assert metrics.get("rollout/history_rewrites", 0.0) == starts

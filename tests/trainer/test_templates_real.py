@@ -113,7 +113,8 @@ def check_shown(renderer: ChatRenderer) -> None:
     answers = [f"<answer>Left {n}</answer>" for n in range(4)]
     blank = "" if renderer.rewrites_history else blank_before(renderer)
     replies = [thought(renderer, "hm", answer) for answer in answers]
-    replies = [replace(reply, text=blank + reply.text, closed=True) for reply in replies]
+    end = 0 if renderer._closing else None  # some markers are put together by the template: nobody knows them here
+    replies = [replace(reply, text=blank + reply.text, closed=True, end=end) for reply in replies]
     episode, prompts = play(renderer, observations, replies)
     for number, prompt in enumerate(prompts):
         messages = [Message(role="system", content=INSTRUCTIONS)]
@@ -124,9 +125,8 @@ def check_shown(renderer: ChatRenderer) -> None:
         text = renderer._text(messages, open_reply=True)
         if number == 0 or renderer.rewrites_history:
             assert list(prompt) == plain(text, add_special_tokens=False)["input_ids"]
-        assert plain.decode(prompt, clean_up_tokenization_spaces=False) == plain.decode(
-            plain(text, add_special_tokens=False)["input_ids"], clean_up_tokenization_spaces=False
-        )
+        elif not renderer._prefixed:  # with SentencePiece, blanks before replies depend on where encoding began
+            assert plain.decode(prompt, clean_up_tokenization_spaces=False) == text
 
 
 # -- all templates, real tokenizers ------------------------------------------------------------------------------------
