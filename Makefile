@@ -70,9 +70,11 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 	$(PIP) -e ".[train]" || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
+# trl without its dependencies: tests read its folder of real chat templates, and nothing of it is imported.
 .venv/dev.stamp: .venv/place $(SPEC)
 	@echo "Installing the trainer and the development tools into .venv; this is done once."
 	$(PIP) -e ".[train,service,verifiers,mcp,dev]" || { echo "$$FAILED"; exit 1; }
+	$(PIP) --no-deps trl || { echo "$$FAILED"; exit 1; }
 	@touch .venv/train.stamp $@
 
 .venv/docker.stamp: .venv/dev.stamp
