@@ -73,7 +73,7 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 # trl without its dependencies: tests read its folder of real chat templates, and nothing of it is imported.
 .venv/dev.stamp: .venv/place $(SPEC)
 	@echo "Installing the trainer and the development tools into .venv; this is done once."
-	$(PIP) -e ".[train,service,verifiers,mcp,dev]" || { echo "$$FAILED"; exit 1; }
+	$(PIP) -e ".[train,lora,service,verifiers,mcp,dev]" || { echo "$$FAILED"; exit 1; }
 	$(PIP) --no-deps trl || { echo "$$FAILED"; exit 1; }
 	@touch .venv/train.stamp $@
 

@@ -1,8 +1,8 @@
 """LoRA (Hu et al. 2021, arXiv:2106.09685): small matrices beside frozen weights are trained instead of the weights.
 
-The layers are those of the ``peft`` library (extra ``lora``). The model that the engine runs stays the plain network:
-the learner trains a copy that shares all weights but those of the adapted layers, and gives out merged weights under
-the plain network's names. Adapters that are saved apart from the weights are left out.
+The layers are those of the ``peft`` library (extra ``lora``). The learner trains a copy of the plain network that
+shares all weights but those of the adapted layers, and gives out merged weights under the plain network's names, for
+engines, checkpoints and the saved model. Adapters that are saved apart from the weights are left out.
 """
 
 from __future__ import annotations

@@ -375,6 +375,7 @@ class _Run:
             extra={"steps": counters.steps, "parameters": self.session.model.parameters},
         )
         self.folder.save_summary(result)
+        self.session.load_weights(self.learner.weights())  # merged, where a copy with adapters was trained
         save_model(self.session.model, self.folder.path / "model")
         if counters.steps:
             plot_run(self.folder.path)

@@ -11,9 +11,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll_envs.errors import CheckpointError, ConfigError
@@ -249,13 +251,15 @@ def _checkpointed_layers(network: Any) -> list[Any]:
             "set it to false"
         )
     # Nothing in a layer is random, and the state of the generator is shared by all threads: leave it alone.
-    network.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    for layer in layers:
+        layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, again
     return layers
 
 
 @contextmanager
 def _checkpointing(layers: Sequence[Any]) -> Iterator[None]:
-    """Layers checkpoint in training mode only; the engine, which may run the same ones, needs its cache."""
+    """Layers checkpoint in training mode only; copies of the network that score or sample have no use for it."""
     for layer in layers:
         layer.training = True
     try:

@@ -1,0 +1,115 @@
+"""Which weights decay, which optimiser steps which, and which steps are taken."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_model
+
+from roll_envs.errors import RollError
+from trainer.config import OptimizerConfig
+from trainer.optimizers import OPTIMIZERS, TrainedWeight, trained_weights
+from trainer.step_guard import StepGuard
+
+
+def names_of(network: Any, parameters: Any) -> set[str]:
+    wanted = {id(p) for p in parameters}
+    return {n for n, p in network.named_parameters() if id(p) in wanted}
+
+
+@pytest.mark.parametrize("decay_embeddings", [True, False])
+def test_matrices_decay_and_vectors_do_not(decay_embeddings: bool) -> None:
+    network = tiny_model().network
+    config = OptimizerConfig(weight_decay=0.1, decay_embeddings=decay_embeddings)
+    (optimizer,) = OPTIMIZERS["adamw"](trained_weights(network), config)
+    decayed = {n for g in optimizer.param_groups if g["weight_decay"] for n in names_of(network, g["params"])}
+    still = {n for g in optimizer.param_groups if not g["weight_decay"] for n in names_of(network, g["params"])}
+    assert {g["weight_decay"] for g in optimizer.param_groups} == {0.1, 0.0}
+    assert decayed | still == {n for n, _ in network.named_parameters()}
+    assert ("model.embed_tokens.weight" in decayed) == decay_embeddings  # tied: the head is the same weight
+    assert "model.layers.0.self_attn.q_proj.weight" in decayed
+    assert {n for n in still if "embed" not in n} == {n for n, p in network.named_parameters() if p.ndim < 2}
+
+
+def test_decay_by_hand() -> None:
+    """Without a gradient AdamW only decays: 1 - lr * decay = 1 - 0.1 * 0.5."""
+    matrix, vector, table = (torch.nn.Parameter(torch.ones(s)) for s in ((2, 2), (2,), (2, 2)))
+    weights = [TrainedWeight(matrix, False), TrainedWeight(vector, False), TrainedWeight(table, True)]
+    for value in (matrix, vector, table):
+        value.grad = torch.zeros_like(value)
+    config = OptimizerConfig(lr=0.1, weight_decay=0.5, decay_embeddings=False)
+    (optimizer,) = OPTIMIZERS["adamw"](weights, config)
+    optimizer.step()
+    assert [round(float(v.flatten()[0].detach()), 6) for v in (matrix, vector, table)] == [0.95, 1.0, 1.0]
+
+
+def test_muon_takes_the_inner_matrices() -> None:
+    network = tiny_model().network
+    orthogonal, rest = OPTIMIZERS["muon"](trained_weights(network), OptimizerConfig())
+    inner = {n for g in orthogonal.param_groups for n in names_of(network, g["params"])}
+    others = {n for g in rest.param_groups for n in names_of(network, g["params"])}
+    assert all(n.startswith("model.layers") and p.ndim == 2 for n, p in network.named_parameters() if n in inner)
+    assert "model.embed_tokens.weight" in others
+    assert inner | others == {n for n, _ in network.named_parameters()}
+    assert not inner & others
+
+
+def test_muon_without_vectors_or_without_matrices() -> None:
+    matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    kinds = [type(o) for o in OPTIMIZERS["muon"]([TrainedWeight(matrix, False)], OptimizerConfig())]
+    assert kinds == [torch.optim.Muon]
+    kinds = [type(o) for o in OPTIMIZERS["muon"]([TrainedWeight(vector, False)], OptimizerConfig())]
+    assert kinds == [torch.optim.AdamW]
+
+
+def test_frozen_weights_are_left_out_and_copies_stand_in() -> None:
+    network = tiny_model().network
+    network.base_model.embed_tokens.weight.requires_grad_(False)
+    weights = trained_weights(network)
+    assert not any(w.outer for w in weights)
+    assert len(weights) == len(list(network.parameters())) - 1
+    copies = [torch.nn.Parameter(w.value.detach().clone()) for w in weights]
+    assert [w.value for w in trained_weights(network, copies)] == copies
+
+
+# -- which steps are taken ---------------------------------------------------------------------------------------------
+
+
+def guarded(guard: StepGuard, *gradient: float) -> tuple[bool, float, list[float]]:
+    value = torch.nn.Parameter(torch.zeros(len(gradient)))
+    value.grad = torch.tensor(gradient)
+    admitted, norm = guard.admits([value])
+    return admitted, norm, value.grad.tolist()
+
+
+def test_gradients_are_cut_to_the_norm() -> None:
+    guard = StepGuard(max_norm=1.0, skip_norm=10.0, max_skipped=0)
+    admitted, norm, gradient = guarded(guard, 3.0, 4.0)
+    assert (admitted, norm) == (True, 5.0)
+    assert gradient == pytest.approx([0.6, 0.8], abs=1e-5)
+    assert guarded(guard, 0.3, 0.4)[2] == pytest.approx([0.3, 0.4])
+
+
+def test_skips_are_counted_in_a_row() -> None:
+    guard = StepGuard(max_norm=1.0, skip_norm=4.0, max_skipped=2)
+    assert guarded(guard, 3.0, 4.0)[:2] == (False, 5.0)
+    assert not guarded(guard, math.inf)[0]
+    assert guard.skipped_in_a_row == 2
+    assert guarded(guard, 4.0)[0]  # the bound itself is admitted
+    assert guard.skipped_in_a_row == 0
+    assert not guarded(guard, math.nan)[0]
+    assert not guarded(guard, 5.0)[0]
+    with pytest.raises(
+        RollError, match=r"norm is 7 \(optimizer.skip_norm is 4\); the step was not taken, nor were the 2"
+    ):
+        guarded(guard, 7.0)
+
+
+def test_none_may_be_skipped() -> None:
+    guard = StepGuard(max_norm=1.0, skip_norm=None, max_skipped=0)
+    assert guarded(guard, 1e30)[0]
+    with pytest.raises(RollError, match=r"the gradient norm is nan; the step was not taken. Lower optimizer.lr"):
+        guarded(guard, math.nan)
