@@ -109,6 +109,34 @@ def test_what_tiers_change(machine: str) -> None:
         assert {verdict(maker, numbers[name], arguments, arch) for arguments in bad} == {EPERM}
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_is_refused_where_no_namespaces_stand_between(machine: str) -> None:
+    numbers, arch = {**ALLOWED[machine], **CHECKED[machine]}, ARCH[machine]
+    shared = build(machine, Rules(apart=False, attributes=False, signals=False))
+    names = (
+        "semget msgget shmget shmat mq_open setpriority sched_setaffinity fchmodat fchown utimensat setxattr tkill "
+        "tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal"
+    ).split()
+    for name in names:
+        assert verdict(shared, numbers[name], (0, 0, 0), arch) in (EPERM, ENOSYS), name
+        assert verdict(build(machine), numbers[name], (0, 0, 0), arch) == ALLOW, name
+    assert verdict(shared, numbers["fchmodat2"], (), arch) == ENOSYS
+    assert [verdict(shared, numbers["prlimit64"], (pid,), arch) for pid in (0, 1)] == [ALLOW, EPERM]
+    assert [verdict(shared, numbers["fcntl"], (0, what), arch) for what in (4, 8, 10, 15)] == [
+        ALLOW,
+        EPERM,
+        EPERM,
+        EPERM,
+    ]
+    assert [verdict(shared, numbers["ioctl"], (0, what), arch) for what in (0x5401, 0x8901, 0x5412)] == [
+        ALLOW,
+        EPERM,
+        EPERM,
+    ]
+    own_user = build(machine, Rules(apart=False))
+    assert verdict(own_user, numbers["fchmodat"], (), arch) == ALLOW
+
+
 @given(number=st.integers(0, 2**31 - 1), arguments=st.tuples(*[st.integers(0, 2**64 - 1)] * 6))
 def test_any_call_gets_a_verdict(number: int, arguments: tuple[int, ...]) -> None:
     assert verdict(PROGRAM, number, arguments) in (ALLOW, KILL, EPERM, ENOSYS, EAFNOSUPPORT)
