@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from episode_builders import row
+from plugin_builders import install
 
-from roll_envs.errors import UnknownNameError
+from roll_envs.errors import PluginError, UnknownNameError
 from trainer.batching import Denominators, denominators_of, make_batches
 from trainer.config import LossConfig
 from trainer.losses import (
+    GROUP,
     LOSSES,
     LossInputs,
     TensorMetrics,
     aggregate,
     clip,
     entropy,
+    find_loss,
     label_logprobs,
+    loss_names,
     policy_loss,
     register_loss,
     reinforce,
@@ -111,11 +116,14 @@ DENOMINATORS = Denominators(tokens=6, rows=2, row_tokens=torch.tensor([2, 4]))
 
 
 @pytest.mark.parametrize(
-    ("mode", "value"), [("token-mean", 4 / 3), ("seq-mean-token-mean", 1.5), ("seq-mean-token-sum", 4.0)]
+    ("mode", "value"),
+    [("token-mean", 4 / 3), ("seq-mean-token-mean", 1.5), ("seq-mean-token-sum", 4.0), ("constant", 1.0)],
 )
 def test_aggregation_golden_and_shares_add_up(mode: str, value: float) -> None:
-    assert aggregate(LOSS, MASK, ROWS, mode, DENOMINATORS).item() == pytest.approx(value)
-    shares = [aggregate(LOSS[i : i + 1], MASK[i : i + 1], ROWS[i : i + 1], mode, DENOMINATORS) for i in (0, 1)]
+    tokens = {"constant_tokens": 4}
+    assert aggregate(LOSS, MASK, ROWS, mode, DENOMINATORS, **tokens).item() == pytest.approx(value)
+    parts = [(LOSS[i : i + 1], MASK[i : i + 1], ROWS[i : i + 1]) for i in (0, 1)]
+    shares = [aggregate(*part, mode, DENOMINATORS, **tokens) for part in parts]
     assert sum(s.item() for s in shares) == pytest.approx(value)
 
 
@@ -223,3 +231,40 @@ def test_registered_losses_are_found_and_names_are_not_taken_twice(monkeypatch: 
     assert (loss.item(), metrics["loss/mine"].item()) == (0.0, 2)
     with pytest.raises(ValueError, match="already registered"):
         register_loss("nothing", clip)
+
+
+LOSS_OF_ANOTHER_PACKAGE = """
+import torch
+from trainer.losses import LossSpec
+
+def halved(inputs, config):
+    '''Half of -A logp, times what the configuration says.'''
+    loss = -0.5 * config.kwargs.get("factor", 1.0) * inputs.advantages * inputs.logp
+    return torch.where(inputs.mask, loss, 0.0), {}
+
+SPEC = LossSpec(loss=halved, only_advantages=True)
+NUMBER = 3
+"""
+
+
+def test_a_loss_of_another_package_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points = "\n".join(f"{name} = part_losses:{target}" for name, target in (
+        ("halved", "halved"), ("halved_spec", "SPEC"), ("halved_number", "NUMBER"), ("halved_lost", "nothing")
+    ))  # fmt: skip
+    install(tmp_path, "part_losses", LOSS_OF_ANOTHER_PACKAGE, points, group=GROUP)
+    assert set(loss_names()) == {*LOSSES, "halved", "halved_spec", "halved_number", "halved_lost"}
+    assert not find_loss("halved").only_advantages  # nothing is known of a function alone
+    assert find_loss("halved_spec").only_advantages
+    assert find_loss("halved") is find_loss("halved")
+    rows = [row((1, 2), (0, 1))]
+    (batch,) = make_batches(rows, [np.ones(2)], pack_tokens=8, tokens_per_microbatch=8)
+    config = LossConfig(name="halved", kwargs={"factor": 4.0})
+    loss, _ = policy_loss(config, batch, batch.old_logprobs, denominators_of(rows))
+    assert loss.item() == pytest.approx(-0.5 * 4.0 * -0.02)
+    with pytest.raises(PluginError, match="policy loss 'halved_number' is a int; expected a LossSpec or a function"):
+        find_loss("halved_number")
+    with pytest.raises(PluginError, match=r"'halved_lost' \(part_losses:nothing\) cannot be loaded: AttributeError"):
+        find_loss("halved_lost")
+    with pytest.raises(UnknownNameError, match="did you mean 'halved"):
+        find_loss("halfed")
