@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.config_file import Resolved
 from trainer.config_schema import Key, keys
+from trainer.default_origins import DEFAULT_ORIGINS
 from trainer.estimators import find_estimator
 from trainer.loss_keys import LOSS_KEYS
 from trainer.presets import find_preset
@@ -99,4 +100,7 @@ def _value(resolved: Resolved, key: Key) -> str:
 
 
 def _source(resolved: Resolved, key: Key) -> str:
-    return resolved.places.get(key.path, "default")
+    if key.path in resolved.places:
+        return resolved.places[key.path]
+    origin = DEFAULT_ORIGINS.get(".".join(key.path))
+    return f"default ({origin})" if origin else "default"

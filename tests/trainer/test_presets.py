@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from roll_envs.errors import ConfigError
+from trainer.algorithm_reference import algorithm_reference
 from trainer.cli import main
 from trainer.config_file import dump_config, load_config, parse_config, parse_resolved
 from trainer.config_schema import keys
+from trainer.default_origins import DEFAULT_ORIGINS
 from trainer.estimators import find_estimator
-from trainer.explain import explain
+from trainer.explain import SECTIONS, explain
 from trainer.losses import find_loss
 from trainer.presets import PRESETS
 
@@ -78,6 +80,11 @@ def test_explain_says_where_each_setting_is_from() -> None:
     assert "critic: not used (grpo needs no values)" in shown
 
 
+def test_every_default_of_learning_says_where_it_is_from() -> None:
+    known = {".".join(path) for path in keys() if len(path) == 2 and path[0] in SECTIONS}
+    assert DEFAULT_ORIGINS.keys() == known
+
+
 def test_explain_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(MINIMAL)
@@ -91,3 +98,9 @@ def test_explain_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_every_committed_configuration_can_be_explained(path: Path) -> None:
     load_config(path)
     assert "advantage" in explain(parse_resolved(path.read_text(), source=path.name))
+
+
+def test_the_reference_is_the_committed_one() -> None:
+    path = Path(__file__).parents[2] / "docs" / "algorithms.md"
+    how = "python -m trainer.algorithm_reference docs/algorithms.md"
+    assert path.read_text(encoding="utf-8") == algorithm_reference(), how
