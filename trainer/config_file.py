@@ -18,6 +18,7 @@ from roll_envs.errors import ConfigError, UnknownNameError
 from trainer.config import FORMAT, RunConfig
 from trainer.config_schema import keys, nearest_keys
 from trainer.presets import find_preset
+from trainer.refused_keys import refusal
 from trainer.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
 __all__ = ["Resolved", "dump_config", "load_config", "load_resolved", "parse_config", "parse_resolved"]
@@ -211,6 +212,9 @@ def _drop_unknown(data: dict[str, Any], prefix: tuple[str, ...], place: _Places)
 
 
 def _advice(path: tuple[str, ...]) -> str:
+    reason = refusal(path)
+    if reason is not None:
+        return reason
     near = nearest_keys(path)
     if near:
         return "did you mean " + " or ".join(f"'{name}'" for name in near) + "?"

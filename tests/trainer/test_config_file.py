@@ -83,6 +83,21 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest_key(key: str, ne
     assert problems(MINIMAL, f"{key}=1") == [f"override '{key}=1': unknown key '{key}'; did you mean {nearest}"]
 
 
+@pytest.mark.parametrize("key", ["sampling.top_p", "sampling.top_k", "sampling.min_p", "top_p", "engine.typical_p"])
+def test_truncated_sampling_is_refused_with_the_reason(key: str) -> None:
+    (found,) = problems(MINIMAL, f"{key}=0.9")
+    assert found.startswith(f"override '{key}=0.9': unknown key '{key}'; it cuts ids off the sampler's distribution")
+    assert "leave it out" in found
+
+
+@pytest.mark.parametrize(
+    "name", ["repetition_penalty", "frequency_penalty", "presence-penalty", "no_repeat_ngram_size"]
+)
+def test_penalties_of_the_sampler_are_refused_with_the_reason(name: str) -> None:
+    (found,) = problems(MINIMAL + f"sampling:\n  {name}: 1.2\n")
+    assert found.startswith(f"run.yaml:7: unknown key 'sampling.{name}'; it changes the sampler's probabilities")
+
+
 def test_an_unknown_key_like_nothing_lists_what_is_known_there() -> None:
     assert problems(MINIMAL + "  zzzz: 1\n") == ["run.yaml:6: unknown key 'env.zzzz'; known here: id, kwargs"]
 
