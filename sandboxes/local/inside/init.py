@@ -30,8 +30,10 @@ from .seccomp import PRIVATE
 from .untrusted import Untrusted
 from .watchdog import Watchdog
 
-__all__ = ["FILES_MB", "Child", "Init", "NotStartedError"]
+__all__ = ["FILES_MB", "RAN", "Child", "Init", "NotStartedError"]
 
+RAN = 3
+"""Exit code of an init that has carried out a run, and not a session."""
 FILES_MB = 64
 """Size of the file system made ahead; another one asked for is a change."""
 
@@ -104,9 +106,9 @@ class Init:
                 os._exit(0)
             if message["order"] == "session":
                 sessions(self, message)
-            else:
-                self._run(message, fds)
-            os._exit(0)
+                os._exit(0)
+            self._run(message, fds)
+            os._exit(RAN)
         except Untrusted:
             raise
         except BaseException as error:

@@ -24,7 +24,7 @@ from .cgroup import Cgroup
 from .confine import RUN_USER
 from .family import kill_all
 from .ground import Ground
-from .init import Init
+from .init import RAN, Init
 from .program import Script
 from .root import build_tree, enter_tree
 from .runs import Runs
@@ -156,8 +156,14 @@ class Zygote:
         runs = Runs(script, self._control, self._work, self._alive, cgroup, self._last_pid)
         while (order := runs.next_order()) is not None:
             self._serial = runs.serial
-            if not self._watch(self._fork_init(script, order)):
+            status = self._watch(self._fork_init(script, order))
+            while status == 0 or (status is not None and os.WIFSIGNALED(status)):
+                # Sessions come one after another: a place for either waits next, until a run takes it.
+                self._serial += 1
+                status = self._watch(self._fork_init(script))
+            if status is None:
                 return
+            runs.serial = self._serial
             kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
 
     def _serve_apart(self, script: Script) -> None:
@@ -165,7 +171,7 @@ class Zygote:
         going_on = True
         while going_on:
             self._serial += 1
-            going_on = self._watch(self._fork_init(script))
+            going_on = self._watch(self._fork_init(script)) is not None
 
     def _fork_init(self, script: Script, order: dict[str, Any] | None = None) -> int:
         """The first process of a new namespace, for a run or a session."""
@@ -184,8 +190,8 @@ class Zygote:
             init.serve(serve_session, order)
         return run
 
-    def _watch(self, run: int) -> bool:
-        """Wait for the end of a run and say so; whether to go on."""
+    def _watch(self, run: int) -> int | None:
+        """Wait for the end of a run and say so; its wait status, or ``None`` when there are to be no more runs."""
         going_on = True
         ended = os.pidfd_open(run)
         poll = select.poll()
@@ -213,7 +219,8 @@ class Zygote:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
         with contextlib.suppress(OSError):
             wire.send(self._control, report)
-        return going_on and (os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0)
+        good = os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, RAN)
+        return status if going_on and good else None
 
 
 def _pipes_for_streams() -> None:
