@@ -144,6 +144,24 @@ def test_packed_rows_do_not_see_each_other() -> None:
         assert np.allclose(logprobs[1:][kept], expected[kept], atol=1e-5)
 
 
+def test_the_model_is_given_no_padding() -> None:
+    """Rows of 3, 9 and 20 tokens in bins of 20: 32 tokens are run, 40 places are in the batch."""
+    rows = [
+        TokenSequence(
+            ids=tuple(range(5, 5 + n)), mask=(False, *[True] * (n - 1)), logprobs=(0.0, *[-5.0] * (n - 1)),
+            turns=(-1, *[0] * (n - 1)), versions=(-1, *[0] * (n - 1)), group=0, member=n,
+        )
+        for n in (3, 9, 20)
+    ]  # fmt: skip
+    (batch,) = make_batches(rows, pack_tokens=20, tokens_per_microbatch=40)
+    assert batch.ids.shape == (2, 20)
+    model = tiny_model()
+    seen: list[tuple[int, ...]] = []
+    model.network.base_model.embed_tokens.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    learner_of(model).score([batch])
+    assert seen == [(1, 32)]
+
+
 # -- promise 1 ---------------------------------------------------------------------------------------------------------
 
 

@@ -80,6 +80,7 @@ class _Run:
             raise ConfigError(str(error)) from error
         self._network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
         first = next(network.parameters())
+        self.device = first.device
         self.attention: Kind = choose_attention(settings.attention, first.device, first.dtype)
 
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +96,7 @@ class _Run:
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         with torch.inference_mode():
-            return [self(batch)[0] for batch in batches]
+            return [self(batch.to(self.device))[0] for batch in batches]
 
 
 class TorchLearner:
@@ -192,6 +193,7 @@ class TorchLearner:
             yield from self._pool.map(lambda batch: self._part(batch, denominators, on_policy), batches)
 
     def _part(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Part:
+        batch = batch.to(self._run.device)
         logp, entropies = self._run(batch)
         if not self._loss.entropy_coef:
             entropies = entropies.detach()

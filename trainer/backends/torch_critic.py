@@ -34,7 +34,9 @@ class TorchCritic:
         body = cast_weights(copy.deepcopy(network.base_model), torch.float32)
         use_row_attention(body)
         width = int(network.config.hidden_size)
-        head = torch.nn.Linear(width, 1, dtype=next(body.parameters()).dtype)
+        first = next(body.parameters())
+        self._device = first.device
+        head = torch.nn.Linear(width, 1, dtype=first.dtype, device=first.device)
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
         self._network = torch.nn.ModuleDict({"body": body, "head": head}).eval()
@@ -51,7 +53,7 @@ class TorchCritic:
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """The value of the state in which each label was sampled, [B, T] per batch."""
         with torch.inference_mode():
-            return [self._forward(batch) for batch in batches]
+            return [self._forward(batch.to(self._device)) for batch in batches]
 
     def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics:
         """One optimiser step; the mean is over the tokens of the whole step, however it was cut.
@@ -60,7 +62,7 @@ class TorchCritic:
         """
         self._network.zero_grad(set_to_none=True)
         sums: dict[str, float] = {}
-        for batch in batches:
+        for batch in (b.to(self._device) for b in batches):
             if batch.values is None or batch.returns is None:
                 raise ValueError("the critic needs values and returns in every batch")
             losses, metrics = value_loss(
