@@ -28,7 +28,7 @@ ROWS = {
     "deepseekv3": (4, 4), "gemma": (1, 1), "gemma3": (1, 1), "gemma4": (1, 1), "glm4moe": (4, 4), "gptoss": (4, 4),
     "idefics3": (1, 1), "lfm2": (1, 1), "lfm2_2_5": (4, 4), "llama3": (1, 1), "llama3_1": (1, 1), "llama3_2": (1, 1),
     "llava_next": (1, 1), "nemotron_3_nano": (4, 4), "phi3": (1, 1), "phi3_5": (1, 1), "qwen2_5": (1, 1),
-    "qwen3": (4, 2), "qwen3_5_think": (4, 2), "qwen3_instruct_2507": (1, 1), "qwen3_training": (1, 1),
+    "qwen3": (4, 2), "qwen3_5_think": (4, 2), "qwen3_6": (4, 2), "qwen3_8": (4, 4), "qwen3_instruct_2507": (1, 1), "qwen3_training": (1, 1),
     "smolvlm": (1, 1),
 }  # fmt: skip
 """Rows of four turns with thoughts, by template: with plain observations, and with a tool's results but for the third.
@@ -104,6 +104,16 @@ def blank_before(renderer: ChatRenderer) -> str:
     opened, closed = renderer._text(asked[:1], open_reply=True), renderer._text(asked, open_reply=False)
     rest = closed.removeprefix(opened)
     return rest[: len(rest) - len(rest.lstrip())] if rest != closed else ""
+
+
+@pytest.mark.skipif("qwen3" not in NAMES, reason=MISSING)
+def test_qwen3_without_thinking() -> None:
+    tokenizer = dressed(build_tokenizer(), read_template("qwen3"))
+    renderer = ChatRenderer(tokenizer, variables={"enable_thinking": False})
+    opened = renderer.render([Message(role="user", content="see")])
+    assert tokenizer.decode(opened).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    # The empty thought is in the prompt, and not in the history.
+    assert check_episode(renderer, ["a", "b", "c"], [Reply(text="Left")] * 3) == 3
 
 
 def check_shown(renderer: ChatRenderer) -> None:
