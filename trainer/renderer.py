@@ -108,7 +108,7 @@ class ChatRenderer:
         except TemplateError:
             # Some templates want a question, and take a user message that looks like a tool's result for none.
             first = next((n for n, m in enumerate(shown) if m.role == "user"), len(shown))
-            mark = mark or _unused(shown)
+            mark = mark or self._unused(shown)
             asked = [Message(role="user", content=mark + m.content) for m in shown[first : first + 1]]
             text = self._text([*shown[:first], *asked, *shown[first + 1 :]], open_reply=True)
         return self._encode(text, mark)
@@ -158,9 +158,14 @@ class ChatRenderer:
         spelled = [self._markers if m.role == "assistant" else self._controls for m in whole]
         if not any(s.within(m.content) for s, m in zip(spelled, whole, strict=True)):
             return whole, ""
-        mark = _unused(whole)
+        mark = self._unused(whole)
         cut = [Message(role=m.role, content=s.cut(m.content, mark)) for s, m in zip(spelled, whole, strict=True)]
         return cut, mark
+
+    def _unused(self, messages: Sequence[Message]) -> str:
+        """A private character that neither the messages nor the template contain."""
+        used = {c for m in messages for c in m.content} | set(str(self.tokenizer.chat_template))
+        return next(chr(code) for code in _MARKS if chr(code) not in used)
 
     def _text(self, messages: Sequence[Message], *, open_reply: bool) -> str:
         if self._merges_system:
@@ -292,12 +297,6 @@ def _conversations(reply: Message, thought: Message) -> _Conversations:
         (_SYSTEM, _ASK, reply),
         (_SYSTEM, _ASK, reply, _ASK, reply),
     )
-
-
-def _unused(messages: Sequence[Message]) -> str:
-    """A private character that no message contains."""
-    used = {c for m in messages for c in m.content}
-    return next(chr(code) for code in _MARKS if chr(code) not in used)
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:

@@ -311,6 +311,11 @@ def test_private_characters_are_kept_beside_markers() -> None:
     assert f"user\n{text}<|im_end|>" in shown(renderer, renderer.render([user(text), said("\ue003"), user("x")]))
 
 
+def test_private_characters_of_the_template_are_kept_beside_markers() -> None:
+    renderer = ChatRenderer(tokenizer_of(chatml("'\ue000' + m['content']")))
+    assert f"user\n\ue000{FORGED}<|im_end|>" in shown(renderer, renderer.render([user(FORGED)]))
+
+
 def test_a_result_that_a_template_takes_for_no_question_may_come_first() -> None:
     wants = LAST + "{% if ns.last < 0 %}{{ raise_exception('no question') }}{% endif %}"
     renderer = ChatRenderer(tokenizer_of(chatml("m['content']", wants)))

@@ -28,7 +28,8 @@ ROWS = {
     "deepseekv3": (4, 4), "gemma": (1, 1), "gemma3": (1, 1), "gemma4": (1, 1), "glm4moe": (4, 4), "gptoss": (4, 4),
     "idefics3": (1, 1), "lfm2": (1, 1), "lfm2_2_5": (4, 4), "llama3": (1, 1), "llama3_1": (1, 1), "llama3_2": (1, 1),
     "llava_next": (1, 1), "nemotron_3_nano": (4, 4), "phi3": (1, 1), "phi3_5": (1, 1), "qwen2_5": (1, 1),
-    "qwen3": (4, 2), "qwen3_5_think": (4, 2), "qwen3_6": (4, 2), "qwen3_8": (4, 4), "qwen3_instruct_2507": (1, 1), "qwen3_training": (1, 1),
+    "qwen3": (4, 2), "qwen3_5_think": (4, 2), "qwen3_6": (4, 2), "qwen3_8": (4, 4),
+    "qwen3_instruct_2507": (1, 1), "qwen3_training": (1, 1),
     "smolvlm": (1, 1),
 }  # fmt: skip
 """Rows of four turns with thoughts, by template: with plain observations, and with a tool's results but for the third.
@@ -66,8 +67,8 @@ def small_names() -> list[str]:
 
 
 def test_there_are_templates() -> None:
-    if not NAMES:
-        pytest.skip(MISSING)
+    if "qwen2_5" not in NAMES:
+        pytest.skip(MISSING if not NAMES else "the templates here are not those of the package trl")
     assert len(small_names()) >= 12
 
 
