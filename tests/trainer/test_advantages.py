@@ -182,6 +182,17 @@ def test_estimate_counts_by_hand() -> None:
     }
 
 
+def test_groups_that_differ_in_token_rewards_alone_are_not_equal() -> None:
+    step = [group_of_returns(1, 1)]
+    rows = rows_of(step)
+    episodes = view_episodes(step, rows)
+    assert estimate_views(MEAN, episodes, rows).metrics["advantage/zero_variance_groups"] == 1.0
+    taxed = [replace(v, token_rewards=np.array([-0.1 * i])) for i, v in enumerate(episodes.views)]
+    found = estimate_views(MEAN, episodes.with_views(taxed), rows)
+    assert found.metrics["advantage/zero_variance_groups"] == 0.0
+    assert [a[1] for a in found.per_row] == pytest.approx([0.05, -0.05])
+
+
 def test_estimate_of_nothing() -> None:
     assert estimate(MEAN, [], []).per_row == []
 

@@ -84,6 +84,12 @@ def test_bi_level_lambda_is_within_a_turn_only() -> None:
     assert flat(found.advantages) == pytest.approx([-0.1 + 0.95 * 1.05, 1.05, 0.1 + 0.95 * 0.7, 0.7])
 
 
+def test_bi_level_lambda_of_the_upper_level_is_between_turns_only() -> None:
+    found = bi_level_gae([LEVELS], AdvantageConfig(lam=1.0, high_gamma=0.95, high_lam=0.5))
+    # e2: 0.7; e1: 0.5 + 0.95 * 0.3 - 0.4 + 0.95 * 0.5 * 0.7 = 0.7175
+    assert flat(found.advantages) == pytest.approx([0.6175, 0.7175, 0.8, 0.7])
+
+
 def test_bi_level_turns_may_pay_nothing() -> None:
     episode = replace(LEVELS, rewards=np.array([0.0, 0.0]))
     found = bi_level_gae([episode], AdvantageConfig(lam=1.0, high_gamma=0.95))

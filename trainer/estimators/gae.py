@@ -64,7 +64,7 @@ def _bi_level(episode: EpisodeView, config: AdvantageConfig) -> FloatArray:
         turn, last = slice(ends[k - 1] if k else 0, ends[k]), ends[k] - 1
         delta = rewards[last] + config.high_gamma * next_value - values[last]
         advantage = delta + config.high_gamma * config.high_lam * advantage
-        inside = rewards[turn].copy()
+        inside = rewards[turn]
         next_value = float(inside[:-1].sum()) + values[last]
         inside[-1] = advantage + values[last]
         result[turn] = generalized_advantages(inside, values[turn], config.token_gamma, config.lam)
