@@ -102,7 +102,9 @@ def test_a_reference_is_a_copy_of_the_merged_policy() -> None:
     learner = learner_of(tiny_model())
     steps(learner, 3, lr=1e-2)
     reference = learner.reference()
-    assert reference.weights().keys() == learner.weights().keys()
+    merged = learner.weights()
+    assert reference.weights().keys() == merged.keys()
+    assert all(torch.equal(merged[n], w) for n, w in reference.weights().items())
     frozen = {n: w.clone() for n, w in reference.weights().items()}
     steps(learner, 3, lr=1e-2)
     assert all(torch.equal(frozen[n], w) for n, w in reference.weights().items())
