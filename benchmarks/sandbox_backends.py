@@ -243,6 +243,8 @@ def plain(name: str, slots: int) -> Iterator[tuple[Callable[[], bytes], Sandbox 
 def gem(name: str, slots: int) -> Iterator[tuple[Callable[[], bytes], Sandbox | None]]:
     """GEM's Python tool with the sandbox type that is its default: none."""
     run_python = alone("gem.utils.sandbox").run_python
+    bin_folder = os.path.dirname(sys.executable)  # it starts the `python` of PATH, which shall be this one
+    os.environ["PATH"] = f"{bin_folder}:{os.environ['PATH'].removeprefix(bin_folder + ':')}"
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         yield (lambda: run_python(SOURCE, "none")[1].encode()), None
 
@@ -261,6 +263,8 @@ def verl(name: str, slots: int) -> Iterator[tuple[Callable[[], bytes], Sandbox |
 
 def alone(module: str) -> ModuleType:
     """A module without the rest of its package, which would want all that a trainer needs."""
+    if module in sys.modules:
+        return sys.modules[module]
     top, *inner = module.split(".")[:-1]
     spec = importlib.util.find_spec(top)
     if spec is None or not spec.submodule_search_locations:
