@@ -196,7 +196,7 @@ def test_a_masked_out_token_has_no_loss_and_no_metric_whatever_it_holds(name: st
         inputs_of(lost, old=constant, advantages=constant, mask=mask, selected=chosen), config
     )
     expected, expected_metrics = LOSSES[name].loss(
-        inputs_of(kept, old=kept, advantages=kept, mask=mask, selected=chosen), config
+        inputs_of(kept, old=kept, advantages=kept, mask=mask, selected=chosen & mask), config
     )
     assert loss[0, 1:].tolist() == [0.0, 0.0]
     assert torch.equal(loss, expected)
