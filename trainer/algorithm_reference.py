@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from trainer.atomic import write_atomic
 from trainer.estimators import ESTIMATORS, EstimatorSpec
-from trainer.losses import LOSSES, LossSpec
+from trainer.losses import LOSSES, LossSpec, aggregate, correction_weights, kl_loss, within_second_moment
 from trainer.presets import PRESETS, Preset
 from trainer.yaml_text import dump_yaml
 
@@ -53,6 +53,13 @@ def algorithm_reference() -> str:
     parts += [_entry(name, spec.estimate, _needs(spec)) for name, spec in sorted(ESTIMATORS.items())]
     parts += ["## Policy losses\n", "`loss.name`, one of:\n"]
     parts += [_entry(name, spec.loss, _traits(spec)) for name, spec in sorted(LOSSES.items())]
+    parts += ["## Beside the loss\n"]
+    parts += [
+        _entry("correction", correction_weights, ""),
+        _entry("correction.second_moment", within_second_moment, ""),
+        _entry("loss.aggregation", aggregate, ""),
+        _entry("loss.kl_coef", kl_loss, ""),
+    ]
     return "\n".join(parts)
 
 
@@ -84,7 +91,10 @@ def _needs(spec: EstimatorSpec) -> str:
 
 
 def _traits(spec: LossSpec) -> str:
-    return "Chooses tokens over the whole optimiser step before it." if spec.select is not None else ""
+    words = [f"Reads {', '.join(f'`loss.{key}`' for key in sorted(spec.keys))}."] if spec.keys else []
+    if spec.select is not None:
+        words.append("Chooses tokens over the whole optimiser step before it.")
+    return " ".join(words)
 
 
 def _entry(name: str, function: Callable[..., object], remark: str) -> str:

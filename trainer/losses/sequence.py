@@ -30,8 +30,8 @@ def gspo_token(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, Te
     """GSPO-token: GSPO's ratio, with a gradient for each token of its own (arXiv:2507.18071, eq. 13-14).
 
     The ratio ``s_t = sg(s) exp(logp - sg(logp))`` has GSPO's value everywhere, and d s_t / d logp = s at its own token
-    alone. Where all advantages of a row are equal, value and gradient are GSPO's; where they differ by token or turn,
-    each moves its own tokens.
+    alone. Where all advantages of a row are equal, the row's value and gradient are GSPO's; where they differ by token
+    or turn, each moves its own tokens. What verl calls ``gspo`` is this.
     """
     own = torch.where(inputs.mask, inputs.logp, 0.0)
     log_s = log_ratio_at(inputs, "row").detach() + (own - own.detach())

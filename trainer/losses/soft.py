@@ -47,8 +47,8 @@ def dppo(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, TensorMe
     ``mu - p > divergence_low``. (mu 0.5, p 0.6, A 1): -1.2 + 1e-3 * 0.033241 = -1.199967; (mu 0.5, p 0.75, A 1) keeps
     the second term alone, 0.000164.
 
-    0.2, 0.2 and 1e-3 are prime-rl's. The ratio is to the sampler, so that ``correction`` and ``proximal`` have no part
-    in it.
+    0.2, 0.2 and 1e-3 are prime-rl's. The ratio is to the sampler whatever ``proximal`` says, so that
+    ``correction.name`` has to be ``none``.
     """
     mask = inputs.mask
     logp, sampler = torch.where(mask, inputs.logp, 0.0), torch.where(mask, inputs.sampler_logp, 0.0)

@@ -64,7 +64,7 @@ def vespo(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, TensorM
     sign of A, and w the product over the row of ``exp(logp - sampler_logp)``. phi(1) = 1; w = 2, A >= 0:
     4 exp(-3) = 0.199148; w = 2, A < 0: 8 exp(-2) = 1.082682.
 
-    The ratio is to the sampler, so that ``correction`` and ``proximal`` have no part in it.
+    The ratio is to the sampler whatever ``proximal`` says, so that ``correction.name`` has to be ``none``.
     """
     mask = inputs.mask
     with torch.no_grad():
