@@ -103,11 +103,16 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _dry_run(options: argparse.Namespace) -> int:
     from trainer.config_file import dump_config
+    from trainer.loss_keys import LOSS_KEYS
     from trainer.plan import make_plan
+    from trainer.plugins import plugin_names
     from trainer.report import Report
 
     config = _load(options)
     _check_names(config)
+    losses = {*LOSS_KEYS, *plugin_names("roll_envs.losses")}  # what find_loss knows, without torch
+    if config.loss.name not in losses:
+        raise UnknownNameError("policy loss", config.loss.name, losses)
     sys.stdout.write(dump_config(config))
     sys.stdout.flush()
     report = Report()

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from episode_builders import row
+from hypothesis import given
+from hypothesis import strategies as st
 from plugin_builders import install
 
 from roll_envs.errors import PluginError, UnknownNameError
@@ -268,3 +270,29 @@ def test_a_loss_of_another_package_is_found_by_its_entry_point(tmp_path: Path, m
         find_loss("halved_lost")
     with pytest.raises(UnknownNameError, match="did you mean 'halved"):
         find_loss("halfed")
+
+
+@given(
+    seed=st.integers(0, 10_000), mode=st.sampled_from(MODES), cut=st.lists(st.integers(0, 3), min_size=7, max_size=7)
+)
+def test_shares_add_up_for_any_cut(seed: int, mode: str, cut: list[int]) -> None:
+    """Rows in any of four micro-batches, some of them empty, some rows without a token."""
+    rng = np.random.default_rng(seed)
+    mask = torch.from_numpy(rng.random((7, 5)) < 0.6)
+    mask[3] = False
+    loss = torch.from_numpy(rng.normal(size=(7, 5)))
+    rows = torch.arange(7)[:, None].expand(7, 5)
+    counts = mask.sum(1)
+    whole = Denominators(tokens=int(counts.sum()), rows=int((counts > 0).sum()), row_tokens=counts)
+    total = aggregate(loss, mask, rows, mode, whole, constant_tokens=3).item()
+    parts = [[i for i, part in enumerate(cut) if part == p] for p in range(4)]
+    shares = [aggregate(loss[p], mask[p], rows[p], mode, whole, constant_tokens=3).item() for p in parts]
+    assert sum(shares) == pytest.approx(total, rel=1e-9, abs=1e-12)
+    kept = [loss[i][mask[i]] for i in range(7) if counts[i]]
+    by_words = {
+        "token-mean": torch.cat(kept).mean() if kept else torch.zeros(()),
+        "seq-mean-token-mean": sum(k.mean() for k in kept) / max(len(kept), 1),
+        "seq-mean-token-sum": sum(k.sum() for k in kept) / max(len(kept), 1),
+        "constant": sum(k.sum() for k in kept) / max(len(kept), 1) / 3,
+    }
+    assert total == pytest.approx(float(by_words[mode]), rel=1e-9, abs=1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from loss_inputs import LossRow, packed, random_rows
 from pydantic import ValidationError
 
 from roll_envs.errors import ConfigError
+from trainer.cli import main
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config_file import parse_config
 from trainer.loss_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS
@@ -118,6 +120,15 @@ def test_where_unread_keys_stand() -> None:
         "run.yaml:5: loss.dual_clip is set, but loss 'reinforce' does not read it; losses that read it: clip",
         "run.yaml:5: loss.constant_tokens is set, but loss.aggregation is 'token-mean'; 'constant' reads it",
     ]
+
+
+def test_a_dry_run_knows_the_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n", encoding="utf-8")
+    assert main([str(path), "--dry-run", "loss.name=gspo"]) == 0
+    capsys.readouterr()
+    assert main([str(path), "--dry-run", "loss.name=gsppo"]) == 2
+    assert "no policy loss 'gsppo'; did you mean 'gspo'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "bounds"), sorted(CLIP_DEFAULTS.items()))
