@@ -97,7 +97,7 @@ def test_rows_are_judged_apart() -> None:
 
 def test_rows_that_the_policy_has_left_are_dropped_where_they_were_bad() -> None:
     """OPSM: the mean of log sampler - log policy is 0.3 here; the proximal policy has no part in it."""
-    row = moved_row([0.0, 0.0], advantages=[-1.0, 1.0])
+    row = moved_row([5.0, 4.0], advantages=[-1.0, 1.0])
     row = replace(row, logp=row.sampler - np.array([0.2, 0.4]))
     assert weights_of(row, row_delta=0.29)[0][0] == [0.0, 1.0]
     assert weights_of(row, row_delta=0.31)[0][0] == [1.0, 1.0]
