@@ -104,6 +104,9 @@ class ContextConfig(Section):
     turns: Count = Field(1, description="k of kind 'last': how many past turns are shown beside the observation.")
     function: str | None = Field(None, description="module:name of a context function, for kind 'function'.")
     system_prompt: str | None = Field(None, description="Replaces the environment's instructions; '' leaves them out.")
+    template: dict[str, Any] = Field(
+        default_factory=dict, description="Variables of the chat template, e.g. {enable_thinking: false}."
+    )
 
     @model_validator(mode="after")
     def _function_fits_kind(self) -> Self:

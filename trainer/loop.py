@@ -158,6 +158,11 @@ class _Run:
         config = self.config
         plan = make_plan(config, folder=str(self.folder.path), parameters=self.session.model.parameters)
         self.report.print_plan(plan)
+        if self.session.rewrites_history and config.context.kind == "everything":
+            self.report.say(
+                "This model's chat template rewrites earlier turns (it drops thoughts, say), so that turns begin rows "
+                "of their own; rollout/rows_per_episode and rollout/history_rewrites count them."
+            )
         try:
             if self._saved_at is None:
                 self._save()

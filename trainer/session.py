@@ -44,7 +44,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.model = model or build_model(config.model, self.env, config.seed)
         self.threads = config.learner.threads or _threads(self.model.parameters)
         torch.set_num_threads(self.threads)
-        renderer = ChatRenderer(self.model.tokenizer)
+        renderer = ChatRenderer(self.model.tokenizer, variables=config.context.template)
+        self.rewrites_history = renderer.rewrites_history
+        """Whether the chat template changes earlier turns, so that a turn may begin a row of its own."""
         self.settings = EpisodeSettings(
             context=load_context(config.context.kind, turns=config.context.turns, function=config.context.function),
             renderer=renderer,

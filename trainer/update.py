@@ -23,7 +23,7 @@ from trainer.config import RunConfig
 from trainer.estimators.types import FloatArray
 from trainer.losses import StepTokens, find_loss, within_second_moment
 from trainer.masks import apply_masks
-from trainer.metrics import explained_variance, row_mismatch_metrics, staleness_metrics
+from trainer.metrics import explained_variance, row_metrics, row_mismatch_metrics, staleness_metrics
 from trainer.rewards import shape_rewards
 from trainer.schedules import learning_rate
 from trainer.sequences import TokenSequence, rows_of
@@ -73,7 +73,7 @@ def update(
     metrics: Metrics = {"learner/rows": float(len(rows))}
     if not rows:
         return metrics
-    metrics.update(staleness_metrics(rows, version))
+    metrics.update({**staleness_metrics(rows, version), **row_metrics(rows, groups)})
     scores = _scores(config, parts, rows)
     episodes = view_episodes(groups, rows)
     episodes = _with_scores(episodes, rows, scores, greedy)
