@@ -27,7 +27,6 @@ from trainer.sequences import TokenSequence
 __all__ = [
     "Batch",
     "Denominators",
-    "attention_mask",
     "denominators_of",
     "make_batches",
     "pack",
@@ -49,7 +48,7 @@ class Batch:
     positions: torch.Tensor
     """int64; restart at 0 in each row."""
     segments: torch.Tensor
-    """int64; number of the row within its bin, see :func:`attention_mask`."""
+    """int64; number of the row within its bin: a row sees itself only."""
     labels: torch.Tensor
     """int64; the id that follows in the same row, 0 where none does."""
     label_mask: torch.Tensor
@@ -232,15 +231,6 @@ def make_batches(
         if given is not None:
             columns[name] = place(shifted(joined(given), label_mask), kind)
     return [Batch(**{name: column[i] for name, column in columns.items()}) for i in range(len(shapes))]
-
-
-def attention_mask(segments: torch.Tensor) -> torch.Tensor:
-    """Block-diagonal causal mask for SDPA: bool [B, 1, T, T], True where position q (dim 2) may look at k (dim 3).
-
-    A row sees itself only. Padding sees earlier padding and itself, so that no softmax is over nothing.
-    """
-    same = segments[:, None, :, None] == segments[:, None, None, :]
-    return same.tril()
 
 
 def padding_share(batches: Sequence[Batch]) -> float:

@@ -107,13 +107,14 @@ def _scores(config: RunConfig, parts: Parts, rows: Sequence[TokenSequence]) -> S
     """What the configured terms need to know before the step."""
     loss = config.loss
     chooses = find_loss(loss.name).select is not None or config.correction.second_moment is not None
-    batches = _batched(config)(rows)
-    if loss.proximal == "sampler":
-        old = [np.array(row.logprobs) for row in rows]
-    elif not _single(config) or config.reward.kl_coef or chooses:
+    recompute = loss.proximal == "recompute" and (not _single(config) or bool(config.reward.kl_coef) or chooses)
+    needed = recompute or parts.reference is not None or parts.critic is not None
+    batches = _batched(config)(rows) if needed else []
+    old = None
+    if recompute:
         old = scatter_back(batches, parts.learner.score(batches))
-    else:
-        old = None
+    elif loss.proximal == "sampler":
+        old = [np.array(row.logprobs) for row in rows]
     return Scores(
         old=old,
         reference=None if parts.reference is None else scatter_back(batches, parts.reference.score(batches)),

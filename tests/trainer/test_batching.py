@@ -17,7 +17,6 @@ from torch import nn
 
 from trainer.batching import (
     Denominators,
-    attention_mask,
     denominators_of,
     make_batches,
     pack,
@@ -28,6 +27,15 @@ from trainer.batching import (
 from trainer.config import LossConfig
 from trainer.losses import entropy, label_logprobs, policy_loss
 from trainer.sequences import TokenSequence, to_sequences
+
+
+def attention_mask(segments: torch.Tensor) -> torch.Tensor:
+    """Block-diagonal causal mask for SDPA: bool [B, 1, T, T], True where position q (dim 2) may look at k (dim 3).
+
+    A row sees itself only. Padding sees earlier padding and itself, so that no softmax is over nothing.
+    """
+    same = segments[:, None, :, None] == segments[:, None, None, :]
+    return same.tril()
 
 
 def credit_of(rows: Sequence[TokenSequence]) -> list[np.ndarray]:
@@ -131,13 +139,6 @@ def test_pack_and_scatter_back_lose_nothing(rows: list[TokenSequence], pack_toke
         assert int(used.sum()) == len({(r, p) for r, p in zip(b.row_index[used], b.positions[used], strict=True)})
     assert seen == {(r, p): i for r, member in enumerate(rows) for p, i in enumerate(member.ids)}
     assert sum(int(b.label_mask.sum()) for b in batches) == denominators_of(rows).tokens
-
-
-def test_attention_mask_by_hand() -> None:
-    (mask,) = attention_mask(torch.tensor([[0, 0, 1, -1, -1]]))
-    assert mask.int().tolist() == [
-        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]
-    ]
 
 
 @given(some_rows(max_rows=20), st.integers(1, 6), st.integers(0, 99))
