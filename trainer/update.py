@@ -104,22 +104,36 @@ def _batched(config: RunConfig) -> partial[list[Batch]]:
 
 
 def _scores(config: RunConfig, parts: Parts, rows: Sequence[TokenSequence]) -> Scores:
-    """What the configured terms need to know before the step."""
+    """What the configured terms need to know before the step; rows with the same ids are run once."""
     loss = config.loss
     chooses = find_loss(loss.name).select is not None or config.correction.second_moment is not None
     recompute = loss.proximal == "recompute" and (not _single(config) or bool(config.reward.kl_coef) or chooses)
+    home = _homes(rows)
+    first = sorted(set(home))
+    place = {index: i for i, index in enumerate(first)}
     needed = recompute or parts.reference is not None or parts.critic is not None
-    batches = _batched(config)(rows) if needed else []
+    batches = _batched(config)([rows[i] for i in first]) if needed else []
+
+    def scored(scorer: Learner | Scorer) -> list[FloatArray]:
+        found = scatter_back(batches, scorer.score(batches))
+        return [found[place[index]] for index in home]
+
     old = None
     if recompute:
-        old = scatter_back(batches, parts.learner.score(batches))
+        old = scored(parts.learner)
     elif loss.proximal == "sampler":
         old = [np.array(row.logprobs) for row in rows]
     return Scores(
         old=old,
-        reference=None if parts.reference is None else scatter_back(batches, parts.reference.score(batches)),
-        values=None if parts.critic is None else scatter_back(batches, parts.critic.score(batches)),
+        reference=None if parts.reference is None else scored(parts.reference),
+        values=None if parts.critic is None else scored(parts.critic),
     )
+
+
+def _homes(rows: Sequence[TokenSequence], *, by_turns: bool = False) -> list[int]:
+    """For each row the index of the first with the same ids, sampled in the same places (``by_turns``: and turns)."""
+    first: dict[tuple[tuple[int, ...], ...], int] = {}
+    return [first.setdefault((row.ids, row.mask, row.turns if by_turns else ()), i) for i, row in enumerate(rows)]
 
 
 def _with_scores(
@@ -304,9 +318,7 @@ def _merged(rows: Sequence[TokenSequence], credits: Sequence[FloatArray], *, by_
     ``by_turns`` tells rows apart that are cut into turns in another way.
     """
     merged = list(credits)
-    first: dict[tuple[tuple[int, ...], ...], int] = {}
-    for i, row in enumerate(rows):
-        home = first.setdefault((row.ids, row.mask, row.turns if by_turns else ()), i)
+    for i, home in enumerate(_homes(rows, by_turns=by_turns)):
         if home != i:
             merged[home] = merged[home] + credits[i]
             merged[i] = np.zeros_like(credits[i])
