@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
 import os
 import signal
 import struct
@@ -44,6 +45,7 @@ def main(settings_text: str) -> None:
         _stand_in(name, folder)
     tasks: dict[str, Callable[..., Any]] = importlib.import_module(settings["module"]).TASKS
     os.dup2(nothing, 2)
+    logging.disable(logging.CRITICAL)  # nobody reads what the libraries say of strange input, and it takes time
     _confine(int(settings["memory_mb"]))
     write_message(replies, {"ready": True})
     while (request := read_message(requests)) is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -295,3 +297,10 @@ def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"roll-envs\[verifiers\]"):
         make_verifier("math")
+
+
+def test_the_grader_leaves_the_logging_of_its_process_alone() -> None:
+    """It was switched off by an import once, for everybody in the process."""
+    pytest.importorskip("latex2sympy2_extended", reason="needs the optional part 'verifiers'")
+    importlib.import_module("roll_envs.verifiers.mathematics.grading")
+    assert logging.root.manager.disable == 0

@@ -138,8 +138,10 @@ def test_what_the_caller_blocks_and_ignores_is_not_inherited() -> None:
         pass
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert said.stderr == ""
-    # As in any Python: SIGPIPE (13) and SIGXFSZ (25) alone.
-    assert said.stdout.split() == ["SigBlk:", "0" * 16, "SigIgn:", f"{1 << 12 | 1 << 24:016x}"]
+    blocked, ignored = (int(word, 16) for word in said.stdout.split()[1::2])
+    assert blocked == 0
+    # As in any Python: SIGPIPE (13) and SIGXFSZ (25) alone; 32 and 33 are the C library's own, which nobody can set.
+    assert ignored & ~(0b11 << 31) == 1 << 12 | 1 << 24
 
 
 def test_a_mixture_of_everything_by_many_threads(caplog: pytest.LogCaptureFixture) -> None:

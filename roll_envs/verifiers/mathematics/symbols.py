@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import re
 from typing import Any
 
@@ -16,8 +15,6 @@ from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped,
 )
 
 __all__ = ["Unparsed", "equal", "parse", "probe", "same_constant"]
-
-logging.disable(logging.CRITICAL)
 
 _CONFIG = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
