@@ -360,6 +360,17 @@ def host() -> Iterator[Host]:
         pytest.skip(f"the addresses that the attacks look for are taken: {error}")
 
 
+def test_there_is_a_bound_to_the_number_of_files_too(landlock: LocalSandbox) -> None:
+    """Empty ones hold no bytes; the bound is that of the cage's file system."""
+    source = "import os\nfor n in range(10**6): os.close(os.open(f'i{n}', os.O_CREAT | os.O_WRONLY))"
+    started = time.monotonic()
+    result = landlock.run(Program(source=source), limits=Limits(wall_s=30, files_mb=8))
+    assert not result.ok
+    assert result.status != "timeout"
+    assert time.monotonic() - started < 25
+    assert said(landlock, "import os; print(os.listdir('.'))") == "['main.py']"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not RUNS, reason="the collection of attacks is not here (shared/attacks)")
 @pytest.mark.parametrize("attack", RUNS, ids=lambda a: a["name"])

@@ -70,14 +70,20 @@ class Ground:
             self.clear()
             os.rmdir(self._folder)
 
-    def files_bytes(self) -> int:
-        """What programs have on disk; files that they removed and hold open are not seen."""
-        total = 0
+    def holds_more_than(self, size: int, count: int) -> bool:
+        """Whether programs have more bytes or more files and folders on disk; it looks no further than that.
+
+        Files that they removed and hold open are not seen.
+        """
+        bytes_seen = seen = 0
         for place, folders, names in os.walk(self._folder):
             for name in (*folders, *names):
+                seen += 1
                 with contextlib.suppress(OSError):
-                    total += os.lstat(f"{place}/{name}").st_blocks * 512
-        return total
+                    bytes_seen += os.lstat(f"{place}/{name}").st_blocks * 512
+                if bytes_seen > size or seen > count:
+                    return True
+        return False
 
     def placed(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The environment of a program, with the folders that it has here."""

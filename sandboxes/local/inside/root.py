@@ -9,7 +9,7 @@ from typing import Any
 from . import kernel
 from .kernel import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 
-__all__ = ["BOX", "PROC_OPTIONS", "build_tree", "enter_tree", "mount_box", "mount_proc", "resize_box"]
+__all__ = ["BOX", "PROC_OPTIONS", "build_tree", "enter_tree", "inodes", "mount_box", "mount_proc", "resize_box"]
 
 BOX = "/.box"
 """Where the one file system of a run is mounted; its three folders appear as /work, /tmp and /dev/shm."""
@@ -97,10 +97,10 @@ def mount_proc(target: str, options: str = PROC_OPTIONS) -> None:
 
 
 def _box_options(files_mb: int, owner: int) -> str:
-    return f"mode=0711,size={files_mb}m,nr_inodes={_inodes(files_mb)},uid={owner},gid={owner}"
+    return f"mode=0711,size={files_mb}m,nr_inodes={inodes(files_mb)},uid={owner},gid={owner}"
 
 
-def _inodes(files_mb: int) -> int:
+def inodes(files_mb: int) -> int:
     """Small files are bounded too: 4 KB each on average, at most some ten thousand."""
     return max(256, min(256 * files_mb, 32768))
 

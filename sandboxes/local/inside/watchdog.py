@@ -10,7 +10,7 @@ from typing import Any
 
 from .family import descendants
 from .ground import Ground
-from .root import BOX
+from .root import BOX, inodes
 
 __all__ = ["Watchdog"]
 
@@ -32,6 +32,7 @@ class Watchdog:
         self._memory = limits["memory_mb"] << 20 if memory else None
         self._processes: int = limits["processes"]
         self._files: int = limits["files_mb"] << 20
+        self._inodes = inodes(limits["files_mb"])
         self._ground = ground
         self._looks = 0
         self.peak = 0
@@ -54,7 +55,9 @@ class Watchdog:
 
     def _too_many(self, pids: list[int], ground: Ground) -> bool:
         self._looks += 1
-        return len(pids) > self._processes or (self._looks % _FILES_EVERY == 0 and ground.files_bytes() > self._files)
+        if len(pids) > self._processes:
+            return True
+        return self._looks % _FILES_EVERY == 0 and ground.holds_more_than(self._files, self._inodes)
 
     def _sum(self, pids: list[int], *, exact: bool) -> int:
         total = 0
