@@ -41,7 +41,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """One micro-batch; every tensor is [B, T]. Padding: segment -1, row index -1, mask False, zeros elsewhere."""
+    """One micro-batch; all but returns are [B, T]. Padding: segment -1, row index -1, mask False, else zeros."""
 
     ids: torch.Tensor
     """int64; the model's input."""
@@ -70,7 +70,9 @@ class Batch:
     values: torch.Tensor | None = None
     """float32; the critic's value before the step, of the state in which the label was sampled; None without one."""
     returns: torch.Tensor | None = None
-    """float32; what that value shall become; None without a critic."""
+    """float32 [K, B, T]; what that value shall become, for each of up to K rows with these ids; None without one."""
+    return_mask: torch.Tensor | None = None
+    """bool [K, B, T]; where ``returns`` holds one."""
 
     def with_old_logprobs(self, old_logprobs: torch.Tensor) -> Batch:
         """The same batch with the ratio taken to ``old_logprobs`` [B, T]."""
@@ -162,7 +164,8 @@ def make_batches(
         reference_logprobs: The same under the reference policy.
         selected: Per row, one bool per id.
         values: Per row, the critic's value for each id.
-        returns: Per row, what the critic shall predict for each id.
+        returns: Per row [k, ids], what the critic shall predict for each id, in each of the k rows that this one stands
+            for: rows with the same ids are run once.
     """
     if not rows:
         return []
@@ -205,6 +208,9 @@ def make_batches(
         ends = np.cumsum([b * t for b, t in shapes])
         return [torch.from_numpy(buffer[e - b * t : e].reshape(b, t)) for e, (b, t) in zip(ends, shapes, strict=True)]
 
+    def stacked(slices: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        return [torch.stack(parts) for parts in zip(*slices, strict=True)]
+
     ids = flat(lambda row: row.ids, np.int64)
     label_mask = shifted(flat(lambda row: row.mask, np.bool_), has_label)
     sampler = flat(lambda row: row.logprobs, np.float64)
@@ -226,10 +232,16 @@ def make_batches(
         ("reference_logprobs", reference_logprobs, np.float32),
         ("selected", selected, np.bool_),
         ("values", values, np.float32),
-        ("returns", returns, np.float32),
     ):
         if given is not None:
             columns[name] = place(shifted(joined(given), label_mask), kind)
+    if returns is not None:
+        slices = range(max(map(len, returns)))
+        nothing = [np.zeros(length) for length in lengths]
+        found = [joined([r[k] if k < len(r) else n for r, n in zip(returns, nothing, strict=True)]) for k in slices]
+        there = [np.repeat([k < len(r) for r in returns], lengths) for k in slices]
+        columns["returns"] = stacked([place(shifted(values, label_mask), np.float32) for values in found])
+        columns["return_mask"] = stacked([place(label_mask & held, np.bool_) for held in there])
     return [Batch(**{name: column[i] for name, column in columns.items()}) for i in range(len(shapes))]
 
 

@@ -300,12 +300,15 @@ def _train_critic(
         denominators = denominators_of(used)
         if not denominators.tokens:
             continue
+        same: dict[int, list[int]] = {}  # rows with the same ids are run once, each with its own return
+        for i, home in zip(part, _homes(used), strict=True):
+            same.setdefault(part[home], []).append(i)
         batches = make_batches(
-            used,
+            [rows[i] for i in same],
             pack_tokens=config.learner.pack_tokens,
             tokens_per_microbatch=settings.tokens_per_microbatch,
-            values=[scores.values[i] for i in part],
-            returns=[advantages.returns[i] for i in part],
+            values=[scores.values[i] for i in same],
+            returns=[np.stack([advantages.returns[i] for i in copies]) for copies in same.values()],
         )
         for name, value in critic.step(batches, denominators, lr=settings.lr).items():
             sums.setdefault(name, []).append(value)

@@ -174,6 +174,22 @@ def test_text_after_the_fact_changes_no_bit(
     assert all(torch.equal(clean[n], found[n]) for n in clean)
 
 
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_running_the_same_ids_once_changes_nothing(
+    name: str, played: tuple[LanguageModel, list[Group]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes that were played alike have other rewards; policy and critic learn from each of them."""
+    model, groups = played
+    twins = []
+    for group in groups:
+        first = group.trajectories[0]
+        turns = (*first.turns[:-1], replace(first.turns[-1], reward=first.turns[-1].reward + 2.0))
+        twins.append(replace(group, trajectories=(*group.trajectories, replace(first, member=50, turns=turns))))
+    merged = gradients(model, configured(name), twins)
+    monkeypatch.setattr("trainer.update._homes", lambda rows, **_: list(range(len(rows))))
+    assert_close(merged, gradients(model, configured(name), twins))
+
+
 def test_the_whole_is_the_sum_of_its_ranks(played: tuple[LanguageModel, list[Group]]) -> None:
     """Data parallelism: each rank runs its share of the rows with the denominators of all."""
     model, groups = played

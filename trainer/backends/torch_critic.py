@@ -63,10 +63,10 @@ class TorchCritic:
         self._network.zero_grad(set_to_none=True)
         sums: dict[str, float] = {}
         for batch in (b.to(self._device) for b in batches):
-            if batch.values is None or batch.returns is None:
+            if batch.values is None or batch.returns is None or batch.return_mask is None:
                 raise ValueError("the critic needs values and returns in every batch")
             losses, metrics = value_loss(
-                self._forward(batch), batch.values, batch.returns, batch.label_mask, self._config.clip
+                self._forward(batch), batch.values, batch.returns, batch.return_mask, self._config.clip
             )
             total = losses.sum() / max(denominators.tokens, 1)
             torch.autograd.backward(total)

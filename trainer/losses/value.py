@@ -12,7 +12,8 @@ __all__ = ["value_loss"]
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, clip: float | None
 ) -> tuple[torch.Tensor, TensorMetrics]:
-    """Loss of each token [B, T], 0 where masked out; and sums of metrics.
+    """Loss of each return [..., B, T], 0 where masked out; and sums of metrics. ``returns`` and ``mask`` may have
+    leading dimensions that ``values`` [B, T] lack: several returns of one state.
 
     ``0.5 * max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2)`` (Schulman et al. 2017; without the second term where
     ``clip`` is None). V 1, V_old 0, G 2, c 0.2: 0.5 * max(1, 3.24) = 1.62.
