@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.algorithm_config import (
     AdvantageConfig,
@@ -104,12 +104,27 @@ class ContextConfig(Section):
     turns: Count = Field(1, description="k of kind 'last': how many past turns are shown beside the observation.")
     function: str | None = Field(None, description="module:name of a context function, for kind 'function'.")
     system_prompt: str | None = Field(None, description="Replaces the environment's instructions; '' leaves them out.")
+    observation_template: str | None = Field(
+        None, description="Text of each user message, with {observation} in it; null is the observation alone."
+    )
     template: dict[str, Any] = Field(
         default_factory=dict, description="Variables of the chat template, e.g. {enable_thinking: false}."
     )
 
+    @field_validator("observation_template")
+    @classmethod
+    def _template_shows_the_observation(cls, value: str | None) -> str | None:
+        if value is not None and "{observation}" not in value:
+            raise ValueError(f"context.observation_template is {value!r}; it must have {{observation}} in it")
+        return value
+
     @model_validator(mode="after")
     def _function_fits_kind(self) -> Self:
+        if self.kind == "function" and self.observation_template is not None:
+            raise ValueError(
+                "context.observation_template has no effect when context.kind is 'function': the function writes the "
+                "messages (it may use history.shown); leave one of them out"
+            )
         if self.kind == "function" and self.function is None:
             raise ValueError("context.kind is 'function', but context.function is null; give it as module:name")
         if self.kind != "function" and self.function is not None:

@@ -58,6 +58,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             max_tokens=config.engine.max_tokens,
             seed=config.seed if seed is None else seed,
             system_prompt=config.context.system_prompt,
+            observation_template=config.context.observation_template,
         )
         self._engine: Engine | None = None
         self._pool: EpisodePool | None = None

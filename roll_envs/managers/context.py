@@ -28,6 +28,12 @@ class History:
     turns: Sequence[Turn]
     observation: str
     """The observation to answer now."""
+    template: str | None = None
+    """What the user's messages are made of: a text with ``{observation}`` in it; ``None`` is the observation alone."""
+
+    def shown(self, observation: str) -> str:
+        """The text of the user's message for ``observation``: 'Map' in 'See {observation}. Go.' is 'See Map. Go.'"""
+        return observation if self.template is None else self.template.replace("{observation}", observation)
 
 
 Context = Callable[[History, Renderer], tuple[int, ...]]
@@ -41,9 +47,9 @@ def _system(history: History) -> list[Message]:
 def _dialogue(history: History, first: int) -> list[Message]:
     messages = _system(history)
     for turn in history.turns[first:]:
-        messages.append(Message(role="user", content=turn.prompt_observation))
+        messages.append(Message(role="user", content=history.shown(turn.prompt_observation)))
         messages.append(Message(role="assistant", content=turn.text))
-    messages.append(Message(role="user", content=history.observation))
+    messages.append(Message(role="user", content=history.shown(history.observation)))
     return messages
 
 
@@ -52,7 +58,7 @@ def everything(history: History, renderer: Renderer) -> tuple[int, ...]:
     if history.turns:
         last = history.turns[-1]
         extended = renderer.extend(
-            last.prompt_ids + last.completion.ids, Message(role="user", content=history.observation)
+            last.prompt_ids + last.completion.ids, Message(role="user", content=history.shown(history.observation))
         )
         if extended is not None:
             return extended

@@ -43,6 +43,8 @@ class EpisodeSettings:
     """Seed of the run: enters every sampling seed."""
     system_prompt: str | None = None
     """Replaces the environment's instructions when not ``None``."""
+    observation_template: str | None = None
+    """What is written around each observation, with ``{observation}`` for it; ``None`` is nothing."""
     answerer: str = "the engine"
     """Who answers, as errors and deadlines name it."""
 
@@ -120,7 +122,12 @@ def play_episode(
         if waiting.given_up:
             raise RollError("the episode was given up")
         waiting.on("the context function")
-        history = History(instructions=instructions, turns=tuple(turns), observation=observation)
+        history = History(
+            instructions=instructions,
+            turns=tuple(turns),
+            observation=observation,
+            template=settings.observation_template,
+        )
         prompt_ids = settings.context(history, settings.renderer)
         room = settings.max_tokens - len(prompt_ids)
         if room < 1:

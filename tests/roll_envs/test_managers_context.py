@@ -17,8 +17,16 @@ from roll_envs.testing import CharRenderer, CounterEnv, ScriptedPolicy
 from roll_envs.types import Message, Trajectory, Turn
 
 
-def episode(kind: str, *, turns: int = 0, function: str | None = None, renderer: CharRenderer = RENDERER) -> Trajectory:
-    chosen = settings(context=load_context(kind, turns=turns, function=function), renderer=renderer)
+def episode(
+    kind: str,
+    *,
+    turns: int = 0,
+    function: str | None = None,
+    renderer: CharRenderer = RENDERER,
+    template: str | None = None,
+) -> Trajectory:
+    context = load_context(kind, turns=turns, function=function)
+    chosen = settings(context=context, renderer=renderer, observation_template=template)
     seed = next(s for s in range(99) if CounterEnv().reset(seed=s)[0].endswith("target 4"))
     played = play_episode(CounterEnv(), task(seed=seed), 0, responder(counting()), chosen)
     assert len(played.turns) == 4
@@ -130,3 +138,12 @@ def test_errors_name_the_key_and_the_value(
     with pytest.raises(ConfigError, match="context") as error:
         load_context(kind, function=function)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(("kind", "turns"), [("everything", 0), ("last", 1)])
+def test_a_template_stands_around_every_observation(kind: str, turns: int) -> None:
+    played = episode(kind, turns=turns, template="<{observation}> {x}?").turns
+    first = "s:count|u:<counter 0, target 4> {x}?|a:"
+    assert shown(played[0]) == first
+    assert shown(played[1]) == first + "<answer>More</answer>|u:<counter 1, target 4> {x}?|a:"
+    assert played[1].prompt_observation == "counter 1, target 4"  # what states are compared by has no template in it

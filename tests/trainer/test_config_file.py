@@ -230,6 +230,11 @@ def test_wrong_overrides(override: str, expected: str) -> None:
         (["context.kind=function"], "context.function is null; give it as module:name"),
         (["context.function=a:b"], "but context.kind is 'everything'"),
         (["context.kind=function", "context.function=nameonly"], "allowed: module:name"),
+        (["context.observation_template=Where to?"], "it must have {observation} in it"),
+        (
+            ["context.kind=function", "context.function=a:b", "context.observation_template='{observation}!'"],
+            "has no effect when context.kind is 'function'",
+        ),
         (["model.max_positions=512"], "engine.max_tokens 1024 is more than model.max_positions 512"),
         (["sampling.max_new_tokens=1024"], "leaves no room for a prompt"),
         (["rollout.group_size=1"], "allowed: 2 or more, or advantage.name 'reinforce'"),
