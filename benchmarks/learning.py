@@ -76,8 +76,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def everything(folder: Path, envs: list[str], methods: list[str], seeds: list[int], jobs: int) -> list[Run]:
-    """Every run, ``jobs`` at a time."""
+def everything(
+    folder: Path, envs: list[str], methods: list[str], seeds: list[int], *, jobs: int, steps: int | None
+) -> list[Run]:
+    """Every run, ``jobs`` at a time, of the configured number of training steps or of ``steps``."""
     locks = {(env, seed): threading.Lock() for env in envs for seed in seeds}
 
     def one(work: tuple[str, str, int]) -> Run:
@@ -85,6 +87,7 @@ def everything(folder: Path, envs: list[str], methods: list[str], seeds: list[in
         with locks[env, seed]:  # the first of them makes the policy that the others begin with
             begun = train(folder, f"{env}-start", CONFIGS[env], seed, ["steps=0"])
         overrides = [f"model.path={begun / 'model'}", "warm_start.steps=0", *METHODS[method]]
+        overrides += [] if steps is None else [f"steps={steps}"]
         path = train(folder, f"{env}-{method}", CONFIGS[env], seed, overrides)
         return Run(env=env, method=method, seed=seed, path=path)
 
@@ -108,7 +111,7 @@ def existing(folder: Path, envs: list[str], methods: list[str], seeds: list[int]
 
 def table(runs: list[Run]) -> str:
     """One row per environment and method."""
-    head = "Environment|Method|Seeds|Success before|Success after|Mean after|Turns after|Training s"
+    head = "Environment|Method|Steps|Seeds|Success before|Success after|Mean after|Turns after|Training s"
     lines = ["| " + " | ".join(head.split("|")) + " |", "|" + "---|" * len(head.split("|"))]
     for env, method in dict.fromkeys((run.env, run.method) for run in runs):
         mine = [run.summary for run in runs if (run.env, run.method) == (env, method)]
@@ -116,6 +119,7 @@ def table(runs: list[Run]) -> str:
         cells = [
             env,
             method,
+            "/".join(sorted({str(s["steps"]) for s in mine})),
             str(len(mine)),
             " ".join(f"{v:.3f}" for v in before),
             " ".join(f"{v:.3f}" for v in after),
@@ -164,6 +168,7 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", choices=sorted(CONFIGS), default=sorted(CONFIGS))
     parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, help="training steps, in place of the configured number")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
     parser.add_argument("--plot", type=Path, help="also draw the curves to this PNG")
@@ -172,7 +177,9 @@ def main() -> None:
     if options.report_only:
         runs = existing(options.folder, options.envs, options.methods, options.seeds)
     else:
-        runs = everything(options.folder, options.envs, options.methods, options.seeds, options.jobs)
+        runs = everything(
+            options.folder, options.envs, options.methods, options.seeds, jobs=options.jobs, steps=options.steps
+        )
     print(table(runs))
     if options.plot:
         plot(runs, options.plot)
