@@ -4,14 +4,17 @@ The learner hands the model one long run of tokens, [1, N], that holds no paddin
 treats tokens alone. Attention is registered with transformers under :data:`NAME` and is told where rows start by the
 keyword ``rows``, which the model passes through; a call without it (the engine's, with its own mask) is plain SDPA.
 
-Shapes: N tokens of all rows, H heads, E width of a head, P places of the padded buckets.
+Rows that begin alike may share what they share (:mod:`trainer.prefixes`): then a row asks with its own tokens only, and
+looks back over all.
+
+Shapes: N tokens that are computed, H heads, E width of a head, P places of the padded buckets, Q those that ask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,8 +23,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from roll_envs.errors import ConfigError, RollError
+from trainer.prefixes import SharedRows
 
-__all__ = ["NAME", "Kind", "Rows", "choose_attention", "rows_of_positions", "use_row_attention"]
+__all__ = ["NAME", "Kind", "Rows", "choose_attention", "rows_of_positions", "rows_of_tree", "use_row_attention"]
 
 NAME = "rows"
 """The name of this attention in transformers."""
@@ -31,6 +35,15 @@ Kind = Literal["sdpa", "flash", "flex"]
 
 _SLACK = 16
 """Rows that are shorter by less than this, or by less than an eighth, share a bucket."""
+
+
+class Asking(NamedTuple):
+    """The queries of a bucket whose rows share tokens with others."""
+
+    width: int
+    """Tokens with which each row asks; shorter rows repeat their last one."""
+    mask: torch.Tensor
+    """bool [rows, 1, width, tokens]; what each sees: the row's tokens up to itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,7 +60,11 @@ class Rows:
     places: torch.Tensor | None = None
     """int64 [P]; the token at each place, a row's last one where it is over. None: places are the tokens (sdpa)."""
     homes: torch.Tensor | None = None
-    """int64 [N]; the place of each token (sdpa)."""
+    """int64 [N]; the place of each token, among those that ask (sdpa)."""
+    asking: tuple[Asking, ...] = ()
+    """For each bucket what its rows ask with, where rows share tokens; empty where they ask with all of them (sdpa)."""
+    asked: torch.Tensor | None = None
+    """int64 [Q]; the token at each place that asks, where rows share tokens (sdpa)."""
     block_mask: Any = None
     """A ``BlockMask`` (flex)."""
 
@@ -91,6 +108,51 @@ def _with_buckets(rows: Rows, starts: torch.Tensor, lengths: torch.Tensor) -> Ro
         return replace(rows, buckets=tuple(buckets))
     homes = torch.arange(int(rows.starts[-1]), device=starts.device) + torch.repeat_interleave(bases - starts, lengths)
     return replace(rows, buckets=tuple(buckets), places=torch.cat(places), homes=homes)
+
+
+def rows_of_tree(tree: SharedRows) -> Rows:
+    """The rows of the tokens that ``tree`` keeps, for SDPA; a row with no token of its own asks nothing."""
+    device = tree.lengths.device
+    starts = torch.cumsum(tree.lengths, 0) - tree.lengths  # among all tokens, shared ones counted in each row
+    offsets = torch.cat([starts, starts[-1:] + tree.lengths[-1:]]).int()
+    longest = int(tree.lengths.max())
+    own = tree.lengths - tree.shared
+    keys, queries = tree.lengths.tolist(), own.tolist()
+    order = sorted((r for r in range(len(keys)) if queries[r]), key=lambda r: (-keys[r], -queries[r]))
+    buckets, asking = [], []
+    places, asked = [], []
+    homes = torch.empty(len(tree.kept), dtype=torch.int64, device=device)
+    first, used = 0, 0
+    for last in range(1, len(order) + 1):
+        width, lead = keys[order[first]], queries[order[first]]
+        if last < len(order) and all(
+            abs(w - n) < max(_SLACK, w // 8) for w, n in ((width, keys[order[last]]), (lead, queries[order[last]]))
+        ):
+            continue
+        members = torch.tensor(order[first:last], device=device)
+        lead = max(queries[r] for r in order[first:last])
+        ends = tree.lengths[members, None] - 1
+        steps = torch.minimum(torch.arange(width, device=device), ends)
+        places.append(tree.homes[starts[members, None] + steps].flatten())
+        depths = tree.shared[members, None] + torch.arange(lead, device=device)
+        present = depths <= ends
+        tokens = tree.homes[starts[members, None] + torch.minimum(depths, ends)]
+        asked.append(tokens.flatten())
+        homes[tokens[present]] = used + torch.arange(tokens.numel(), device=device).view_as(tokens)[present]
+        seen = torch.arange(width, device=device) <= torch.minimum(depths, ends)[:, :, None]
+        buckets.append((last - first, width))
+        asking.append(Asking(lead, seen[:, None]))
+        first, used = last, used + tokens.numel()
+    return Rows(
+        kind="sdpa",
+        starts=offsets,
+        longest=longest,
+        buckets=tuple(buckets),
+        places=torch.cat(places),
+        homes=homes,
+        asking=tuple(asking),
+        asked=torch.cat(asked),
+    )
 
 
 def _with_block_mask(rows: Rows, lengths: torch.Tensor) -> Rows:
@@ -182,16 +244,30 @@ def _attention(
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, scale: float | None) -> torch.Tensor:
     """Causal SDPA bucket by bucket. Tokens behind a row's end see it, but it does not see them."""
     grouped = k.shape[1] != q.shape[1]
-    placed: list[torch.Tensor] = [x[0].transpose(0, 1) for x in (q, k, v)]
-    if rows.places is not None and rows.homes is not None:
-        placed = [_Place.apply(x, rows.places, rows.homes) for x in placed]  # type: ignore[no-untyped-call]
-    results, start = [], 0
-    for count, width in rows.buckets:
-        stop = start + count * width
-        query, key, value = (x[start:stop].view(count, width, *x.shape[1:]).transpose(1, 2) for x in placed)
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+    query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
+    if rows.places is not None and rows.asked is not None:
+        query = _Place.apply(query, rows.asked, rows.homes)  # type: ignore[no-untyped-call]
+        key, value = key.index_select(0, rows.places), value.index_select(0, rows.places)
+    elif rows.places is not None:
+        query, key, value = (_Place.apply(x, rows.places, rows.homes) for x in (query, key, value))  # type: ignore[no-untyped-call]
+
+    def bucket(tokens: torch.Tensor, start: int, count: int, width: int) -> torch.Tensor:
+        return tokens[start : start + count * width].view(count, width, *tokens.shape[1:]).transpose(1, 2)
+
+    results, asks, looks = [], 0, 0
+    for i, (count, width) in enumerate(rows.buckets):
+        lead, mask = rows.asking[i] if rows.asking else (width, None)
+        out = scaled_dot_product_attention(
+            bucket(query, asks, count, lead),
+            bucket(key, looks, count, width),
+            bucket(value, looks, count, width),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=grouped,
+        )
         results.append(out.transpose(1, 2).flatten(0, 1))
-        start = stop
+        asks, looks = asks + count * lead, looks + count * width
     joined = results[0] if len(results) == 1 else torch.cat(results)
     if rows.homes is not None:
         joined = joined.index_select(0, rows.homes)

@@ -10,26 +10,35 @@ from typing import Any
 
 import torch
 
-from trainer.attention import Kind, rows_of_positions
+from trainer.attention import Kind, rows_of_positions, rows_of_tree
 from trainer.batching import Batch
 from trainer.linear_logprobs import Head, linear_logprobs, rows_within
+from trainer.prefixes import share_prefixes
 
 __all__ = ["label_scores", "label_states", "spread"]
 
 
 def label_states(body: Any, batch: Batch, attention: Kind = "sdpa") -> torch.Tensor:
-    """Hidden states [n, D] at the n positions that have a label; ``body`` is the model without its head."""
+    """Hidden states [n, D] at the n positions that have a label; ``body`` is the model without its head. With SDPA,
+    beginnings that rows of the micro-batch share are run once."""
     present = batch.segments >= 0
-    positions = batch.positions[present]
+    ids, positions = batch.ids[present], batch.positions[present]
+    labelled = batch.label_mask[present].nonzero()[:, 0]
+    tree = share_prefixes(ids, positions) if attention == "sdpa" else None
+    if tree is None:
+        rows = rows_of_positions(positions, attention)
+    else:
+        rows, labelled = rows_of_tree(tree), tree.homes[labelled]
+        ids, positions = ids[tree.kept], positions[tree.kept]
     hidden = body(
-        input_ids=batch.ids[present][None],
+        input_ids=ids[None],
         position_ids=positions[None],
         # Not read: where there is a mask of four dimensions, the model makes none of its own.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.ids.device),
-        rows=rows_of_positions(positions, attention),
+        rows=rows,
         use_cache=False,
     ).last_hidden_state[0]
-    return hidden[batch.label_mask[present]]  # type: ignore[no-any-return]
+    return hidden.index_select(0, labelled)  # type: ignore[no-any-return]
 
 
 def label_scores(
