@@ -148,7 +148,7 @@ def test_the_model_is_given_no_padding() -> None:
     """Rows of 3, 9 and 20 tokens in bins of 20: 32 tokens are run, 40 places are in the batch."""
     rows = [
         TokenSequence(
-            ids=tuple(range(5 + n % 7, 5 + n % 7 + n)), mask=(False, *[True] * (n - 1)), logprobs=(0.0, *[-5.0] * (n - 1)),
+            ids=tuple(range(30 - n, 30)), mask=(False, *[True] * (n - 1)), logprobs=(0.0, *[-5.0] * (n - 1)),
             turns=(-1, *[0] * (n - 1)), versions=(-1, *[0] * (n - 1)), group=0, member=n,
         )
         for n in (3, 9, 20)
