@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trainer.loss_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS, unread_keys
+from trainer.read_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, ESTIMATOR_KEYS, LOSS_KEYS, unread_keys
 
 __all__ = [
     "AdvantageConfig",
@@ -42,10 +42,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def _changed(section: Section, keys: Iterable[str]) -> list[str]:
-    """Those of ``keys`` that have another value than their default, in order."""
+def _changed(section: Section, keys: Iterable[str]) -> dict[str, Any]:
+    """The defaults of those of ``keys`` that have another value, in order."""
     fields = type(section).model_fields
-    return [k for k in sorted(keys) if getattr(section, k) != fields[k].get_default(call_default_factory=True)]
+    defaults = {k: fields[k].get_default(call_default_factory=True) for k in sorted(keys)}
+    return {k: default for k, default in defaults.items() if getattr(section, k) != default}
 
 
 class RewardConfig(Section):
@@ -148,6 +149,14 @@ class AdvantageConfig(Section):
     clip: AboveZero | None = Field(None, description="Advantages are cut to [-clip, clip], last of all.")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Settings of an estimator of another package.")
 
+    @model_validator(mode="after")
+    def _every_key_is_read(self) -> Self:
+        special = {"kwargs"}.union(*ESTIMATOR_KEYS.values())
+        problems = unread_keys("advantage", self.name, ESTIMATOR_KEYS, _changed(self, special))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
 
 class LossConfig(Section):
     """The policy loss."""
@@ -215,7 +224,7 @@ class LossConfig(Section):
     @model_validator(mode="after")
     def _every_key_is_read(self) -> Self:
         special = {"kwargs"}.union(*LOSS_KEYS.values())
-        problems = unread_keys(self.name, _changed(self, special))
+        problems = unread_keys("loss", self.name, LOSS_KEYS, _changed(self, special))
         if self.aggregation != "constant":
             problems += [
                 f"loss.constant_tokens is set, but loss.aggregation is {self.aggregation!r}; 'constant' reads it"

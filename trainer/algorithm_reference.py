@@ -87,7 +87,8 @@ def _needs(spec: EstimatorSpec) -> str:
         )
         if wanted
     ]
-    return f"Needs {' and '.join(needs)}." if needs else ""
+    words = [f"Reads {', '.join(f'`advantage.{key}`' for key in sorted(spec.keys))}."] if spec.keys else []
+    return " ".join([*words, *([f"Needs {' and '.join(needs)}."] if needs else [])])
 
 
 def _traits(spec: LossSpec) -> str:

@@ -103,9 +103,9 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _dry_run(options: argparse.Namespace) -> int:
     from trainer.config_file import dump_config
-    from trainer.loss_keys import LOSS_KEYS
     from trainer.plan import make_plan
     from trainer.plugins import plugin_names
+    from trainer.read_keys import LOSS_KEYS
     from trainer.report import Report
 
     config = _load(options)

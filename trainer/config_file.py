@@ -18,6 +18,7 @@ from roll_envs.errors import ConfigError, UnknownNameError
 from trainer.config import FORMAT, RunConfig
 from trainer.config_schema import keys, nearest_keys
 from trainer.presets import find_preset
+from trainer.read_keys import ESTIMATOR_KEYS, LOSS_KEYS
 from trainer.refused_keys import refusal
 from trainer.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
@@ -160,7 +161,7 @@ def _apply_overrides(data: dict[str, Any], places: dict[KeyPath, str], overrides
 
 def _apply_preset(data: dict[str, Any], places: dict[KeyPath, str], source: str) -> list[str]:
     """Lay the settings of the named recipe under what the same source says: a recipe named on the command line goes
-    over the file and under other overrides."""
+    over the file and under other overrides, and what the file says for an estimator or loss of another kind goes."""
     name = data.get("algorithm")
     if not isinstance(name, str):
         return []  # none, or a type that validation tells
@@ -177,6 +178,14 @@ def _apply_preset(data: dict[str, Any], places: dict[KeyPath, str], source: str)
         if last not in below or (overriding and not places.get((section, last), "").startswith(_OVERRIDE)):
             below[last] = value
             places[section, last] = f"algorithm {name!r}"
+    if overriding:
+        for section, table in (("advantage", ESTIMATOR_KEYS), ("loss", LOSS_KEYS)):
+            below = data.get(section)
+            if not isinstance(below, dict) or below.get("name") not in table:
+                continue
+            for last in frozenset().union(*table.values()) - table[below["name"]]:
+                if last in below and not places.get((section, last), "").startswith(_OVERRIDE):
+                    del below[last]
     return []
 
 

@@ -10,8 +10,8 @@ from trainer.config_file import Resolved
 from trainer.config_schema import Key, keys
 from trainer.default_origins import DEFAULT_ORIGINS
 from trainer.estimators import find_estimator
-from trainer.loss_keys import LOSS_KEYS
 from trainer.presets import find_preset
+from trainer.read_keys import ESTIMATOR_KEYS, LOSS_KEYS
 from trainer.yaml_text import dump_yaml
 
 __all__ = ["SECTIONS", "explain"]
@@ -55,11 +55,15 @@ def _lines(resolved: Resolved) -> Iterator[str]:
     yield f"loss {config.loss.name}"
     yield from _formula(loss.loss)
     idle = _idle(resolved)
+    unread = {
+        section: frozenset().union(*table.values()) - read
+        for section, table, read in (("advantage", ESTIMATOR_KEYS, estimator.keys), ("loss", LOSS_KEYS, loss.keys))
+        if read is not None
+    }
     for section in SECTIONS:
         rows = [key for key in keys().values() if key.path[:-1] == (section,)]
-        if section == "loss" and loss.keys is not None:
-            others = frozenset().union(*LOSS_KEYS.values()) - loss.keys
-            rows = [key for key in rows if key.path[-1] not in others]
+        others = unread.get(section, frozenset())
+        rows = [key for key in rows if key.path[-1] not in others]
         if section in idle:
             yield ""
             yield f"{section}: not used ({idle[section]})"

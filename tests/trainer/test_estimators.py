@@ -119,7 +119,7 @@ def test_reinforce_token_discounts_per_sampled_token() -> None:
     assert run("reinforce_token", [view(1.0, 4.0, lengths=(2, 1))], token_gamma=0.5) == [1.5, 3.0, 4.0]
     taxed = view(1.0, 4.0, lengths=(2, 1), tokens=(-1.0, 0.0, -2.0))
     assert run("reinforce_token", [taxed], token_gamma=0.5) == [0.0, 2.0, 2.0]
-    assert run("reinforce_token", [taxed], token_gamma=0.5, gamma=0.1) == [0.0, 2.0, 2.0]
+    assert run("reinforce_token", [taxed], token_gamma=0.5) == [0.0, 2.0, 2.0]
 
 
 def test_rewards_of_turns_without_tokens_are_not_lost() -> None:

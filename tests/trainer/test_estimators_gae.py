@@ -24,7 +24,7 @@ LEVELS = view(0.5, 1.0, lengths=(2, 2), values=(0.5, 0.4, 0.2, 0.3))
 
 
 def test_masked_gae_golden() -> None:
-    found = gae([MASKED], AdvantageConfig(lam=0.95))
+    found = gae([MASKED], AdvantageConfig(name="gae", lam=0.95))
     assert flat(found.advantages) == pytest.approx([0.43675, 0.565, 0.7])
     assert found.returns is not None
     assert flat(found.returns) == pytest.approx([0.93675, 0.965, 1.0])
@@ -73,26 +73,26 @@ def test_returns_of_the_critic_are_taken_before_whitening_and_clipping() -> None
 
 
 def test_bi_level_golden() -> None:
-    found = bi_level_gae([LEVELS], AdvantageConfig(lam=1.0, high_gamma=0.95))
+    found = bi_level_gae([LEVELS], AdvantageConfig(name="bi_level_gae", lam=1.0, high_gamma=0.95))
     assert flat(found.advantages) == pytest.approx([0.95, 1.05, 0.8, 0.7])
     assert found.returns is not None
     assert flat(found.returns) == pytest.approx([1.45, 1.45, 1.0, 1.0])
 
 
 def test_bi_level_lambda_is_within_a_turn_only() -> None:
-    found = bi_level_gae([LEVELS], AdvantageConfig(lam=0.95, high_gamma=0.95))
+    found = bi_level_gae([LEVELS], AdvantageConfig(name="bi_level_gae", lam=0.95, high_gamma=0.95))
     assert flat(found.advantages) == pytest.approx([-0.1 + 0.95 * 1.05, 1.05, 0.1 + 0.95 * 0.7, 0.7])
 
 
 def test_bi_level_lambda_of_the_upper_level_is_between_turns_only() -> None:
-    found = bi_level_gae([LEVELS], AdvantageConfig(lam=1.0, high_gamma=0.95, high_lam=0.5))
+    found = bi_level_gae([LEVELS], AdvantageConfig(name="bi_level_gae", lam=1.0, high_gamma=0.95, high_lam=0.5))
     # e2: 0.7; e1: 0.5 + 0.95 * 0.3 - 0.4 + 0.95 * 0.5 * 0.7 = 0.7175
     assert flat(found.advantages) == pytest.approx([0.6175, 0.7175, 0.8, 0.7])
 
 
 def test_bi_level_turns_may_pay_nothing() -> None:
     episode = replace(LEVELS, rewards=np.array([0.0, 0.0]))
-    found = bi_level_gae([episode], AdvantageConfig(lam=1.0, high_gamma=0.95))
+    found = bi_level_gae([episode], AdvantageConfig(name="bi_level_gae", lam=1.0, high_gamma=0.95))
     # e2: -0.3; e1: 0.95 * 0.3 - 0.4 + 0.95 * -0.3 = -0.4
     assert flat(found.advantages) == pytest.approx([-0.5, -0.4, -0.2, -0.3])
 
@@ -100,7 +100,7 @@ def test_bi_level_turns_may_pay_nothing() -> None:
 def test_bi_level_turns_without_tokens_pay_with_the_turn_before() -> None:
     silent = view(0.25, 0.5, 0.25, 1.0, lengths=(2, 0, 0, 2), values=LEVELS.values)
     joined = view(1.0, 1.0, lengths=(2, 2), values=LEVELS.values)
-    config = AdvantageConfig(high_gamma=0.9, lam=0.8)
+    config = AdvantageConfig(name="bi_level_gae", high_gamma=0.9, lam=0.8)
     assert flat(bi_level_gae([silent], config).advantages) == pytest.approx(
         flat(bi_level_gae([joined], config).advantages)
     )
@@ -109,13 +109,13 @@ def test_bi_level_turns_without_tokens_pay_with_the_turn_before() -> None:
 
 def test_bi_level_counts_what_the_tokens_of_a_turn_pay_before_its_end() -> None:
     episode = view(0.0, 1.0, lengths=(1, 2), values=(0.0, 0.0, 0.0), tokens=(0.0, -0.25, 0.0))
-    found = bi_level_gae([episode], AdvantageConfig(lam=1.0, high_gamma=0.5))
+    found = bi_level_gae([episode], AdvantageConfig(name="bi_level_gae", lam=1.0, high_gamma=0.5))
     assert flat(found.advantages) == pytest.approx([0.5 * -0.25 + 0.5 * 1.0, 0.75, 1.0])
 
 
 @given(views(min_size=1))
 def test_undiscounted_both_are_the_return_less_the_value(episodes: list[EpisodeView]) -> None:
-    config = AdvantageConfig(token_gamma=1.0, lam=1.0, high_gamma=1.0, high_lam=1.0)
+    config = AdvantageConfig(name="bi_level_gae", token_gamma=1.0, lam=1.0, high_gamma=1.0, high_lam=1.0)
     expected = []
     for episode in episodes:
         assert episode.values is not None
@@ -128,7 +128,7 @@ def test_undiscounted_both_are_the_return_less_the_value(episodes: list[EpisodeV
 @given(views(min_size=1), st.floats(0, 1), st.floats(0, 1))
 def test_gae_is_the_weighted_sum_of_its_errors(episodes: list[EpisodeView], gamma: float, lam: float) -> None:
     """Equation 16 written out, without the recursion."""
-    found = gae(episodes, AdvantageConfig(token_gamma=gamma, lam=lam)).advantages
+    found = gae(episodes, AdvantageConfig(name="gae", token_gamma=gamma, lam=lam)).advantages
     for episode, advantages in zip(episodes, found, strict=True):
         assert episode.values is not None
         following = np.append(episode.values[1:], 0.0)[: len(episode.values)]

@@ -30,7 +30,12 @@ NORMALIZE = get_args(AdvantageConfig.model_fields["normalize"].annotation)
 
 
 def configured(name: str, **config: Any) -> AdvantageConfig:
-    return AdvantageConfig(**{"name": name, "gamma": 0.9, "token_gamma": 0.95, "base_weight": 0.5, **config})
+    """With ``config`` and other values than the defaults, as far as the estimator reads them."""
+    read = ESTIMATORS[name].keys or frozenset()
+    given = {"gamma": 0.9, "token_gamma": 0.95, "base_weight": 0.5, **config}
+    return AdvantageConfig(
+        name=name, **{key: value for key, value in given.items() if key in read | {"whiten", "clip"}}
+    )
 
 
 def run(name: str, episodes: list[EpisodeView], **config: Any) -> list[np.ndarray]:

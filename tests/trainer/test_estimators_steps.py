@@ -21,7 +21,7 @@ B = view(0.0, 0.0, 0.0, anchors=("s0", "s1", "s1"))
 
 def of_histories(episodes: list[EpisodeView], **config: Any) -> list[float]:
     settings = {"gamma": 0.95, "history": 1, "normalize": "mean", **config}
-    return flat(hgpo(episodes, AdvantageConfig(**settings)).advantages)
+    return flat(hgpo(episodes, AdvantageConfig(name="hgpo", **settings)).advantages)
 
 
 # -- HGPO --------------------------------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ def test_states_of_two_groups_are_never_one() -> None:
 def test_alike_states_are_compared() -> None:
     episodes = [view(r, anchors=("x" * 19 + c,)) for r, c in ((1.0, "a"), (0.0, "b"))]
     config = {"normalize": "mean", "step_weight": 10.0}
-    assert flat(gigpo(episodes, AdvantageConfig(**config)).advantages) == [0.5, -0.5]  # type: ignore[arg-type]
-    near = AdvantageConfig(similarity=0.9, **config)  # type: ignore[arg-type]
+    assert flat(gigpo(episodes, AdvantageConfig(name="gigpo", **config)).advantages) == [0.5, -0.5]  # type: ignore[arg-type]
+    near = AdvantageConfig(name="gigpo", similarity=0.9, **config)  # type: ignore[arg-type]
     assert flat(gigpo(episodes, near).advantages) == [5.5, -5.5]
     assert gigpo(episodes, near).metrics["advantage/anchor_size_max"] == 2.0
 

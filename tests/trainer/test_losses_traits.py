@@ -16,8 +16,8 @@ from roll_envs.errors import ConfigError
 from trainer.cli import main
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config_file import parse_config
-from trainer.loss_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS
 from trainer.losses import LOSSES, StepTokens
+from trainer.read_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS
 
 OTHER: dict[str, Any] = {
     "clip_low": 0.05, "clip_high": 0.03, "dual_clip": 1.1, "ratio": "row", "positive_weight": 2.0,
@@ -117,7 +117,8 @@ def test_where_unread_keys_stand() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, ["loss.dual_clip=3.0", "loss.constant_tokens=9"], source="run.yaml")
     assert str(caught.value).splitlines() == [
-        "run.yaml:5: loss.dual_clip is set, but loss 'reinforce' does not read it; losses that read it: clip",
+        "run.yaml:5: loss.dual_clip is set, but loss 'reinforce' does not read it; losses that read it: clip; "
+        "leave it out, or undo it with loss.dual_clip=null",
         "run.yaml:5: loss.constant_tokens is set, but loss.aggregation is 'token-mean'; 'constant' reads it",
     ]
 

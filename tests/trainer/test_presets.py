@@ -52,7 +52,10 @@ def test_the_file_goes_over_the_recipe_and_the_command_line_over_both() -> None:
 def test_a_recipe_of_the_command_line_goes_over_the_file_and_under_other_overrides() -> None:
     text = f"{MINIMAL}advantage: {{name: gigpo, gamma: 0.9}}\n"
     assert value_of(text, "advantage.name", "algorithm=dapo") == "grpo"
-    assert value_of(text, "advantage.gamma", "algorithm=dapo") == 0.9  # DAPO says nothing of it
+    assert value_of(text, "advantage.gamma", "algorithm=dapo") == 1.0  # GiGPO's, which DAPO does not read
+    assert value_of(text, "advantage.gamma", "algorithm=raft_pp") == 0.9  # whose estimator reads it
+    with pytest.raises(ConfigError, match=r"advantage.gamma is set, but estimator 'grpo' does not read it"):
+        value_of(text, "advantage.gamma", "algorithm=dapo", "advantage.gamma=0.8")
     assert value_of(text, "advantage.name", "algorithm=dapo", "advantage.name=reinforce") == "reinforce"
     assert value_of(text, "advantage.name", "advantage.name=reinforce", "algorithm=dapo") == "reinforce"
 

@@ -24,6 +24,7 @@ from trainer.estimators.types import (
     per_turn,
 )
 from trainer.plugins import load_plugin, plugin_names
+from trainer.read_keys import ESTIMATOR_KEYS
 
 __all__ = [
     "ESTIMATORS",
@@ -62,25 +63,30 @@ __all__ = [
 GROUP = "roll_envs.estimators"
 """The entry-point group: name = ``advantage.name``, target = an :class:`EstimatorSpec`, or an estimator alone."""
 
+
+def _built_in(name: str, estimate: Estimator, **needs: bool) -> EstimatorSpec:
+    return EstimatorSpec(estimate=estimate, keys=ESTIMATOR_KEYS[name], **needs)
+
+
 ESTIMATORS: dict[str, EstimatorSpec] = {
-    "bi_level_gae": EstimatorSpec(estimate=bi_level_gae, needs_values=True),
-    "dr_grpo": EstimatorSpec(estimate=dr_grpo, needs_group=True),
-    "gae": EstimatorSpec(estimate=gae, needs_values=True),
-    "gigpo": EstimatorSpec(estimate=gigpo, needs_group=True),
-    "gpg": EstimatorSpec(estimate=gpg, needs_group=True),
-    "grpo": EstimatorSpec(estimate=grpo, needs_group=True),
-    "hgpo": EstimatorSpec(estimate=hgpo, needs_group=True),
-    "lite_ppo": EstimatorSpec(estimate=lite_ppo, needs_group=True),
-    "maxrl": EstimatorSpec(estimate=maxrl, needs_group=True),
-    "opo": EstimatorSpec(estimate=opo, needs_group=True),
-    "pass_at_k": EstimatorSpec(estimate=pass_at_k, needs_group=True),
-    "reinforce": EstimatorSpec(estimate=reinforce),
-    "reinforce_pp": EstimatorSpec(estimate=reinforce_pp),
-    "reinforce_pp_baseline": EstimatorSpec(estimate=reinforce_pp_baseline, needs_group=True),
-    "reinforce_token": EstimatorSpec(estimate=reinforce_token),
-    "remax": EstimatorSpec(estimate=remax, needs_greedy=True),
-    "rloo": EstimatorSpec(estimate=rloo, needs_group=True),
-    "step_reinforce": EstimatorSpec(estimate=step_reinforce),
+    "bi_level_gae": _built_in("bi_level_gae", bi_level_gae, needs_values=True),
+    "dr_grpo": _built_in("dr_grpo", dr_grpo, needs_group=True),
+    "gae": _built_in("gae", gae, needs_values=True),
+    "gigpo": _built_in("gigpo", gigpo, needs_group=True),
+    "gpg": _built_in("gpg", gpg, needs_group=True),
+    "grpo": _built_in("grpo", grpo, needs_group=True),
+    "hgpo": _built_in("hgpo", hgpo, needs_group=True),
+    "lite_ppo": _built_in("lite_ppo", lite_ppo, needs_group=True),
+    "maxrl": _built_in("maxrl", maxrl, needs_group=True),
+    "opo": _built_in("opo", opo, needs_group=True),
+    "pass_at_k": _built_in("pass_at_k", pass_at_k, needs_group=True),
+    "reinforce": _built_in("reinforce", reinforce),
+    "reinforce_pp": _built_in("reinforce_pp", reinforce_pp),
+    "reinforce_pp_baseline": _built_in("reinforce_pp_baseline", reinforce_pp_baseline, needs_group=True),
+    "reinforce_token": _built_in("reinforce_token", reinforce_token),
+    "remax": _built_in("remax", remax, needs_greedy=True),
+    "rloo": _built_in("rloo", rloo, needs_group=True),
+    "step_reinforce": _built_in("step_reinforce", step_reinforce),
 }
 """Estimators by the name that ``advantage.name`` uses: the built-in ones, and others once they were found."""
 

@@ -108,6 +108,8 @@ class EstimatorSpec:
     """It needs a critic."""
     needs_greedy: bool = False
     """It needs one greedy episode per task."""
+    keys: frozenset[str] | None = None
+    """Keys of the section ``advantage`` that it reads among those that not all do; None: it may read any of them."""
 
 
 def per_turn(values: Sequence[FloatArray], episodes: Sequence[EpisodeView]) -> list[FloatArray]:

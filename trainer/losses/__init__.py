@@ -12,7 +12,6 @@ import torch
 from roll_envs.errors import PluginError, UnknownNameError
 from trainer.algorithm_config import CorrectionConfig, LossConfig
 from trainer.batching import Batch, Denominators
-from trainer.loss_keys import LOSS_KEYS
 from trainer.losses.aggregation import aggregate
 from trainer.losses.correction import correction_weights, within_second_moment
 from trainer.losses.covariance import choose_between, choose_largest, clip_cov, kl_cov
@@ -37,6 +36,7 @@ from trainer.losses.types import (
 )
 from trainer.losses.weighted import cispo, topr, vespo
 from trainer.plugins import load_plugin, plugin_names
+from trainer.read_keys import LOSS_KEYS
 
 __all__ = [
     "GROUP",

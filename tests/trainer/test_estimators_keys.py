@@ -1,0 +1,87 @@
+"""No estimator has a setting that it does not read, and none reads what it does not name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from roll_envs.errors import ConfigError
+from trainer.algorithm_config import AdvantageConfig
+from trainer.config_file import parse_config
+from trainer.estimators import ESTIMATORS, EpisodeView
+from trainer.read_keys import ESTIMATOR_KEYS
+
+OTHER: dict[str, Any] = {
+    "gamma": 0.5, "token_gamma": 0.5, "lam": 0.3, "high_gamma": 0.4, "high_lam": 0.3, "normalize": "mean",
+    "across_steps": True, "step_weight": 3.0, "similarity": 0.5, "history": 1, "history_power": 2.0, "base_weight": 2.0,
+    "epsilon": 0.3,
+}  # fmt: skip
+"""For each key that belongs to some estimators another value than its default."""
+
+
+def episodes(seed: int) -> list[EpisodeView]:
+    """Two groups of four episodes of one to four turns in few, partly similar, states."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(8):
+        lengths = tuple(int(n) for n in rng.integers(1, 4, size=rng.integers(1, 5)))
+        states = tuple(rng.choice(["room one", "room two", "a lake"]) for _ in lengths)
+        found.append(
+            EpisodeView(
+                group=number // 4, rewards=rng.integers(0, 3, len(lengths)).astype(float), lengths=lengths,
+                anchors=states, values=rng.normal(size=sum(lengths)), greedy_return=0.5,
+            )
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_an_estimator_reads_the_keys_it_names_and_no_others(name: str) -> None:
+    spec = ESTIMATORS[name]
+    assert spec.keys == ESTIMATOR_KEYS[name]
+    assert OTHER.keys() == set().union(*ESTIMATOR_KEYS.values())
+
+    def behaviour(**config: Any) -> list[Any]:
+        # HGPO takes the episode's advantage only where it has a weight.
+        made = AdvantageConfig.model_construct(name=name, **{"base_weight": 0.5, **config})
+        found = [spec.estimate(episodes(seed), made) for seed in range(6)]
+        return [[a.tolist() for a in (*f.advantages, *(f.returns or ()))] for f in found]
+
+    usual = behaviour()
+    assert {key for key, value in OTHER.items() if behaviour(**{key: value}) != usual} == spec.keys
+
+
+@pytest.mark.parametrize("key", sorted(OTHER))
+def test_a_key_that_the_estimator_does_not_read_is_an_error_that_names_those_that_do(key: str) -> None:
+    readers = sorted(name for name, keys in ESTIMATOR_KEYS.items() if key in keys)
+    for name in ESTIMATOR_KEYS:
+        if name in readers:
+            AdvantageConfig(name=name, **{key: OTHER[key]})
+            continue
+        with pytest.raises(ValidationError) as caught:
+            AdvantageConfig(name=name, **{key: OTHER[key]})
+        assert (
+            f"advantage.{key} is set, but estimator '{name}' does not read it; estimators that read it: "
+            f"{', '.join(readers)}; leave it out, or undo it with advantage.{key}="
+        ) in str(caught.value)
+
+
+def test_what_all_read_and_what_others_read() -> None:
+    AdvantageConfig(name="rloo", whiten=True, clip=2.0, gamma=1.0, epsilon=1e-6)
+    AdvantageConfig(name="theirs", lam=0.5, kwargs={"alpha": 1})
+    with pytest.raises(ValidationError, match="it is for estimators of other packages"):
+        AdvantageConfig(name="rloo", kwargs={"alpha": 1})
+
+
+def test_the_error_says_where_and_how_to_undo_it() -> None:
+    text = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nadvantage:\n  name: gigpo\n  gamma: 0.9\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, ["advantage.name=grpo"], source="run.yaml")
+    assert str(caught.value) == (
+        "run.yaml:5: advantage.gamma is set, but estimator 'grpo' does not read it; estimators that read it: "
+        "gigpo, hgpo, reinforce, step_reinforce; leave it out, or undo it with advantage.gamma=1.0"
+    )
+    assert parse_config(text, ["advantage.name=grpo", "advantage.gamma=1.0"]).advantage.name == "grpo"
