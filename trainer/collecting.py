@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roll_envs.types import Group, Metrics
+from roll_envs.types import Group, Metrics, Trajectory
 from trainer.estimators import find_estimator
 from trainer.filters import keep_groups
 from trainer.session import Session
@@ -25,11 +25,16 @@ class Collected:
     """Every group, for the statistics of the rollout."""
     kept: tuple[Group, ...]
     """Those that passed the filter."""
-    greedy: tuple[float | None, ...]
-    """Return of the greedy episode of each kept group's task; None where it failed; empty where none was asked for."""
+    greedy: tuple[Trajectory, ...]
+    """The greedy episode of each kept group's task; empty where none was asked for."""
     cursor: int
     """Index of the next task to draw."""
     metrics: Metrics
+
+    @property
+    def greedy_returns(self) -> tuple[float | None, ...]:
+        """Their returns; None where one failed."""
+        return tuple(episode.total_reward if episode.scored else None for episode in self.greedy)
 
 
 def collect_step(session: Session, *, cursor: int) -> Collected:
@@ -50,7 +55,7 @@ def collect_step(session: Session, *, cursor: int) -> Collected:
         kept, metrics = keep_groups(config.filter, played)
     if config.filter.refill_rounds:
         metrics["filter/rounds"] = float(rounds)
-    greedy: Sequence[float | None] = ()
+    greedy: Sequence[Trajectory] = ()
     if find_estimator(config.advantage.name).needs_greedy and kept:
-        greedy = session.greedy_returns([group.task for group in kept])
+        greedy = session.collect_greedy([group.task for group in kept])
     return Collected(played=tuple(played), kept=tuple(kept), greedy=tuple(greedy), cursor=cursor, metrics=metrics)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
-from roll_envs.types import Group, Trajectory
+from roll_envs.types import Trajectory
 from trainer.algorithm_state import AlgorithmState
 from trainer.backends import Learner, Scorer, make_learner
 from trainer.checkpoint import CheckpointState, clean_unfinished, load_checkpoint, save_checkpoint, set_aside_after
@@ -237,11 +237,13 @@ class _Run:
         metrics = {
             **rollout_metrics(found.played),
             **found.metrics,
-            "rollout/failed_share": self._failed_share(found.played),
+            "rollout/failed_share": self._failed_share(found),
         }
         with self.interrupts.whole():
             metrics.update(
-                update(config, self.parts, found.kept, step=counters.steps, version=version, greedy=found.greedy)
+                update(
+                    config, self.parts, found.kept, step=counters.steps, version=version, greedy=found.greedy_returns
+                )
             )
             counters.steps += 1
             counters.cursor = found.cursor
@@ -263,9 +265,9 @@ class _Run:
         self.counters.spend(phase, started)
         self._engine_is_current = False
 
-    def _failed_share(self, groups: Sequence[Group]) -> float:
-        """Failed episodes are in no statistic; too many of them stop the run, after saving."""
-        episodes = [t for g in groups for t in g.trajectories]
+    def _failed_share(self, found: Collected) -> float:
+        """Failed episodes, greedy ones too, are in no statistic; too many of them stop the run, after saving."""
+        episodes = [*(t for g in found.played for t in g.trajectories), *found.greedy]
         try:
             return self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
         except RollError:

@@ -106,13 +106,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Play ``tasks`` with the engine's current weights."""
         return self.pool.collect(tasks, group_size, on_done)
 
-    def greedy_returns(self, tasks: Sequence[Task]) -> list[float | None]:
-        """The return of one greedy episode of each task; None where it failed."""
+    def collect_greedy(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """One greedy episode of each task."""
         if self._greedy is None:
             settings = replace(self.settings, sampling=replace(self.settings.sampling, temperature=0.0))
             self._greedy = EpisodePool(_make_env, self._respond, settings, self._limits())
-        episodes = [group.trajectories[0] for group in self._greedy.collect(tasks, 1)]
-        return [episode.total_reward if episode.scored else None for episode in episodes]
+        return [group.trajectories[0] for group in self._greedy.collect(tasks, 1)]
 
     def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""

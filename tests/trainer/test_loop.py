@@ -14,8 +14,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ import roll_envs
 import trainer.collecting
 import trainer.loop
 from roll_envs.errors import CheckpointError, ConfigError, RollError
+from roll_envs.types import Outcome, Task, Trajectory
 from trainer.checkpoint import list_checkpoints, load_checkpoint
 from trainer.config_file import load_config
 from trainer.evaluate import evaluate_run
@@ -567,6 +568,20 @@ def test_failed_episodes_are_in_no_statistic(word: str, tmp_path: Path) -> None:
     for phase in summary["phases"]:
         assert (phase["tasks"], phase["failed"]) == (30 - lost, lost)
     assert any(r["teacher/failed_share"] > 0 for r in read_metrics(path, "warm_start"))
+
+
+def test_failed_greedy_episodes_are_counted(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Session.collect_greedy
+
+    def lost(self: Session, tasks: Sequence[Task]) -> list[Trajectory]:
+        return [replace(t, outcome=Outcome(kind="failed", reason="lost")) for t in played(self, tasks)]
+
+    monkeypatch.setattr(Session, "collect_greedy", lost)
+    path, _ = run(tmp_path, **word_run(0.0, advantage={"name": "remax"}))
+    for record in read_metrics(path, "train"):
+        assert record["rollout/failed_share"] == pytest.approx(6 / (18 + 6))
+        assert record["advantage/without_greedy"] == 18
+        assert record["rollout/outcome/failed"] == 0
 
 
 @pytest.mark.parametrize("warm_steps", [0, 2])
