@@ -33,8 +33,8 @@ def generalized_advantages(rewards: FloatArray, values: FloatArray, gamma: float
 def gae(episodes: Sequence[EpisodeView], config: AdvantageConfig) -> Estimate:
     """GAE (Schulman et al. 2015, arXiv:1506.02438) per sampled token, with ``token_gamma`` and ``lam``.
 
-    A turn's reward is on its last token. The critic learns ``A + V``, taken before any whitening. An episode that is cut
-    at its turn limit ends there, as in verl and ROLL: the limit is part of the task, and no value is put behind it.
+    A turn's reward is on its last token. The critic learns ``A + V``, taken before any whitening. An episode that is
+    cut at its turn limit ends there, as in verl: the limit is part of the task, and no value is put behind it.
     """
     advantages = [
         generalized_advantages(on_last_tokens(e), values_of(e), config.token_gamma, config.lam) for e in episodes
