@@ -27,8 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-CASES = ("equal", "uneven")
-EQUAL_TOKENS, MEAN_TOKENS, MAX_TOKENS = 256, 200, 1500
+CASES = ("equal", "uneven", "groups")
+EQUAL_TOKENS, MEAN_TOKENS, MAX_TOKENS, GROUP = 256, 200, 1500, 8
 LR = 1e-4
 
 
@@ -151,11 +151,12 @@ def make_rows(options: argparse.Namespace, case: str) -> list[tuple[list[int], i
     """(ids, tokens of the prompt, advantage) of each row; a quarter of a row is prompt, the rest was sampled.
 
     Uneven lengths are the quantiles of a log-normal distribution (sigma 1) with mean 200, at most 1500, as of episodes.
+    In groups, eight rows of equal length have the same prompt, which is three quarters of each, as in turns of agents.
     """
     import numpy as np
 
     rng = np.random.default_rng(0)
-    if case == "equal":
+    if case != "uneven":
         lengths = [EQUAL_TOKENS] * options.rows
     else:
         normal = statistics.NormalDist(math.log(MEAN_TOKENS) - 0.5, 1.0)
@@ -163,6 +164,10 @@ def make_rows(options: argparse.Namespace, case: str) -> list[tuple[list[int], i
         lengths = rng.permutation([min(MAX_TOKENS, max(16, round(n))) for n in spread]).tolist()
     ids = [rng.integers(2, options.vocabulary, n).tolist() for n in lengths]
     advantages = rng.normal(size=options.rows)
+    if case == "groups":
+        prompt = EQUAL_TOKENS * 3 // 4
+        ids = [ids[i - i % GROUP][:prompt] + row[prompt:] for i, row in enumerate(ids)]
+        return [(i, prompt, float(a)) for i, a in zip(ids, advantages, strict=True)]
     return [(i, len(i) // 4, float(a)) for i, a in zip(ids, advantages, strict=True)]
 
 
