@@ -49,7 +49,8 @@ def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedRows | N
     columns = np.arange(width)
     inside = columns < lengths[:, None]
     table = np.where(inside, numbers[np.minimum(starts[:, None] + columns, len(numbers) - 1)], -1)
-    order = np.lexsort(table.T[::-1])
+    keys = [row.tobytes() for row in table.astype(">i8")]  # bytes that sort as the ids do
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
     table, inside = table[order], inside[order]
     shared = np.zeros(len(starts), dtype=np.int64)
     alike = (table[1:] == table[:-1]) & inside[1:]
