@@ -160,7 +160,14 @@ class Slot:
             output.close_writers()
             ended = self.see_to_end(output, wall_s, self.kill)
         if ended.folder is not None:
-            ended.files = _fetch(ended.folder, order.fetch)
+            try:
+                ended.files = _fetch(ended.folder, order.fetch)
+            finally:
+                if (
+                    self._ground
+                ):  # where runs have no file system of their own, init waits before the next one clears it
+                    with contextlib.suppress(OSError):
+                        wire.send(self._work, {"order": "fetched"})
         return ended
 
     def begin(self) -> None:

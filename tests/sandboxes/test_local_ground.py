@@ -12,7 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from test_attacks import LIMITS as ATTACK_LIMITS
 from test_attacks import RUNS, check, source_of
 
 import sandboxes.local.sandbox as module
+import sandboxes.local.slot as slot
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox, Tier
@@ -148,6 +149,22 @@ def test_programs_run_as_anywhere(sandbox: LocalSandbox) -> None:
     result = sandbox.run(program)
     assert (result.stdout, result.stderr, result.exit_code) == (b"in ['main.py', 'a'] file\n", b"", 3)
     assert result.files["out"].endswith(b"/work")
+    assert sandbox.run(Program(source="import os; print(os.listdir('.'))")).stdout == b"['main.py']\n"
+
+
+def test_the_next_run_does_not_clear_what_is_still_to_be_fetched(
+    sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = slot._fetch
+
+    def slow(folder: int, names: Sequence[str]) -> dict[str, bytes]:
+        time.sleep(0.4)  # as on a busy machine: time for the next init to make its place
+        return real(folder, names)
+
+    monkeypatch.setattr(slot, "_fetch", slow)
+    for text in ("one", "two"):
+        result = sandbox.run(Program(source=f"open('out', 'w').write({text!r})", fetch=("out",)))
+        assert result.files == {"out": text.encode()}
     assert sandbox.run(Program(source="import os; print(os.listdir('.'))")).stdout == b"['main.py']\n"
 
 

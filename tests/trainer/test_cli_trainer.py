@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import types
@@ -109,7 +110,8 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(config_path: Path, argument
 
 
 def test_a_reader_that_goes_away_is_no_traceback(config_path: Path) -> None:
-    command = f"{sys.executable} -c 'from trainer.cli import main; raise SystemExit(main())' {config_path} --dry-run"
+    program = "from trainer.cli import main; raise SystemExit(main())"
+    command = shlex.join([sys.executable, "-c", program, str(config_path), "--dry-run"])
     done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
 

@@ -102,6 +102,8 @@ class Init:
         try:
             self._prepare()
             message, fds = (order, []) if order else wire.receive(self.work)
+            while message is not None and message["order"] == "fetched":  # meant for an init that was ended meanwhile
+                message, fds = wire.receive(self.work)
             if message is None:
                 os._exit(0)
             if message["order"] == "session":
@@ -184,6 +186,8 @@ class Init:
             usage["peak"] = max(usage["peak"] or 0, resident)  # a short run ends between two looks
         shown = [os.open(".", os.O_RDONLY | os.O_DIRECTORY)] if message["show_work"] else []
         wire.send(self.work, {"event": "done", "status": status, "wall_s": wall_s, **usage}, shown)
+        if shown and self._ground is not None:
+            wire.receive(self.work)  # "fetched", or the caller is gone: only then may the next init clear the ground
 
     def take_ready(self) -> Child:
         """A process that waits for its order; usually it has been waiting for a while."""
