@@ -47,7 +47,7 @@ def learn(tmp_path: Path, **changes: Any) -> tuple[float, float, list[dict[str, 
         "learner": {"pack_tokens": 128, "minibatches": 1},
         "evaluation": {"tasks": 200, "every": 0},
         "checkpoint": {"every": 0, "keep": 1},
-        "steps": 80,
+        "steps": 100,
     }
     if "algorithm" not in changes:
         settings["algorithm"] = "dapo"
