@@ -163,12 +163,14 @@ class Slot:
             try:
                 ended.files = _fetch(ended.folder, order.fetch)
             finally:
-                if (
-                    self._ground
-                ):  # where runs have no file system of their own, init waits before the next one clears it
-                    with contextlib.suppress(OSError):
-                        wire.send(self._work, {"order": "fetched"})
+                if self._ground:
+                    self._say_fetched()
         return ended
+
+    def _say_fetched(self) -> None:
+        """To init, which waits for it where the next run would clear the folder of this one."""
+        with contextlib.suppress(OSError):  # init is gone: the next order finds that out
+            wire.send(self._work, {"order": "fetched"})
 
     def begin(self) -> None:
         """From now on the init that waits is ours."""
