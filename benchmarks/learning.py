@@ -25,14 +25,7 @@ from typing import Any
 METHODS: dict[str, list[str]] = {
     "grpo": ["advantage.name=grpo", "advantage.gamma=1.0"],
     "gigpo": ["advantage.name=gigpo"],
-    "ppo": [
-        "algorithm=ppo",
-        "advantage.name=gae",
-        "advantage.gamma=1.0",
-        "critic.lr=0.001",
-        "critic.warmup_steps=3",
-        "critic.minibatches=4",
-    ],
+    "ppo": ["algorithm=ppo", "critic.lr=0.001", "critic.warmup_steps=3", "critic.minibatches=4"],
     "reinforce_pp": ["advantage.name=reinforce_pp", "advantage.gamma=1.0"],
 }
 """Overrides over the committed configuration of the environment."""

@@ -5,7 +5,7 @@ Part of the tree in :mod:`trainer.config`. Numbers that belong to one method alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -47,6 +47,11 @@ def _changed(section: Section, keys: Iterable[str]) -> dict[str, Any]:
     fields = type(section).model_fields
     defaults = {k: fields[k].get_default(call_default_factory=True) for k in sorted(keys)}
     return {k: default for k, default in defaults.items() if getattr(section, k) != default}
+
+
+def _special(table: Mapping[str, frozenset[str]]) -> set[str]:
+    """Keys that not everything in ``table`` reads."""
+    return {"kwargs"}.union(*table.values())
 
 
 class RewardConfig(Section):
@@ -151,8 +156,7 @@ class AdvantageConfig(Section):
 
     @model_validator(mode="after")
     def _every_key_is_read(self) -> Self:
-        special = {"kwargs"}.union(*ESTIMATOR_KEYS.values())
-        problems = unread_keys("advantage", self.name, ESTIMATOR_KEYS, _changed(self, special))
+        problems = unread_keys("advantage", self.name, ESTIMATOR_KEYS, _changed(self, _special(ESTIMATOR_KEYS)))
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -223,8 +227,7 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def _every_key_is_read(self) -> Self:
-        special = {"kwargs"}.union(*LOSS_KEYS.values())
-        problems = unread_keys("loss", self.name, LOSS_KEYS, _changed(self, special))
+        problems = unread_keys("loss", self.name, LOSS_KEYS, _changed(self, _special(LOSS_KEYS)))
         if self.aggregation != "constant":
             problems += [
                 f"loss.constant_tokens is set, but loss.aggregation is {self.aggregation!r}; 'constant' reads it"

@@ -50,7 +50,7 @@ def algorithm_reference() -> str:
     """The Markdown reference."""
     parts = [_HEAD, "## Recipes\n", _recipes()]
     parts += ["## Advantage estimators\n", "`advantage.name`, one of:\n"]
-    parts += [_entry(name, spec.estimate, _needs(spec)) for name, spec in sorted(ESTIMATORS.items())]
+    parts += [_entry(name, spec.estimate, _demands(spec)) for name, spec in sorted(ESTIMATORS.items())]
     parts += ["## Policy losses\n", "`loss.name`, one of:\n"]
     parts += [_entry(name, spec.loss, _traits(spec)) for name, spec in sorted(LOSSES.items())]
     parts += ["## Beside the loss\n"]
@@ -77,7 +77,7 @@ def _settings(preset: Preset) -> str:
     return " ".join(words)
 
 
-def _needs(spec: EstimatorSpec) -> str:
+def _demands(spec: EstimatorSpec) -> str:
     needs = [
         words
         for wanted, words in (
@@ -87,12 +87,15 @@ def _needs(spec: EstimatorSpec) -> str:
         )
         if wanted
     ]
-    words = [f"Reads {', '.join(f'`advantage.{key}`' for key in sorted(spec.keys))}."] if spec.keys else []
-    return " ".join([*words, *([f"Needs {' and '.join(needs)}."] if needs else [])])
+    return " ".join([*_reads("advantage", spec.keys), *([f"Needs {' and '.join(needs)}."] if needs else [])])
+
+
+def _reads(section: str, keys: frozenset[str] | None) -> list[str]:
+    return [f"Reads {', '.join(f'`{section}.{key}`' for key in sorted(keys))}."] if keys else []
 
 
 def _traits(spec: LossSpec) -> str:
-    words = [f"Reads {', '.join(f'`loss.{key}`' for key in sorted(spec.keys))}."] if spec.keys else []
+    words = _reads("loss", spec.keys)
     if spec.select is not None:
         words.append("Chooses tokens over the whole optimiser step before it.")
     return " ".join(words)

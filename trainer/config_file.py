@@ -186,6 +186,7 @@ def _apply_preset(data: dict[str, Any], places: dict[KeyPath, str], source: str)
             for last in frozenset().union(*table.values()) - table[below["name"]]:
                 if last in below and not places.get((section, last), "").startswith(_OVERRIDE):
                     del below[last]
+                    places.pop((section, last), None)
     return []
 
 

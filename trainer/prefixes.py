@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 __all__ = ["LEAST_SHARED", "SharedRows", "share_prefixes"]
 
 LEAST_SHARED = 4
 """Rows that share fewer tokens than this are run apart: a tree costs more than it saves."""
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,8 +62,8 @@ def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedRows | N
     here = (starts[order][:, None] + columns)[inside]
     representative = np.empty(len(places), dtype=np.int64)
     representative[here] = stands
-    kept = np.flatnonzero(representative == np.arange(len(places)))
-    rank = np.cumsum(representative == np.arange(len(places))) - 1
+    stays = representative == np.arange(len(places))
+    kept, rank = np.flatnonzero(stays), np.cumsum(stays) - 1
     in_order = np.empty_like(shared)
     in_order[order] = shared
     given = (kept, rank[representative], lengths, in_order)

@@ -28,12 +28,14 @@ class History:
     turns: Sequence[Turn]
     observation: str
     """The observation to answer now."""
-    template: str | None = None
+    observation_template: str | None = None
     """What the user's messages are made of: a text with ``{observation}`` in it; ``None`` is the observation alone."""
 
     def shown(self, observation: str) -> str:
         """The text of the user's message for ``observation``: 'Map' in 'See {observation}. Go.' is 'See Map. Go.'"""
-        return observation if self.template is None else self.template.replace("{observation}", observation)
+        if self.observation_template is None:
+            return observation
+        return self.observation_template.replace("{observation}", observation)
 
 
 Context = Callable[[History, Renderer], tuple[int, ...]]

@@ -126,7 +126,7 @@ def play_episode(
             instructions=instructions,
             turns=tuple(turns),
             observation=observation,
-            template=settings.observation_template,
+            observation_template=settings.observation_template,
         )
         prompt_ids = settings.context(history, settings.renderer)
         room = settings.max_tokens - len(prompt_ids)
