@@ -259,6 +259,42 @@ def test_requests_with_the_same_prompt_share_one_run(model: LanguageModel) -> No
         engine.close()
 
 
+def test_a_beginning_that_another_prompt_had_is_not_run_again(model: LanguageModel, engine: HFEngine) -> None:
+    rules, here, there = (tuple(range(start, start + 20)) for start in (5, 50, 100))
+    requests = [(rules + here, params(1)), (rules + there, params(2)), (rules + here, params(3))]
+    costs = []
+    for prompt, sampling in requests:
+        before = engine.tokens_computed
+        check_reference(model, prompt, sampling, engine.generate(prompt, sampling, timeout_s=FOREVER))
+        costs.append(engine.tokens_computed - before)
+    # 11 further passes after the prompt; at least one token of a prompt is run.
+    assert costs == [len(rules + here) + 11, len(there) + 11, 1 + 11]
+
+
+@pytest.mark.parametrize("pass_work", [0.0, 1e15], ids=["apart", "padded"])
+def test_answers_are_right_whatever_beginnings_slots_hold(
+    model: LanguageModel, pass_work: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.engines.hf._PASS_WORK", pass_work)
+    engine = HFEngine(model, max_running=5, max_tokens=400)
+    rng = np.random.default_rng(30)
+    known = [(9,) * 10]
+    try:
+        for batch in range(12):
+            requests = []
+            for i in range(int(rng.integers(1, 14))):
+                parent = known[rng.integers(len(known))]
+                cut = int(rng.integers(8, len(parent) + 1))
+                prompt = parent[:cut] + tuple(rng.integers(5, 9, size=rng.integers(0, 20)).tolist())
+                known.append(prompt)
+                requests.append((prompt, params(100 * batch + i, n=1 + int(rng.integers(4)))))
+            for (prompt, sampling), got in zip(requests, together(engine, requests), strict=True):
+                check_reference(model, prompt, sampling, got)
+        assert engine.tokens_computed < 0.75 * sum(map(len, known))  # answers included
+    finally:
+        engine.close()
+
+
 def test_a_prompt_that_differs_in_its_last_token_reuses_nothing_wrong(model: LanguageModel, engine: HFEngine) -> None:
     (prompt,) = prompts(1, seed=9)
     first = engine.generate(prompt, params(0, n=4), timeout_s=FOREVER)

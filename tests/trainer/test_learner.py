@@ -21,6 +21,7 @@ from roll_envs.types import SamplingParams
 from trainer.algorithm_state import AlgorithmState
 from trainer.backends import Learner, make_learner
 from trainer.backends.torch import TorchLearner
+from trainer.backends.torch_forward import up_to_the_last_label
 from trainer.batching import Batch, denominators_of, make_batches, scatter_back
 from trainer.config import LossConfig, OptimizerConfig, RunConfig
 from trainer.config_file import parse_config
@@ -145,7 +146,8 @@ def test_packed_rows_do_not_see_each_other() -> None:
 
 
 def test_the_model_is_given_no_padding() -> None:
-    """Rows of 3, 9 and 20 tokens in bins of 20: 32 tokens are run, 40 places are in the batch."""
+    """Rows of 3, 9 and 20 tokens in bins of 20: 40 places are in the batch, 29 tokens are run (a last one predicts
+    nothing)."""
     rows = [
         TokenSequence(
             ids=tuple(range(30 - n, 30)), mask=(False, *[True] * (n - 1)), logprobs=(0.0, *[-5.0] * (n - 1)),
@@ -159,7 +161,7 @@ def test_the_model_is_given_no_padding() -> None:
     seen: list[tuple[int, ...]] = []
     model.network.base_model.embed_tokens.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
     learner_of(model).score([batch])
-    assert seen == [(1, 32)]
+    assert seen == [(1, 29)]
 
 
 # -- promise 1 ---------------------------------------------------------------------------------------------------------
@@ -200,7 +202,9 @@ def test_masked_logits_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spoil(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         batch = current[0]
-        mask = batch.label_mask[batch.segments >= 0][None, :, None]  # rows are run end to end, without padding
+        present = batch.segments >= 0  # rows are run end to end, without padding, up to their last label
+        mask = batch.label_mask[present]
+        mask = mask[up_to_the_last_label(batch.positions[present], mask)][None, :, None]
         output.last_hidden_state = torch.where(mask, output.last_hidden_state, 1e3)
         return output
 

@@ -1,9 +1,9 @@
 """The built-in engine: continuous batching over a Hugging Face model, in a thread of this process.
 
 Requests of all running episodes share forward passes: new prompts join at any pass, finished rows leave at once. A
-prompt that continues what a slot already holds (the next turn of the same episode) only pays for its new tokens. The
-engine has its own copy of the weights, tagged with a version. It leaves out truncated sampling (top-p, top-k), which
-would bias the ratio of policies.
+prompt that begins like one that was run before (the next turn of an episode, a state that another episode met, the same
+rules) only pays for what is new in it. The engine has its own copy of the weights, tagged with a version. It leaves out
+truncated sampling (top-p, top-k), which would bias the ratio of policies.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 
 from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams
+from trainer.engines.held_tokens import HeldTokens
 from trainer.engines.slots import SlotCache
 from trainer.model import LanguageModel
 
@@ -31,6 +32,10 @@ __all__ = ["HFEngine"]
 
 _GATHER_S = 0.002
 """How long an idle engine lets further requests join before its first pass."""
+_LEAST_SHARED = 8
+"""A beginning of fewer tokens than this is run again rather than copied."""
+_PASS_WORK = 2e9
+"""What a pass costs beside its tokens, in multiplications: prompts are padded to one length where that costs less."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +68,9 @@ class HFEngine:
         self._device = next(network.parameters()).device
         self._max_tokens = max_tokens
         self._cache = SlotCache(network.config, max_running, 64, next(network.parameters()).dtype, self._device)
-        self._held: dict[tuple[int, ...], int] = {}  # token ids whose keys and values a free slot holds
-        self._free: set[int] = set(range(max_running))
+        self._held = HeldTokens()  # token ids whose keys and values a slot holds
+        self._free = dict.fromkeys(range(max_running))  # the one that was left first comes first
+        self._pass_tokens = _PASS_WORK / sum(p.numel() for p in network.parameters())
         self._vocabulary = int(network.get_input_embeddings().num_embeddings)
         self._queue: deque[_Request] = deque()
         self._running: list[_Request] = []
@@ -235,52 +241,77 @@ class HFEngine:
 
     def _admit(self) -> None:
         """Give queued requests a slot and run their prompts."""
-        admitted: list[tuple[_Request, int]] = []
+        admitted: list[_Request] = []
         now = time.monotonic()
         with self._wake:
-            while self._queue and self._free:
+            while self._queue and len(admitted) < len(self._free):
                 request = self._queue.popleft()
                 if request.deadline < now:
                     self._expire(request)
                     continue
-                self._running.append(request)
                 request.version = self._version
-                admitted.append((request, self._take_slot(request)))
+                admitted.append(request)
+            self._running.extend(admitted)
         if not admitted:
             return
         # Requests with the same prompt (the start of a group, a state met by several of its episodes) share one run.
-        first: dict[tuple[int, ...], int] = {}
-        leaders: list[tuple[_Request, int]] = []
-        for request, kept in admitted:
-            if first.setdefault(request.prompt, len(leaders)) == len(leaders):
-                leaders.append((request, kept))
-        requests = [r for r, _ in admitted]
-        sources = [first[r.prompt] for r in requests]
-        logits = self._forward(
-            [r.slot for r, _ in leaders],
-            [r.prompt[kept:] for r, kept in leaders],
-            [kept for _, kept in leaders],
-        )
-        if len(leaders) < len(requests):
-            pairs = [(leaders[s][0].slot, r.slot) for s, r in zip(sources, requests, strict=True)]
-            copies = [pair for pair in pairs if pair[0] != pair[1]]
-            self._cache.copy(copies, max(len(r.prompt) for r in requests))
-        self._sample(requests, logits[torch.tensor(sources, device=self._device)])
+        leaders = list({r.prompt: r for r in reversed(admitted)}.values())[::-1]
+        first = {r.prompt: i for i, r in enumerate(leaders)}
+        sources = [first[r.prompt] for r in admitted]
+        kept, copies = [], []
+        for request in leaders:
+            shared, source = self._take_slot(request)
+            kept.append(shared)
+            if source is not None:
+                copies.append((source, request.slot))
+        if copies:
+            self._cache.copy(copies, max(kept))
+        logits = self._prefill(leaders, kept)
+        homes = [leaders[s].slot for s in sources]  # a leader that ends with this token leaves its slot
+        self._sample(admitted, logits, sources)
+        followers = [(home, r) for home, r in zip(homes, admitted, strict=True) if r.slot < 0 and not r.future.done()]
+        for _, request in followers:
+            self._take_unused_slot(request)
+        if followers:
+            self._cache.copy([(home, r.slot) for home, r in followers], max(len(r.prompt) for _, r in followers))
 
-    def _take_slot(self, request: _Request) -> int:
-        """Choose a free slot; returns how many leading tokens of the prompt it holds already."""
-        slot, kept = -1, 0
-        for length in sorted({len(held) for held in self._held}, reverse=True):
-            # At least one token must be run, to have logits.
-            if length < len(request.prompt) and request.prompt[:length] in self._held:
-                slot, kept = self._held.pop(request.prompt[:length]), length
-                break
-        else:
-            unused = self._free.difference(self._held.values())
-            slot = min(unused) if unused else self._held.pop(next(iter(self._held)))  # the oldest
-        self._free.remove(slot)
+    def _prefill(self, requests: Sequence[_Request], kept: Sequence[int]) -> torch.Tensor:
+        """Logits [N, V] after the prompts, of which the slots hold the first ``kept`` tokens."""
+        parts = _alike([len(r.prompt) - k for r, k in zip(requests, kept, strict=True)], self._pass_tokens)
+        results = [
+            self._forward(
+                [requests[i].slot for i in part],
+                [requests[i].prompt[kept[i] :] for i in part],
+                [kept[i] for i in part],
+            )
+            for part in parts
+        ]
+        for request in requests:
+            self._held.put(request.slot, request.prompt)
+        order = torch.tensor([i for part in parts for i in part], device=self._device)
+        return torch.cat(results)[order.argsort()]
+
+    def _take_slot(self, request: _Request) -> tuple[int, int | None]:
+        """Choose a free slot; returns how many leading tokens of the prompt are known, and the slot to copy them from
+        unless it is this one."""
+        source, shared = self._held.longest(request.prompt)
+        if shared < _LEAST_SHARED:
+            self._take_unused_slot(request)
+            return 0, None
+        kept = min(shared, len(request.prompt) - 1)  # at least one token must be run, to have logits
+        if source in self._free and shared == len(self._held.ids(source)):
+            del self._free[source]
+            request.slot = source
+            return kept, None
+        self._take_unused_slot(request)
+        return kept, None if source == request.slot else source
+
+    def _take_unused_slot(self, request: _Request) -> None:
+        """Take a free slot that holds nothing, else the one that was left first."""
+        slot = next((s for s in self._free if s not in self._held), next(iter(self._free)))
+        del self._free[slot]
+        self._held.drop(slot)
         request.slot = slot
-        return kept
 
     def _decode(self) -> None:
         """One token for every running row."""
@@ -316,19 +347,31 @@ class HFEngine:
         self.tokens_computed += int(counts.sum())
         return self._network.lm_head(last)  # type: ignore[no-any-return]
 
-    def _sample(self, rows: Sequence[_Request], logits: torch.Tensor) -> None:
-        """Draw one id per row by inverting its cumulative distribution, and let finished rows go."""
-        temperature = torch.tensor([r.sampling.temperature for r in rows], dtype=torch.float64, device=logits.device)
+    def _sample(self, rows: Sequence[_Request], logits: torch.Tensor, sources: Sequence[int] | None = None) -> None:
+        """Draw one id per row by inverting its cumulative distribution, and let finished rows go; ``sources`` says
+        which of the ``logits`` [U, V] are a row's, in order when left out."""
+        # Rows that draw from one distribution: [U, the most of them] draws, the last of a row repeated.
+        sharers: dict[tuple[int, float], list[_Request]] = {}
+        for source, row in zip(range(len(rows)) if sources is None else sources, rows, strict=True):
+            sharers.setdefault((source, row.sampling.temperature), []).append(row)
+        most = max(map(len, sharers.values()))
+        padded = [who + who[-1:] * (most - len(who)) for who in sharers.values()]
+        draws = torch.tensor(
+            [[r.draws[len(r.ids)] for r in who] for who in padded], dtype=torch.float64, device=logits.device
+        )
+        temperature = torch.tensor([t for _, t in sharers], dtype=torch.float64, device=logits.device)
         greedy = temperature == 0
+        if sources is not None:
+            logits = logits[torch.tensor([source for source, _ in sharers], device=logits.device)]
         logp = (logits.double() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
-        draws = torch.tensor([r.draws[len(r.ids)] for r in rows], dtype=torch.float64, device=logits.device)
         cumulative = logp.exp().cumsum(-1)
-        drawn = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)[:, 0]
-        ids = torch.where(greedy, logp.argmax(-1), drawn.clamp(max=logp.shape[-1] - 1))
-        chosen = logp.gather(1, ids[:, None])[:, 0].tolist()
-        for request, token, logprob in zip(rows, ids.tolist(), chosen, strict=True):
-            request.ids.append(token)
-            request.logprobs.append(logprob)
+        drawn = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)
+        ids = torch.where(greedy[:, None], logp.argmax(-1)[:, None], drawn.clamp(max=logp.shape[-1] - 1))
+        chosen = logp.gather(1, ids)
+        for who, tokens, logprobs in zip(sharers.values(), ids.tolist(), chosen.tolist(), strict=True):
+            for row, token, logprob in zip(who, tokens, logprobs, strict=False):  # not what was repeated
+                row.ids.append(token)
+                row.logprobs.append(logprob)
         still = []
         now = time.monotonic()
         for request in self._running:
@@ -362,9 +405,11 @@ class HFEngine:
         if request.slot >= 0:
             # Keys and values of older weights are of no use. The last sampled token was not run through the model
             # yet: the slot holds what stands before it.
-            if hold and request.version == self._version:
-                self._held[(request.prompt + tuple(request.ids))[:-1]] = request.slot
-            self._free.add(request.slot)
+            ids = (request.prompt + tuple(request.ids))[:-1]
+            self._held.drop(request.slot)
+            if hold and request.version == self._version and not self._held.has(ids):
+                self._held.put(request.slot, ids)
+            self._free[request.slot] = None
             request.slot = -1
         if request.future.done():
             return
@@ -372,3 +417,17 @@ class HFEngine:
             request.future.set_result(result)
         else:
             request.future.set_exception(result)
+
+
+def _alike(sizes: Sequence[int], least: float) -> list[list[int]]:
+    """Indices of ``sizes`` in parts, largest first: parted where this saves ``least`` of padding or more.
+
+    Sizes 1, 9, 8, 1 with 10: [1, 2], [0, 3].
+    """
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    parts = [order[:1]]
+    for place, i in enumerate(order[1:], 1):
+        if (sizes[parts[-1][0]] - sizes[i]) * (len(order) - place) >= least:
+            parts.append([])
+        parts[-1].append(i)
+    return parts
