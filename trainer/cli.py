@@ -129,8 +129,11 @@ def _train(options: argparse.Namespace) -> int:
     _check_names(config)
     from trainer.loop import train
     from trainer.losses import find_loss
+    from trainer.model import check_model_folder
 
     find_loss(config.loss.name)
+    if config.model.path is not None:
+        check_model_folder(Path(config.model.path))
     report = Report()
     with RunFolder.create(config) as folder:
         return _finish(folder, report, lambda: train(config, folder, report))

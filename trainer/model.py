@@ -15,7 +15,7 @@ from roll_envs.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.tokenizer import build_tokenizer, words_of
 
-__all__ = ["LanguageModel", "build_model", "load_model", "save_model"]
+__all__ = ["LanguageModel", "build_model", "check_model_folder", "load_model", "save_model"]
 
 disable_progress_bar()  # small files; the run has bars of its own
 
@@ -63,10 +63,18 @@ def build_model(config: ModelConfig, env: TextEnv, seed: int) -> LanguageModel:
     return LanguageModel(network=network.float().train(), tokenizer=tokenizer)
 
 
+def check_model_folder(folder: Path) -> None:
+    """Raise :class:`ConfigError` where there is no model in Hugging Face form."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model.path: no Hugging Face model in '{folder}' (config.json is missing); give a folder that has one, or "
+            "leave model.path out for a small model that is built here"
+        )
+
+
 def load_model(folder: Path) -> LanguageModel:
     """A model and tokenizer from a local folder in Hugging Face form. Raises :class:`ConfigError`."""
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path: no Hugging Face model in '{folder}' (config.json is missing)")
+    check_model_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         network = AutoModelForCausalLM.from_pretrained(

@@ -84,6 +84,19 @@ def test_each_row_is_computed_as_if_alone(lengths: list[int], scale: float | Non
     assert all(torch.allclose(x, y, atol=1e-11) for x, y in zip(a, b, strict=True))
 
 
+def test_bfloat16_on_a_cpu_is_computed_in_float32() -> None:
+    lengths = [5, 20, 7]
+    half = [x.detach().bfloat16().requires_grad_() for x in inputs(lengths)]
+    fine = [x.detach().float().requires_grad_() for x in half]
+    rows = rows_of_positions(positions_of(lengths))
+    out, expected = run(half, rows), run(fine, rows)
+    assert torch.equal(out, expected.bfloat16())
+    weights = torch.linspace(-1, 1, out.numel()).view_as(out).bfloat16()
+    (out * weights).sum().backward()
+    (expected * weights.float()).sum().backward()
+    assert all(torch.equal(h.grad, f.grad.bfloat16()) for h, f in zip(half, fine, strict=True))  # type: ignore[union-attr]
+
+
 def test_flex_is_the_same() -> None:
     """Its kernel is for CUDA; mask and call are tried by the plain form that torch runs elsewhere, forward only."""
     lengths = [7, 1, 20, 5]

@@ -125,6 +125,10 @@ def test_a_reader_that_goes_away_is_no_traceback(config_path: Path) -> None:
         (["engine.name=vllm"], "roll-train: no engine 'vllm'; known: 'hf'"),
         (["learner.backend=deepspeed"], "roll-train: no learner backend 'deepspeed'; known: 'torch'"),
         (["loss.name=ppo"], "roll-train: no policy loss 'ppo'; did you mean 'dppo'"),
+        (
+            ["model.path=nowhere"],
+            "roll-train: model.path: no Hugging Face model in 'nowhere' (config.json is missing); g",
+        ),
         (["cluster=ray"], "roll-train: override 'cluster=ray': cluster is 'ray'; allowed: 'local'"),
         (["seed=x", "steps=y"], "roll-train:\n  override 'seed=x'"),
     ],
