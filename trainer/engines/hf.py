@@ -350,28 +350,29 @@ class HFEngine:
     def _sample(self, rows: Sequence[_Request], logits: torch.Tensor, sources: Sequence[int] | None = None) -> None:
         """Draw one id per row by inverting its cumulative distribution, and let finished rows go; ``sources`` says
         which of the ``logits`` [U, V] are a row's, in order when left out."""
-        # Rows that draw from one distribution: [U, the most of them] draws, the last of a row repeated.
-        sharers: dict[tuple[int, float], list[_Request]] = {}
-        for source, row in zip(range(len(rows)) if sources is None else sources, rows, strict=True):
-            sharers.setdefault((source, row.sampling.temperature), []).append(row)
-        most = max(map(len, sharers.values()))
-        padded = [who + who[-1:] * (most - len(who)) for who in sharers.values()]
-        draws = torch.tensor(
-            [[r.draws[len(r.ids)] for r in who] for who in padded], dtype=torch.float64, device=logits.device
-        )
-        temperature = torch.tensor([t for _, t in sharers], dtype=torch.float64, device=logits.device)
+        temperatures = [row.sampling.temperature for row in rows]
+        which, turn = np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
+        if sources is not None:  # a distribution that several rows draw from is made once
+            places: dict[tuple[int, float], int] = {}
+            which = np.array([places.setdefault(key, len(places)) for key in zip(sources, temperatures, strict=True)])
+            order = which.argsort(kind="stable")
+            turn[order] = np.arange(len(rows)) - np.searchsorted(which[order], which[order])
+            logits = logits[torch.tensor([source for source, _ in places], device=logits.device)]
+            temperatures = [temperature for _, temperature in places]
+        uniform = np.zeros((len(temperatures), int(turn.max()) + 1))
+        uniform[which, turn] = [row.draws[len(row.ids)] for row in rows]
+        temperature = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
         greedy = temperature == 0
-        if sources is not None:
-            logits = logits[torch.tensor([source for source, _ in sharers], device=logits.device)]
         logp = (logits.double() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
         cumulative = logp.exp().cumsum(-1)
+        draws = torch.from_numpy(uniform).to(logits.device)
         drawn = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)
         ids = torch.where(greedy[:, None], logp.argmax(-1)[:, None], drawn.clamp(max=logp.shape[-1] - 1))
         chosen = logp.gather(1, ids)
-        for who, tokens, logprobs in zip(sharers.values(), ids.tolist(), chosen.tolist(), strict=True):
-            for row, token, logprob in zip(who, tokens, logprobs, strict=False):  # not what was repeated
-                row.ids.append(token)
-                row.logprobs.append(logprob)
+        tokens, logprobs = (x.numpy(force=True)[which, turn].tolist() for x in (ids, chosen))
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            row.ids.append(token)
+            row.logprobs.append(logprob)
         still = []
         now = time.monotonic()
         for request in self._running:
