@@ -271,6 +271,24 @@ def test_a_beginning_that_another_prompt_had_is_not_run_again(model: LanguageMod
     assert costs == [len(rules + here) + 11, len(there) + 11, 1 + 11]
 
 
+def test_a_short_row_beside_a_long_one_takes_no_further_place(model: LanguageModel) -> None:
+    long, short = tuple(range(5, 65)), tuple(range(100, 160))
+    engine = HFEngine(model, max_running=4, max_tokens=400)
+    try:
+        engine.generate(short, params(0, n=1), timeout_s=FOREVER)
+        seen: list[int] = []
+        engine._network.base_model.register_forward_pre_hook(
+            lambda _, __, given: seen.append(int(given["position_ids"].max())), with_kwargs=True
+        )
+        requests = [(long, params(1, n=1)), ((*short, 7), params(2, n=1))]  # 60 tokens to run, and 1 behind 60
+        for (prompt, sampling), got in zip(requests, together(engine, requests), strict=True):
+            check_reference(model, prompt, sampling, got)
+        assert seen == [60]
+        assert engine._cache.keys.shape[3] == 64
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize("pass_work", [0.0, 1e15], ids=["apart", "padded"])
 def test_answers_are_right_whatever_beginnings_slots_hold(
     model: LanguageModel, pass_work: float, monkeypatch: pytest.MonkeyPatch

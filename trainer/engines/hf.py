@@ -325,14 +325,12 @@ class HFEngine:
         counts = np.fromiter((len(t) for t in tokens), dtype=np.int64, count=len(tokens))
         width = int(counts.max())
         starts = np.asarray(offsets, dtype=np.int64)
-        ids = np.zeros((len(tokens), width), dtype=np.int64)
-        steps = np.arange(width)
-        ids[steps < counts[:, None]] = np.concatenate([np.asarray(t, dtype=np.int64) for t in tokens])
-        places_np = starts[:, None] + steps
+        # A row that is over repeats its last token in its place: no place is read or written that no row asked for.
+        steps = np.minimum(np.arange(width), counts[:, None] - 1)
+        flat = np.concatenate([np.asarray(t, dtype=np.int64) for t in tokens])
+        ids = flat[(np.cumsum(counts) - counts)[:, None] + steps]
         visible = int((starts + counts).max())
-        # A padded step writes behind its row's end, where nothing reads it before it is overwritten.
-        visible = max(visible, int(places_np.max()) + 1)
-        places = torch.from_numpy(places_np).to(self._device)
+        places = torch.from_numpy(starts[:, None] + steps).to(self._device)
         self._cache.begin(torch.tensor(slots, device=self._device), places, visible)
         mask = torch.arange(visible, device=self._device)[None, None, :] <= places[:, :, None]
         hidden = self._network.base_model(
