@@ -1,0 +1,116 @@
+"""What the built-in engine saves where prompts begin alike: groups of FrozenLake episodes, one request per turn.
+
+    python benchmarks/engine.py                       # a small model, and one with the shape of SmolLM2-135M
+    python benchmarks/engine.py --shapes small --rounds 5
+
+Every turn's prompt is the rules and the present map. "Kept" is the engine as it is, "apart" lets it know nothing of
+earlier prompts; requests of one pass with the same prompt share a run in both. Moves are random, so both answer the very
+same prompts; the sides take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+import roll_envs
+import trainer.engines.hf as hf
+from roll_envs.types import SamplingParams
+from trainer.config import ModelConfig
+from trainer.model import LanguageModel, build_model
+from trainer.precision import DTYPES, cast_weights
+
+SHAPES = {
+    "small": ModelConfig(),
+    "135m": ModelConfig(hidden_size=576, layers=30, heads=9, mlp_ratio=1536 / 576),
+}
+ENV_ID = "roll/FrozenLake-v0"
+ENV = {"action_format": "word", "max_turns": 6}
+TIMEOUT_S = 600.0
+
+
+def prompts_by_turn(model: LanguageModel, groups: int, members: int) -> list[list[tuple[int, ...]]]:
+    """For each turn the prompts of the episodes that are not over; the members of a group have one lake."""
+    rng = random.Random(0)
+    envs = [roll_envs.make(ENV_ID, **ENV) for _ in range(groups * members)]
+    maps = {i: env.reset(seed=i // members)[0] for i, env in enumerate(envs)}
+    turns = []
+    while maps:
+        turns.append([ids_of(model, envs[i].unwrapped.instructions, text) for i, text in maps.items()])
+        after = {}
+        for i in maps:
+            text, _, terminated, truncated, _ = envs[i].step(rng.choice(("Up", "Down", "Left", "Right")))
+            if not (terminated or truncated):
+                after[i] = text
+        maps = after
+    return turns
+
+
+def ids_of(model: LanguageModel, rules: str, text: str) -> tuple[int, ...]:
+    messages = [{"role": "system", "content": rules}, {"role": "user", "content": text}]
+    written = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tuple(model.tokenizer(written, add_special_tokens=False)["input_ids"])
+
+
+def play(model: LanguageModel, turns: Sequence[Sequence[tuple[int, ...]]], answer: int) -> tuple[float, int]:
+    """Seconds, and tokens that the model was run over."""
+    engine = hf.HFEngine(model, max_running=len(turns[0]), max_tokens=1024)
+    try:
+        started = time.perf_counter()
+        for number, prompts in enumerate(turns):
+            futures = [
+                engine.submit(
+                    p, SamplingParams(temperature=1.0, max_new_tokens=answer, seed=number), timeout_s=TIMEOUT_S
+                )
+                for p in prompts
+            ]
+            for future in futures:
+                future.result()
+        return time.perf_counter() - started, engine.tokens_computed
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["small", "135m"])
+    parser.add_argument("--precision", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--members", type=int, default=16)
+    parser.add_argument("--answer", type=int, default=2, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    print(f"{options.groups} groups of {options.members}, {options.precision}, {torch.get_num_threads()} threads")
+    print("| Model | Beginnings | Requests | Prompt tokens | Tokens run | Seconds (median, range) |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    least = {"kept": hf._LEAST_SHARED, "apart": 10**9}
+    for shape in options.shapes:
+        model = build_model(SHAPES[shape], roll_envs.make(ENV_ID, **ENV).unwrapped, 0)
+        cast_weights(model.network.eval(), DTYPES[options.precision])
+        turns = prompts_by_turn(model, options.groups, options.members)
+        prompts = [p for turn in turns for p in turn]
+        times: dict[str, list[float]] = {side: [] for side in least}
+        tokens = dict.fromkeys(least, 0)
+        for i in range(options.rounds + 1):
+            for side in (*least,) if i % 2 else (*least,)[::-1]:
+                hf._LEAST_SHARED = least[side]
+                seconds, tokens[side] = play(model, turns, options.answer)
+                if i:  # the first round warms up
+                    times[side].append(seconds)
+        for side, taken in times.items():
+            print(
+                f"| {shape} | {side} | {len(prompts)} | {sum(map(len, prompts))} | {tokens[side]} | "
+                f"{statistics.median(taken):.2f} ({min(taken):.2f}-{max(taken):.2f}) |",
+                flush=True,
+            )
+        ratio = statistics.median(times["apart"]) / statistics.median(times["kept"])
+        print(f"| {shape} | apart / kept | | | {tokens['apart'] / tokens['kept']:.2f} x | {ratio:.2f} x |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
