@@ -117,7 +117,7 @@ DEFAULT_ORIGINS: dict[str, str] = {
     "learner.attention": "speed alone",
     "learner.logits_mib": "memory alone; changes nothing else",
     "learner.gradient_checkpointing": "off: memory against time",
-    "learner.precision": "exact; bfloat16 is for GPUs",
+    "learner.precision": "exact; bfloat16 is for GPUs, and CPUs that compute in it",
     "learner.lora_rank": "off: all weights are trained",
     "learner.lora_alpha": "peft's examples",
     "learner.lora_targets": "all linear layers, as QLoRA's paper",
