@@ -4,7 +4,7 @@
     python benchmarks/engine.py --shapes small --rounds 5
 
 Every turn's prompt is the rules and the present map. "Kept" is the engine as it is, "apart" lets it know nothing of
-earlier prompts; requests of one pass with the same prompt share a run in both. Moves are random, so both answer the very
+earlier prompts; requests of one pass with the same prompt share a run in both. Moves are random, so both answer the
 same prompts; the sides take turns.
 """
 
