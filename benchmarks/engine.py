@@ -24,6 +24,7 @@ from roll_envs.types import SamplingParams
 from trainer.config import ModelConfig
 from trainer.model import LanguageModel, build_model
 from trainer.precision import DTYPES, cast_weights
+from trainer.renderer import ChatRenderer
 
 SHAPES = {
     "small": ModelConfig(),
@@ -36,12 +37,18 @@ TIMEOUT_S = 600.0
 
 def prompts_by_turn(model: LanguageModel, groups: int, members: int) -> list[list[tuple[int, ...]]]:
     """For each turn the prompts of the episodes that are not over; the members of a group have one lake."""
-    rng = random.Random(0)
+    rng, renderer = random.Random(0), ChatRenderer(model.tokenizer)
     envs = [roll_envs.make(ENV_ID, **ENV) for _ in range(groups * members)]
+    rules = envs[0].unwrapped.instructions
     maps = {i: env.reset(seed=i // members)[0] for i, env in enumerate(envs)}
     turns = []
     while maps:
-        turns.append([ids_of(model, envs[i].unwrapped.instructions, text) for i, text in maps.items()])
+        turns.append(
+            [
+                renderer.render([{"role": "system", "content": rules}, {"role": "user", "content": text}])
+                for i, text in maps.items()
+            ]
+        )
         after = {}
         for i in maps:
             text, _, terminated, truncated, _ = envs[i].step(rng.choice(("Up", "Down", "Left", "Right")))
@@ -49,12 +56,6 @@ def prompts_by_turn(model: LanguageModel, groups: int, members: int) -> list[lis
                 after[i] = text
         maps = after
     return turns
-
-
-def ids_of(model: LanguageModel, rules: str, text: str) -> tuple[int, ...]:
-    messages = [{"role": "system", "content": rules}, {"role": "user", "content": text}]
-    written = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tuple(model.tokenizer(written, add_special_tokens=False)["input_ids"])
 
 
 def play(model: LanguageModel, turns: Sequence[Sequence[tuple[int, ...]]], answer: int) -> tuple[float, int]:
@@ -70,7 +71,7 @@ def play(model: LanguageModel, turns: Sequence[Sequence[tuple[int, ...]]], answe
                 for p in prompts
             ]
             for future in futures:
-                future.result()
+                future.result(timeout=TIMEOUT_S)
         return time.perf_counter() - started, engine.tokens_computed
     finally:
         engine.close()

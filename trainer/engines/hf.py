@@ -255,9 +255,12 @@ class HFEngine:
         if not admitted:
             return
         # Requests with the same prompt (the start of a group, a state met by several of its episodes) share one run.
-        leaders = list({r.prompt: r for r in reversed(admitted)}.values())[::-1]
-        first = {r.prompt: i for i, r in enumerate(leaders)}
-        sources = [first[r.prompt] for r in admitted]
+        first: dict[tuple[int, ...], int] = {}
+        leaders: list[_Request] = []
+        for request in admitted:
+            if first.setdefault(request.prompt, len(leaders)) == len(leaders):
+                leaders.append(request)
+        sources = [first[request.prompt] for request in admitted]
         kept, copies = [], []
         for request in leaders:
             shared, source = self._take_slot(request)
@@ -267,6 +270,8 @@ class HFEngine:
         if copies:
             self._cache.copy(copies, max(kept))
         logits = self._prefill(leaders, kept)
+        for request in leaders:
+            self._held.put(request.slot, request.prompt)
         homes = [leaders[s].slot for s in sources]  # a leader that ends with this token leaves its slot
         self._sample(admitted, logits, sources)
         followers = [(home, r) for home, r in zip(homes, admitted, strict=True) if r.slot < 0 and not r.future.done()]
@@ -286,8 +291,6 @@ class HFEngine:
             )
             for part in parts
         ]
-        for request in requests:
-            self._held.put(request.slot, request.prompt)
         order = torch.tensor([i for part in parts for i in part], device=self._device)
         return torch.cat(results)[order.argsort()]
 
@@ -349,16 +352,17 @@ class HFEngine:
         """Draw one id per row by inverting its cumulative distribution, and let finished rows go; ``sources`` says
         which of the ``logits`` [U, V] are a row's, in order when left out."""
         temperatures = [row.sampling.temperature for row in rows]
-        which, turn = np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
-        if sources is not None:  # a distribution that several rows draw from is made once
-            places: dict[tuple[int, float], int] = {}
-            which = np.array([places.setdefault(key, len(places)) for key in zip(sources, temperatures, strict=True)])
+        # Which distribution a row draws from, and its place among those that do: what several draw from is made once.
+        which, column = np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
+        if sources is not None:
+            made: dict[tuple[int, float], int] = {}
+            which = np.array([made.setdefault(key, len(made)) for key in zip(sources, temperatures, strict=True)])
             order = which.argsort(kind="stable")
-            turn[order] = np.arange(len(rows)) - np.searchsorted(which[order], which[order])
-            logits = logits[torch.tensor([source for source, _ in places], device=logits.device)]
-            temperatures = [temperature for _, temperature in places]
-        uniform = np.zeros((len(temperatures), int(turn.max()) + 1))
-        uniform[which, turn] = [row.draws[len(row.ids)] for row in rows]
+            column[order] = np.arange(len(rows)) - np.searchsorted(which[order], which[order])
+            logits = logits[torch.tensor([source for source, _ in made], device=logits.device)]
+            temperatures = [temperature for _, temperature in made]
+        uniform = np.zeros((len(temperatures), int(column.max()) + 1))
+        uniform[which, column] = [row.draws[len(row.ids)] for row in rows]
         temperature = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
         greedy = temperature == 0
         logp = (logits.double() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
@@ -367,7 +371,7 @@ class HFEngine:
         drawn = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)
         ids = torch.where(greedy[:, None], logp.argmax(-1)[:, None], drawn.clamp(max=logp.shape[-1] - 1))
         chosen = logp.gather(1, ids)
-        tokens, logprobs = (x.numpy(force=True)[which, turn].tolist() for x in (ids, chosen))
+        tokens, logprobs = (x.numpy(force=True)[which, column].tolist() for x in (ids, chosen))
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.ids.append(token)
             row.logprobs.append(logprob)

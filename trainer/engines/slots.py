@@ -46,7 +46,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
 
     def copy(self, pairs: Sequence[tuple[int, int]], places: int) -> None:
-        """Give slot ``b`` the first ``places`` places of slot ``a``, for every pair (a, b)."""
+        """Give slot ``b`` the first ``places`` places of slot ``a``, for every pair (a, b). All are read before any is
+        written: a slot may be on both sides."""
         sources, targets = (torch.tensor(slots, device=self.keys.device) for slots in zip(*pairs, strict=True))
         self.keys[:, targets, :, :places] = self.keys[:, sources, :, :places]
         self.values[:, targets, :, :places] = self.values[:, sources, :, :places]
