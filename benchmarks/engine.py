@@ -22,9 +22,9 @@ import roll_envs
 import trainer.engines.hf as hf
 from roll_envs.types import SamplingParams
 from trainer.config import ModelConfig
-from trainer.model import LanguageModel, build_model
-from trainer.precision import DTYPES, cast_weights
-from trainer.renderer import ChatRenderer
+from trainer.learner.precision import DTYPES, cast_weights
+from trainer.model.network import LanguageModel, build_model
+from trainer.model.renderer import ChatRenderer
 
 SHAPES = {
     "small": ModelConfig(),

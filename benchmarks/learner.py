@@ -194,11 +194,11 @@ def run_ours(options: argparse.Namespace, case: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from trainer.backends.torch import TorchLearner
-    from trainer.batching import denominators_of, make_batches
     from trainer.config import LearnerConfig, LossConfig, OptimizerConfig
-    from trainer.model import LanguageModel
-    from trainer.sequences import TokenSequence
+    from trainer.data.batches import denominators_of, make_batches
+    from trainer.data.sequences import TokenSequence
+    from trainer.learner.torch import TorchLearner
+    from trainer.model.network import LanguageModel
 
     torch.set_num_threads(options.threads)
     network = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32)

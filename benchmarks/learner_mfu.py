@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.backends.torch import TorchLearner
-from trainer.batching import denominators_of, make_batches
 from trainer.config import LearnerConfig, LossConfig, OptimizerConfig
-from trainer.model import LanguageModel
-from trainer.sequences import TokenSequence
+from trainer.data.batches import denominators_of, make_batches
+from trainer.data.sequences import TokenSequence
+from trainer.learner.torch import TorchLearner
+from trainer.model.network import LanguageModel
 
 
 class Shape(NamedTuple):

@@ -56,7 +56,7 @@ def main() -> None:
         print(f", {summaries[0]['phases'][index]['tasks']} held-out tasks each.", end="")
     print()
     if options.plot:
-        from trainer.plot import plot_runs
+        from trainer.run.plot import plot_runs
 
         plot_runs(options.runs, options.plot)
 

@@ -13,6 +13,7 @@ none of those packages is imported until one of its environments is made.
 from roll_envs import shared_text as _shared_text  # noqa: F401 - teaches Gymnasium's vector environments AnyText
 from roll_envs.card import EnvironmentCard
 from roll_envs.env import AnyText, TextEnv
+from roll_envs.env_registry import Registration, card, discover, environments, make, register, unregister
 from roll_envs.errors import (
     CheckpointError,
     ConfigError,
@@ -27,7 +28,6 @@ from roll_envs.errors import (
 )
 from roll_envs.parsing import ActionFormat, FreeFormat, ParsedAnswer, make_action_format, make_free_format
 from roll_envs.policy import Policy, Renderer
-from roll_envs.registry import Registration, card, discover, environments, make, register, unregister
 from roll_envs.sandbox import Isolation, Limits, Program, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.types import Completion, Group, Message, Outcome, SamplingParams, Task, Trajectory, Turn
 from roll_envs.verifiers import Failed, Score, Verifier, make_verifier, register_verifier

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 
-from roll_envs import registry
+from roll_envs import env_registry as registry
 
 __all__ = ["Creator"]
 

@@ -56,7 +56,7 @@ def test_the_examples_of_contributing_register_what_they_say(tmp_path: Path) -> 
     program = "\n".join(_python_blocks(REPOSITORY / "CONTRIBUTING.md")) + (
         "\nfrom roll_envs.types import SamplingParams"
         "\nimport numpy as np"
-        "\nfrom trainer.estimators import ESTIMATORS, EpisodeView"
+        "\nfrom trainer.algorithms.estimators import ESTIMATORS, EpisodeView"
         "\nfrom trainer.config import AdvantageConfig, EngineConfig"
         "\nfrom trainer.engines import make_engine"
         "\nepisodes = [EpisodeView(group=0, rewards=np.array([0.0, r]), lengths=(1, 2), anchors=('a', 'b'))"
@@ -92,7 +92,7 @@ def test_commands_that_are_named_exist(path: Path) -> None:
 
 def test_configurations_that_are_named_exist_and_load() -> None:
     pytest.importorskip("yaml", reason="needs the optional part 'train'")
-    from trainer.config_file import load_config
+    from trainer.config.load import load_config
 
     here = {path.name for path in (REPOSITORY / "configs").glob("*.yaml")}
     if not here:

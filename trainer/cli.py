@@ -20,8 +20,8 @@ from roll_envs.errors import MissingExtraError, RollError, UnknownNameError
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
-    from trainer.report import Report
-    from trainer.run_folder import RunFolder
+    from trainer.run.folder import RunFolder
+    from trainer.run.report import Report
 
 __all__ = ["main", "main_eval"]
 
@@ -94,19 +94,19 @@ def _eval_parser() -> argparse.ArgumentParser:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from trainer.config_file import load_resolved
-    from trainer.explain import explain
+    from trainer.config.load import load_resolved
+    from trainer.run.explain import explain
 
     sys.stdout.write(explain(load_resolved(options.config, options.overrides)))
     return OK
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    from trainer.config_file import dump_config
-    from trainer.plan import make_plan
-    from trainer.plugins import plugin_names
-    from trainer.read_keys import LOSS_KEYS
-    from trainer.report import Report
+    from trainer.algorithms.plugins import plugin_names
+    from trainer.config.load import dump_config
+    from trainer.config.read_keys import LOSS_KEYS
+    from trainer.run.plan import make_plan
+    from trainer.run.report import Report
 
     config = _load(options)
     _check_names(config)
@@ -122,14 +122,14 @@ def _dry_run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from trainer.report import Report
-    from trainer.run_folder import RunFolder
+    from trainer.run.folder import RunFolder
+    from trainer.run.report import Report
 
     config = _load(options)
     _check_names(config)
-    from trainer.loop import train
-    from trainer.losses import find_loss
-    from trainer.model import check_model_folder
+    from trainer.algorithms.losses import find_loss
+    from trainer.model.network import check_model_folder
+    from trainer.run.loop import train
 
     find_loss(config.loss.name)
     if config.model.path is not None:
@@ -140,11 +140,11 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from trainer.report import Report
-    from trainer.run_folder import RunFolder
+    from trainer.run.folder import RunFolder
+    from trainer.run.report import Report
 
     with RunFolder.open(options.run) as folder:
-        from trainer.loop import resume
+        from trainer.run.loop import resume
 
         report = Report()
         path = Path(os.path.abspath(options.run))
@@ -154,8 +154,8 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from trainer.evaluate import evaluate_run
-    from trainer.report import Report
+    from trainer.run.evaluate import evaluate_run
+    from trainer.run.report import Report
 
     result = evaluate_run(
         options.path, tasks=options.tasks, seed=options.seed, env_id=options.env, temperature=options.temperature
@@ -168,7 +168,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> RunConfig:
-    from trainer.config_file import load_config
+    from trainer.config.load import load_config
 
     output = [f"output={json.dumps(options.output)}"] if options.output is not None else []
     return load_config(options.config, [*options.overrides, *output])
@@ -177,9 +177,9 @@ def _load(options: argparse.Namespace) -> RunConfig:
 def _check_names(config: RunConfig) -> None:
     """Fail before a folder is made: an environment that cannot be built, a part that is not there."""
     import roll_envs
-    from trainer.backends import BACKENDS
+    from trainer.algorithms.estimators import find_estimator
     from trainer.engines import ENGINES
-    from trainer.estimators import find_estimator
+    from trainer.learner import BACKENDS
 
     roll_envs.make(config.env.id, **config.env.kwargs).close()
     parts: list[tuple[str, str, Mapping[str, object]]] = [
@@ -194,7 +194,7 @@ def _check_names(config: RunConfig) -> None:
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:
     """Do the work; whatever ends it, say where the run is and how to go on."""
-    from trainer.checkpoint import list_checkpoints
+    from trainer.run.checkpoint import list_checkpoints
 
     try:
         work()

@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import asdict
 
-from roll_envs import registry
+from roll_envs import env_registry as registry
 from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
 from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import gymnasium
 
-from roll_envs import registry
+from roll_envs import env_registry as registry
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 
 __all__ = ["add_kwargs", "coloured", "make_env", "paint", "parse_kwargs", "print_json", "table"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from roll_envs import registry
+from roll_envs import env_registry as registry
 from roll_envs.cli.common import paint, print_json, table
 
 __all__ = ["add_arguments", "run"]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
-from roll_envs import registry
+from roll_envs import env_registry as registry
 from roll_envs.card import EnvironmentCard
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.testing.rules_api import API_RULES

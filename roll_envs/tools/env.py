@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
 import gymnasium
 
-from roll_envs import registry
+from roll_envs import env_registry as registry
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.tools.formats import find_tool_format

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import atomic
+from trainer.run import atomic
 
 
 @contextlib.contextmanager

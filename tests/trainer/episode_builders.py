@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from roll_envs.types import Completion, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
-from trainer.sequences import TokenSequence
+from trainer.data.sequences import TokenSequence
 
 TASK = Task(env_id="roll/Test-v0", split="train", index=0, seed=7)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import yaml
 
-from trainer.checkpoint import load_checkpoint
 from trainer.config import RunConfig
-from trainer.config_file import parse_config
-from trainer.loop import train
-from trainer.report import Report
-from trainer.run_folder import RunFolder, read_metrics
+from trainer.config.load import parse_config
+from trainer.run.checkpoint import load_checkpoint
+from trainer.run.folder import RunFolder, read_metrics
+from trainer.run.loop import train
+from trainer.run.report import Report
 
 BASE: dict[str, Any] = {
     "format": 1,

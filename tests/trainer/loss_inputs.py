@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.batching import Batch, Denominators
-from trainer.losses import LossInputs
+from trainer.algorithms.losses import LossInputs
+from trainer.data.batches import Batch, Denominators
 
 Numbers = NDArray[np.float64]
 

@@ -15,18 +15,18 @@ from tiny import tiny_model
 
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import SamplingParams
-from trainer.backends.torch import TorchLearner
-from trainer.batching import make_batches, scatter_back
 from trainer.config import LearnerConfig, LossConfig, OptimizerConfig
+from trainer.data.batches import make_batches, scatter_back
 from trainer.engines.hf import HFEngine
-from trainer.model import LanguageModel
+from trainer.learner.torch import TorchLearner
+from trainer.model.network import LanguageModel
 
 pytest.importorskip("peft", reason="the extra 'lora' is not installed")
 
-from trainer.adapters import AdaptedNetwork
-from trainer.loop import resume
-from trainer.report import Report
-from trainer.run_folder import RunFolder
+from trainer.learner.adapters import AdaptedNetwork
+from trainer.run.folder import RunFolder
+from trainer.run.loop import resume
+from trainer.run.report import Report
 
 
 def learner_of(model: LanguageModel, **settings: Any) -> TorchLearner:

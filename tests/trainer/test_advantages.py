@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from roll_envs.errors import UnknownNameError
 from roll_envs.types import Group, Trajectory
-from trainer.advantages import Advantages, view_episodes
-from trainer.advantages import estimate as estimate_views
-from trainer.config import AdvantageConfig
-from trainer.estimators import (
+from trainer.algorithms.advantages import Advantages, view_episodes
+from trainer.algorithms.advantages import estimate as estimate_views
+from trainer.algorithms.estimators import (
     ESTIMATORS,
     EpisodeView,
     Estimate,
@@ -28,7 +27,8 @@ from trainer.estimators import (
     register_estimator,
     reinforce,
 )
-from trainer.sequences import TokenSequence, rows_of
+from trainer.config import AdvantageConfig
+from trainer.data.sequences import TokenSequence, rows_of
 
 MEAN = AdvantageConfig(normalize="mean")
 MEAN_STD = AdvantageConfig(normalize="mean_std")
@@ -257,7 +257,7 @@ def test_unknown_estimator_names_the_nearest() -> None:
 
 
 def test_registered_estimators_are_found_and_names_are_not_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.estimators.ESTIMATORS", dict(ESTIMATORS))
+    monkeypatch.setattr("trainer.algorithms.estimators.ESTIMATORS", dict(ESTIMATORS))
     register_estimator("best", pass_at_k, needs_group=True)
     register_estimator("best", pass_at_k, needs_group=True)
     step = [group_of_returns(1, 0)]

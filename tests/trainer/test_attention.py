@@ -15,9 +15,9 @@ from transformers import LlamaConfig, Qwen2Config
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 
-import trainer.attention as attention
+import trainer.model.attention as attention
 from roll_envs.errors import ConfigError, RollError
-from trainer.attention import NAME, Kind, Rows, choose_attention, rows_of_positions, use_row_attention
+from trainer.model.attention import NAME, Kind, Rows, choose_attention, rows_of_positions, use_row_attention
 
 
 def positions_of(lengths: Sequence[int]) -> torch.Tensor:

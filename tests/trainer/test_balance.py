@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError
-from trainer.balance import balance, cost, imbalance
+from trainer.data.balance import balance, cost, imbalance
 
 
 def test_by_hand() -> None:

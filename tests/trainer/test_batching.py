@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from trainer.batching import (
+from trainer.algorithms.losses import entropy, label_logprobs, policy_loss
+from trainer.config import LossConfig
+from trainer.data.batches import (
     Denominators,
     denominators_of,
     make_batches,
@@ -24,9 +26,7 @@ from trainer.batching import (
     scatter_back,
     split_minibatches,
 )
-from trainer.config import LossConfig
-from trainer.losses import entropy, label_logprobs, policy_loss
-from trainer.sequences import TokenSequence, to_sequences
+from trainer.data.sequences import TokenSequence, to_sequences
 
 
 def attention_mask(segments: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from disks import fill, full_after, small_disk
 
 from roll_envs.errors import CheckpointError, RollError
-from trainer.checkpoint import (
+from trainer.run.checkpoint import (
     CheckpointState,
     best_checkpoints,
     clean_unfinished,
@@ -26,7 +26,7 @@ from trainer.checkpoint import (
     save_checkpoint,
     set_aside_after,
 )
-from trainer.random_states import NamedGenerator, capture_random_states, restore_random_states
+from trainer.run.random_states import NamedGenerator, capture_random_states, restore_random_states
 
 
 def trained() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
@@ -276,7 +276,7 @@ KILLED = """
 import os, sys
 sys.path.insert(0, sys.argv[2])
 from test_checkpoint import state
-from trainer import checkpoint
+from trainer.run import checkpoint
 def die(*_): os.kill(os.getpid(), 9)
 if sys.argv[3] == "rename": os.rename = die
 else:

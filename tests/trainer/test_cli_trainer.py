@@ -16,10 +16,10 @@ import pytest
 from roll_envs.errors import CheckpointError, RollError
 from trainer.cli import main, main_eval
 from trainer.config import RunConfig
-from trainer.config_file import parse_config
-from trainer.report import Report
-from trainer.results import PhaseResult
-from trainer.run_folder import RunFolder
+from trainer.config.load import parse_config
+from trainer.run.folder import RunFolder
+from trainer.run.report import Report
+from trainer.run.results import PhaseResult
 
 TEXT = "format: 1\nname: tiny\nsteps: 3\nenv: {id: roll/FrozenLake-v0}\n"
 RESULT = PhaseResult(
@@ -37,7 +37,7 @@ def config_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """Stands for trainer.loop and trainer.evaluate; ``work`` is what training does."""
+    """Stands for trainer.run.loop and trainer.run.evaluate; ``work`` is what training does."""
     calls = types.SimpleNamespace(seen=[], work=lambda folder: None)
 
     def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any]:
@@ -55,12 +55,12 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         calls.work(None)
         return RESULT
 
-    module = types.ModuleType("trainer.loop")
+    module = types.ModuleType("trainer.run.loop")
     module.__dict__.update(train=train, resume=resume)
-    monkeypatch.setitem(sys.modules, "trainer.loop", module)
-    module = types.ModuleType("trainer.evaluate")
+    monkeypatch.setitem(sys.modules, "trainer.run.loop", module)
+    module = types.ModuleType("trainer.run.evaluate")
     module.__dict__.update(evaluate_run=evaluate_run)
-    monkeypatch.setitem(sys.modules, "trainer.evaluate", module)
+    monkeypatch.setitem(sys.modules, "trainer.run.evaluate", module)
     return calls
 
 

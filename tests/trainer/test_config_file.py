@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from roll_envs.errors import ConfigError
 from trainer.config import EnvConfig, ModelConfig, OptimizerConfig, RunConfig
-from trainer.config_file import dump_config, load_config, parse_config
-from trainer.config_reference import config_reference
-from trainer.config_schema import keys, nearest_keys
-from trainer.yaml_text import dump_yaml, read_yaml
+from trainer.config.keys import keys, nearest_keys
+from trainer.config.load import dump_config, load_config, parse_config
+from trainer.config.yaml_text import dump_yaml, read_yaml
+from trainer.run.config_reference import config_reference
 
 ROOT = Path(__file__).parents[2]
 MINIMAL = "format: 1\nname: tiny\nsteps: 3\nenv:\n  id: roll/FrozenLake-v0\n"
@@ -299,7 +299,7 @@ def test_no_text_gives_anything_but_a_configuration_error(text: str) -> None:
 def test_the_reference_is_the_committed_one_and_complete() -> None:
     text = config_reference()
     committed = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert committed == text, "run: python -m trainer.config_reference docs/configuration.md"
+    assert committed == text, "run: python -m trainer.run.config_reference docs/configuration.md"
     for path, key in keys().items():
         assert key.description, path
         assert key.section or f"| `{'.'.join(path)}` |" in text

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from loss_inputs import LossRow, packed, random_rows
 from tiny import tiny_model
 
-from trainer.algorithm_state import AlgorithmState
-from trainer.backends.torch import TorchLearner
-from trainer.batching import make_batches, scatter_back
+from trainer.algorithms.losses import correction_weights, policy_loss, within_second_moment
+from trainer.algorithms.state import AlgorithmState
 from trainer.config import CorrectionConfig, LossConfig
-from trainer.config_file import parse_config
-from trainer.losses import correction_weights, policy_loss, within_second_moment
-from trainer.sequences import rows_of
-from trainer.update import Parts, update
+from trainer.config.load import parse_config
+from trainer.data.batches import make_batches, scatter_back
+from trainer.data.sequences import rows_of
+from trainer.learner.torch import TorchLearner
+from trainer.run.update import Parts, update
 
 
 def moved_row(

@@ -20,7 +20,7 @@ from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
 from trainer.engines import ENGINES, make_engine, register_engine
 from trainer.engines.hf import HFEngine
-from trainer.model import LanguageModel
+from trainer.model.network import LanguageModel
 
 FOREVER = 30.0
 

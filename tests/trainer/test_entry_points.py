@@ -8,7 +8,7 @@ import pytest
 from plugin_builders import install
 
 from roll_envs.errors import ConfigError, PluginError
-from trainer.plugins import load_plugin, plugin_names
+from trainer.algorithms.plugins import load_plugin, plugin_names
 
 GROUP = "roll_envs.test_parts"
 

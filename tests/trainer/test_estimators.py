@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from view_builders import flat, of_returns, view
 
+from trainer.algorithms.estimators import ESTIMATORS, EpisodeView, Estimate, on_last_tokens
 from trainer.config import AdvantageConfig
-from trainer.estimators import ESTIMATORS, EpisodeView, Estimate, on_last_tokens
 
 
 def run(name: str, episodes: list[EpisodeView], **config: Any) -> list[float]:

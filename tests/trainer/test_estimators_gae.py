@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_builders import flat, view, views
 
-from trainer.advantages import estimate, view_episodes
+from trainer.algorithms.advantages import estimate, view_episodes
+from trainer.algorithms.estimators import EpisodeView, Estimator, bi_level_gae, gae, on_last_tokens
+from trainer.algorithms.estimators.gae import generalized_advantages
 from trainer.config import AdvantageConfig
-from trainer.estimators import EpisodeView, Estimator, bi_level_gae, gae, on_last_tokens
-from trainer.estimators.gae import generalized_advantages
-from trainer.sequences import rows_of
+from trainer.data.sequences import rows_of
 
 MASKED = view(0.0, 1.0, lengths=(2, 1), values=(0.5, 0.4, 0.3))
 """Rewards 0, 0, 0, 0, 1 and values 0.5, 0.4, 0.9, 0.9, 0.3, of which the third and fourth are an observation's."""

@@ -11,15 +11,15 @@ from plugin_builders import install
 from pydantic import ValidationError
 
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
-from trainer.advantages import estimate, view_episodes
+from trainer.algorithms.advantages import estimate, view_episodes
+from trainer.algorithms.estimators import ESTIMATORS, GROUP, estimator_names, find_estimator, grpo
 from trainer.config import AdvantageConfig
-from trainer.config_file import parse_config
-from trainer.estimators import ESTIMATORS, GROUP, estimator_names, find_estimator, grpo
-from trainer.sequences import rows_of
+from trainer.config.load import parse_config
+from trainer.data.sequences import rows_of
 
 CODE = """
 import numpy as np
-from trainer.estimators import Estimate, EstimatorSpec, on_every_token
+from trainer.algorithms.estimators import Estimate, EstimatorSpec, on_every_token
 
 
 def signs(episodes, config):
@@ -34,7 +34,7 @@ NUMBER = 3
 
 @pytest.fixture(autouse=True)
 def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.estimators.ESTIMATORS", dict(ESTIMATORS))
+    monkeypatch.setattr("trainer.algorithms.estimators.ESTIMATORS", dict(ESTIMATORS))
     monkeypatch.syspath_prepend(str(tmp_path))
     points = ["signs = others_estimators:signs", "signs_of_groups = others_estimators:SIGNS"]
     points += [

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from view_builders import GRID, flat, of_returns, views
 
 from roll_envs.types import Group
-from trainer.advantages import estimate, view_episodes
+from trainer.algorithms.advantages import estimate, view_episodes
+from trainer.algorithms.estimators import ESTIMATORS, EpisodeView
+from trainer.algorithms.estimators.types import by_group
 from trainer.config import AdvantageConfig
-from trainer.estimators import ESTIMATORS, EpisodeView
-from trainer.estimators.types import by_group
-from trainer.sequences import rows_of
+from trainer.data.sequences import rows_of
 
 ALL = sorted(ESTIMATORS)
 GROUPED = sorted(name for name, spec in ESTIMATORS.items() if spec.needs_group)

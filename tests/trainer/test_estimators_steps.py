@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_builders import flat, view
 
+from trainer.algorithms.estimators import EpisodeView, gigpo, hgpo
+from trainer.algorithms.estimators.anchors import alike, anchor_states
 from trainer.config import AdvantageConfig
-from trainer.estimators import EpisodeView, gigpo, hgpo
-from trainer.estimators.anchors import alike, anchor_states
 
 A = view(0.0, 0.0, 1.0, anchors=("s0", "s1", "s2"))
 B = view(0.0, 0.0, 0.0, anchors=("s0", "s1", "s1"))

@@ -15,21 +15,21 @@ import torch
 from loop_runs import values
 
 from roll_envs.types import Group, Outcome, Trajectory
-from trainer.advantages import estimate, view_episodes
-from trainer.algorithm_state import AlgorithmState
-from trainer.backends import make_learner
-from trainer.balance import balance
-from trainer.batching import Denominators, denominators_of, make_batches
+from trainer.algorithms.advantages import estimate, view_episodes
+from trainer.algorithms.estimators import find_estimator
+from trainer.algorithms.state import AlgorithmState
 from trainer.config import RunConfig
-from trainer.config_file import parse_config
-from trainer.estimators import find_estimator
-from trainer.model import LanguageModel
-from trainer.presets import PRESETS
-from trainer.sequences import rows_of
-from trainer.session import Session
-from trainer.tasks import draw_tasks
-from trainer.update import Parts, update
-from trainer.yaml_text import dump_yaml
+from trainer.config.load import parse_config
+from trainer.config.recipes import PRESETS
+from trainer.config.yaml_text import dump_yaml
+from trainer.data.balance import balance
+from trainer.data.batches import Denominators, denominators_of, make_batches
+from trainer.data.sequences import rows_of
+from trainer.learner import make_learner
+from trainer.model.network import LanguageModel
+from trainer.rollout.session import Session
+from trainer.rollout.tasks import draw_tasks
+from trainer.run.update import Parts, update
 
 Gradients = dict[str, torch.Tensor]
 
@@ -186,7 +186,7 @@ def test_running_the_same_ids_once_changes_nothing(
         turns = (*first.turns[:-1], replace(first.turns[-1], reward=first.turns[-1].reward + 2.0))
         twins.append(replace(group, trajectories=(*group.trajectories, replace(first, member=50, turns=turns))))
     merged = gradients(model, configured(name), twins)
-    monkeypatch.setattr("trainer.update._homes", lambda rows, **_: list(range(len(rows))))
+    monkeypatch.setattr("trainer.run.update._homes", lambda rows, **_: list(range(len(rows))))
     assert_close(merged, gradients(model, configured(name), twins))
 
 

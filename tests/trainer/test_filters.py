@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.types import Group
+from trainer.algorithms.filters import keep_groups
 from trainer.config import FilterConfig
-from trainer.filters import keep_groups
 
 
 def played(*returns: float, solved: int = 0, lost: int = 0) -> Group:

@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import full_logits, tiny_model
 
-import trainer.backends.torch
+import trainer.learner.torch
 from roll_envs.errors import RollError, UnknownNameError
 from roll_envs.types import SamplingParams
-from trainer.algorithm_state import AlgorithmState
-from trainer.backends import Learner, make_learner
-from trainer.backends.torch import TorchLearner
-from trainer.backends.torch_forward import up_to_the_last_label
-from trainer.batching import Batch, denominators_of, make_batches, scatter_back
+from trainer.algorithms.state import AlgorithmState
 from trainer.config import LossConfig, OptimizerConfig, RunConfig
-from trainer.config_file import parse_config
+from trainer.config.load import parse_config
+from trainer.data.batches import Batch, denominators_of, make_batches, scatter_back
+from trainer.data.sequences import TokenSequence, rows_of
 from trainer.engines.hf import HFEngine
-from trainer.model import LanguageModel
-from trainer.sequences import TokenSequence, rows_of
-from trainer.update import Parts, update
+from trainer.learner import Learner, make_learner
+from trainer.learner.torch import TorchLearner
+from trainer.model.forward import up_to_the_last_label
+from trainer.model.network import LanguageModel
+from trainer.run.update import Parts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
 """(pack_tokens, tokens_per_microbatch): each row alone, up to everything in one."""
@@ -210,13 +210,13 @@ def test_masked_logits_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     noisy_model.network.base_model.register_forward_hook(spoil, with_kwargs=True)
     learner = learner_of(noisy_model)
-    forward = trainer.backends.torch.label_scores
+    forward = trainer.learner.torch.label_scores
 
     def watched(body: Any, head: Any, batch: Batch, **keywords: Any) -> Any:
         current[:] = [batch]
         return forward(body, head, batch, **keywords)
 
-    monkeypatch.setattr(trainer.backends.torch, "label_scores", watched)
+    monkeypatch.setattr(trainer.learner.torch, "label_scores", watched)
     learner.step(batches, denominators_of(rows), lr=0.0)
     found = gradients(noisy_model)
     assert all(torch.equal(clean[n], found[n]) for n in clean)

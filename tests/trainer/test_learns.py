@@ -16,8 +16,8 @@ from loop_runs import run
 from word_env import CARD
 
 import roll_envs
-from trainer.presets import PRESETS
-from trainer.run_folder import read_metrics
+from trainer.config.recipes import PRESETS
+from trainer.run.folder import read_metrics
 
 SLOW = pytest.mark.slow
 

@@ -34,18 +34,18 @@ from loop_runs import (
 from word_env import CARD, fault_of
 
 import roll_envs
-import trainer.collecting
-import trainer.loop
+import trainer.rollout.collecting
+import trainer.run.loop
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Outcome, Task, Trajectory
-from trainer.checkpoint import list_checkpoints, load_checkpoint
-from trainer.config_file import load_config
-from trainer.evaluate import evaluate_run
-from trainer.loop import resume, train
-from trainer.report import Report
-from trainer.run_folder import RunFolder, read_metrics
-from trainer.session import Session
-from trainer.tasks import HELD_OUT_SEEDS, draw_tasks, held_out_panel
+from trainer.config.load import load_config
+from trainer.rollout.session import Session
+from trainer.rollout.tasks import HELD_OUT_SEEDS, draw_tasks, held_out_panel
+from trainer.run.checkpoint import list_checkpoints, load_checkpoint
+from trainer.run.evaluate import evaluate_run
+from trainer.run.folder import RunFolder, read_metrics
+from trainer.run.loop import resume, train
+from trainer.run.report import Report
 
 Whole = tuple[Path, dict[str, Any]]
 
@@ -219,7 +219,7 @@ def die_and_go_on(
         pass
 
     seen: list[tuple[str, int]] = []
-    log, save, learn = RunFolder.log, trainer.loop.save_checkpoint, trainer.loop.update
+    log, save, learn = RunFolder.log, trainer.run.loop.save_checkpoint, trainer.run.loop.update
 
     def logged(self: RunFolder, metrics: Any, *, step: int, phase: str = "train") -> None:
         log(self, metrics, step=step, phase=phase)
@@ -242,8 +242,8 @@ def die_and_go_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "log", logged)
-        patched.setattr(trainer.loop, "save_checkpoint", saved)
-        patched.setattr(trainer.loop, "update", updated)
+        patched.setattr(trainer.run.loop, "save_checkpoint", saved)
+        patched.setattr(trainer.run.loop, "update", updated)
         with pytest.raises(Death):
             run(tmp_path, **changes)
     path = the_run(tmp_path)
@@ -469,7 +469,7 @@ def test_an_interrupt_waits_for_the_whole_step(
 ) -> None:
     """The signal comes in the middle of a step: its weights, its counter and its record all count, or none does."""
     name = {"warm_start": "warm_start_step", "update": "update", "panel": "asdict"}[where]
-    original = getattr(trainer.loop, name)
+    original = getattr(trainer.run.loop, name)
     calls: list[int] = []
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -481,7 +481,7 @@ def test_an_interrupt_waits_for_the_whole_step(
         return result
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.loop, name, interrupted)
+        patched.setattr(trainer.run.loop, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -498,7 +498,7 @@ def test_an_interrupt_waits_for_the_whole_step(
 def test_a_second_interrupt_does_not_save_half_a_step(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = trainer.loop.update
+    original = trainer.run.loop.update
 
     def impatient(config: Any, learner: Any, *args: Any, **kwargs: Any) -> Any:
         metrics = original(config, learner, *args, **kwargs)
@@ -509,7 +509,7 @@ def test_a_second_interrupt_does_not_save_half_a_step(
         return metrics
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.loop, "update", impatient)
+        patched.setattr(trainer.run.loop, "update", impatient)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, checkpoint={"every": 0})
     path = the_run(tmp_path)
@@ -602,14 +602,14 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
 def test_an_environment_that_breaks_in_training_leaves_a_checkpoint(
     word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = trainer.collecting.draw_tasks
+    original = trainer.rollout.collecting.draw_tasks
 
     def draw(env: Any, *, first: int, count: int, **kwargs: Any) -> Any:
         broken = env.model_copy(update={"kwargs": {"fail_share": 1.0}})
         return original(broken if first == 2 * count else env, first=first, count=count, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.collecting, "draw_tasks", draw)
+        patched.setattr(trainer.rollout.collecting, "draw_tasks", draw)
         with pytest.raises(RollError, match="training, step 3: 18 of 18 episodes failed"):
             run(tmp_path, **word_run(0.0, checkpoint={"every": 0}))
     path = the_run(tmp_path)

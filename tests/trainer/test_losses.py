@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from plugin_builders import install
 
 from roll_envs.errors import PluginError, UnknownNameError
-from trainer.batching import Denominators, denominators_of, make_batches
-from trainer.config import LossConfig
-from trainer.losses import (
+from trainer.algorithms.losses import (
     GROUP,
     LOSSES,
     LossInputs,
@@ -31,7 +29,9 @@ from trainer.losses import (
     register_loss,
     reinforce,
 )
-from trainer.losses.aggregation import MODES
+from trainer.algorithms.losses.aggregation import MODES
+from trainer.config import LossConfig
+from trainer.data.batches import Denominators, denominators_of, make_batches
 
 DUAL = LossConfig(dual_clip=3.0)
 
@@ -221,7 +221,7 @@ def test_entropy_bonus_needs_entropies_and_lowers_the_loss() -> None:
 
 
 def test_registered_losses_are_found_and_names_are_not_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.losses.LOSSES", dict(LOSSES))
+    monkeypatch.setattr("trainer.algorithms.losses.LOSSES", dict(LOSSES))
 
     def nothing(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, TensorMetrics]:
         return torch.zeros_like(inputs.logp), {"loss/mine": inputs.mask.sum()}
@@ -237,7 +237,7 @@ def test_registered_losses_are_found_and_names_are_not_taken_twice(monkeypatch: 
 
 LOSS_OF_ANOTHER_PACKAGE = """
 import torch
-from trainer.losses import LossSpec
+from trainer.algorithms.losses import LossSpec
 
 def halved(inputs, config):
     '''Half of -A logp, times what the configuration says.'''

@@ -11,9 +11,9 @@ import torch
 from loss_formulas import FORMULAS
 from loss_inputs import LossRow, Numbers, packed, random_rows
 
+from trainer.algorithms.losses import LOSSES, policy_loss
+from trainer.algorithms.losses.aggregation import MODES
 from trainer.config import LossConfig
-from trainer.losses import LOSSES, policy_loss
-from trainer.losses.aggregation import MODES
 
 CASES: list[dict[str, Any]] = [
     {"name": "cispo"},

@@ -9,8 +9,8 @@ import pytest
 import torch
 from loss_inputs import LossRow, packed, random_rows
 
+from trainer.algorithms.losses import kl_loss, policy_loss
 from trainer.config import LossConfig
-from trainer.losses import kl_loss, policy_loss
 
 LOGITS = torch.tensor([0.3, -1.2, 0.9, 0.1], dtype=torch.float64)
 REFERENCE = torch.tensor([-0.5, 0.4, 0.2, 1.0], dtype=torch.float64).log_softmax(0)

@@ -10,13 +10,13 @@ import torch
 from episode_builders import group, trajectory, turn
 from tiny import tiny_model
 
-from trainer.algorithm_state import AlgorithmState
-from trainer.backends.torch import TorchLearner
-from trainer.batching import denominators_of, make_batches, scatter_back
+from trainer.algorithms.state import AlgorithmState
 from trainer.config import CorrectionConfig, LossConfig, OptimizerConfig
-from trainer.config_file import parse_config
-from trainer.sequences import rows_of
-from trainer.update import Parts, update
+from trainer.config.load import parse_config
+from trainer.data.batches import denominators_of, make_batches, scatter_back
+from trainer.data.sequences import rows_of
+from trainer.learner.torch import TorchLearner
+from trainer.run.update import Parts, update
 
 BASE = (
     "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nadvantage: {name: reinforce}\n"

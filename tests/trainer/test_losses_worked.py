@@ -11,9 +11,9 @@ import pytest
 import torch
 from loss_inputs import LossRow, packed
 
+from trainer.algorithms.losses import LOSSES, StepTokens
+from trainer.algorithms.losses.covariance import choose_between, choose_largest
 from trainer.config import LossConfig
-from trainer.losses import LOSSES, StepTokens
-from trainer.losses.covariance import choose_between, choose_largest
 
 
 def lone_row(

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tiny import tiny_model
 
 from roll_envs.types import FinishReason, Group, OutcomeKind, Turn
-from trainer.algorithm_state import AlgorithmState
-from trainer.backends import make_learner
+from trainer.algorithms.masks import Masked, apply_masks
+from trainer.algorithms.state import AlgorithmState
 from trainer.config import MaskConfig
-from trainer.config_file import parse_config
-from trainer.masks import Masked, apply_masks
-from trainer.sequences import rows_of
-from trainer.update import Parts, update
+from trainer.config.load import parse_config
+from trainer.data.sequences import rows_of
+from trainer.learner import make_learner
+from trainer.run.update import Parts, update
 
 
 def said(*sampled: int, prompt: tuple[int, ...] = (1,), finish: FinishReason = "stop", success: bool = False) -> Turn:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.types import Trajectory
-from trainer.metrics import (
+from trainer.data.metrics import (
     mismatch_metrics,
     rollout_metrics,
     row_metrics,
@@ -20,7 +20,7 @@ from trainer.metrics import (
     staleness_metrics,
     wilson_interval,
 )
-from trainer.sequences import rows_of
+from trainer.data.sequences import rows_of
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from episode_builders import row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.metrics import mismatch_metrics, row_mismatch_metrics, staleness_metrics
-from trainer.sequences import TokenSequence
+from trainer.data.metrics import mismatch_metrics, row_mismatch_metrics, staleness_metrics
+from trainer.data.sequences import TokenSequence
 
 
 def two_turns(*diffs: float) -> tuple[TokenSequence, np.ndarray]:

@@ -11,8 +11,8 @@ from tiny import tiny_model
 
 from roll_envs.errors import RollError
 from trainer.config import OptimizerConfig
-from trainer.optimizers import OPTIMIZERS, TrainedWeight, trained_weights
-from trainer.step_guard import StepGuard
+from trainer.learner.optimizers import OPTIMIZERS, TrainedWeight, trained_weights
+from trainer.learner.step_guard import StepGuard
 
 
 def names_of(network: Any, parameters: Any) -> set[str]:

@@ -10,12 +10,12 @@ import torch
 from tiny import tiny_model
 
 from roll_envs.errors import CheckpointError
-from trainer.backends.torch import TorchLearner
-from trainer.batching import denominators_of, make_batches
 from trainer.config import LearnerConfig, LossConfig, OptimizerConfig
-from trainer.model import LanguageModel
-from trainer.precision import MasterWeights, cast_weights
-from trainer.sequences import TokenSequence
+from trainer.data.batches import denominators_of, make_batches
+from trainer.data.sequences import TokenSequence
+from trainer.learner.precision import MasterWeights, cast_weights
+from trainer.learner.torch import TorchLearner
+from trainer.model.network import LanguageModel
 
 HALF = LearnerConfig(precision="bfloat16")
 

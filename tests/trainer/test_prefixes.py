@@ -12,11 +12,11 @@ from test_attention import SHAPE
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from trainer.attention import use_row_attention
-from trainer.backends.torch_forward import label_states
-from trainer.batching import make_batches
-from trainer.prefixes import LEAST_SHARED, share_prefixes
-from trainer.sequences import TokenSequence
+from trainer.data.batches import make_batches
+from trainer.data.sequences import TokenSequence
+from trainer.model.attention import use_row_attention
+from trainer.model.forward import label_states
+from trainer.model.prefixes import LEAST_SHARED, share_prefixes
 
 
 def tree_of(rows: list[list[int]]) -> Any:
@@ -93,7 +93,7 @@ def test_states_and_gradients_are_those_of_rows_apart(rows: list[TokenSequence],
         return
     with pytest.MonkeyPatch.context() as patch:
         shared, gradients = states(rows, pack_tokens)
-        patch.setattr("trainer.backends.torch_forward.share_prefixes", lambda ids, positions: None)
+        patch.setattr("trainer.model.forward.share_prefixes", lambda ids, positions: None)
         apart, expected = states(rows, pack_tokens)
     # The norms of transformers compute in float32, whatever the model is in.
     scale = max(float(g.abs().max()) for g in expected)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from roll_envs.errors import ConfigError
-from trainer.algorithm_reference import algorithm_reference
+from trainer.algorithms.estimators import find_estimator
+from trainer.algorithms.losses import find_loss
 from trainer.cli import main
-from trainer.config_file import dump_config, load_config, parse_config, parse_resolved
-from trainer.config_schema import keys
-from trainer.default_origins import DEFAULT_ORIGINS
-from trainer.estimators import find_estimator
-from trainer.explain import SECTIONS, explain
-from trainer.losses import find_loss
-from trainer.presets import PRESETS
+from trainer.config.keys import keys
+from trainer.config.load import dump_config, load_config, parse_config, parse_resolved
+from trainer.config.recipes import PRESETS
+from trainer.run.algorithm_reference import algorithm_reference
+from trainer.run.default_origins import DEFAULT_ORIGINS
+from trainer.run.explain import SECTIONS, explain
 
 MINIMAL = "format: 1\nname: tiny\nsteps: 3\nenv:\n  id: roll/FrozenLake-v0\n"
 
@@ -105,5 +105,5 @@ def test_every_committed_configuration_can_be_explained(path: Path) -> None:
 
 def test_the_reference_is_the_committed_one() -> None:
     path = Path(__file__).parents[2] / "docs" / "algorithms.md"
-    how = "python -m trainer.algorithm_reference docs/algorithms.md"
+    how = "python -m trainer.run.algorithm_reference docs/algorithms.md"
     assert path.read_text(encoding="utf-8") == algorithm_reference(), how

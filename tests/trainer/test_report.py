@@ -14,14 +14,14 @@ from rich.console import Console
 
 from roll_envs.errors import MissingExtraError, RollError
 from roll_envs.types import Outcome, Trajectory
-from trainer import plot, report
 from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RunConfig, WarmStartConfig
-from trainer.episodes import episode_board, episode_headline, episode_text
-from trainer.plan import estimate_parameters, make_plan
-from trainer.plot import plot_run, plot_runs, read_curve
-from trainer.report import Report, duration_words
-from trainer.results import PhaseResult, phase_result, summary
-from trainer.run_folder import RunFolder
+from trainer.rollout.episodes import episode_board, episode_headline, episode_text
+from trainer.run import plot, report
+from trainer.run.folder import RunFolder
+from trainer.run.plan import estimate_parameters, make_plan
+from trainer.run.plot import plot_run, plot_runs, read_curve
+from trainer.run.report import Report, duration_words
+from trainer.run.results import PhaseResult, phase_result, summary
 
 CONFIG = RunConfig(
     format=1,

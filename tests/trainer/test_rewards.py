@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.errors import CheckpointError
-from trainer.algorithm_state import AlgorithmState, Moments
+from trainer.algorithms.estimators import EpisodeView
+from trainer.algorithms.rewards import kl_estimate, overlong_penalty, shape_rewards
+from trainer.algorithms.state import AlgorithmState, Moments
 from trainer.config import RewardConfig
-from trainer.estimators import EpisodeView
-from trainer.rewards import kl_estimate, overlong_penalty, shape_rewards
 
 
 def view(

@@ -15,9 +15,9 @@ from episode_builders import trajectory, turn
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
-from trainer.atomic import TEMPORARY_SUFFIX, write_atomic
 from trainer.config import EnvConfig, RunConfig
-from trainer.run_folder import RunFolder, read_metrics
+from trainer.run.atomic import TEMPORARY_SUFFIX, write_atomic
+from trainer.run.folder import RunFolder, read_metrics
 
 
 def config(output: Path, **more: Any) -> RunConfig:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from test_prefixes import NETWORK
 
-import trainer.backends.torch_forward as forward
-from trainer.batching import Batch, make_batches
-from trainer.linear_logprobs import head_of
-from trainer.sequences import TokenSequence
+import trainer.model.forward as forward
+from trainer.data.batches import Batch, make_batches
+from trainer.data.sequences import TokenSequence
+from trainer.model.logprobs import head_of
 
 
 def row(ids: Sequence[int], sampled: Sequence[int], member: int) -> TokenSequence:

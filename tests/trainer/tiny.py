@@ -11,7 +11,7 @@ import torch
 from roll_envs.testing import CounterEnv
 from roll_envs.types import SamplingParams
 from trainer.config import ModelConfig
-from trainer.model import LanguageModel, build_model
+from trainer.model.network import LanguageModel, build_model
 
 
 def tiny_model(seed: int = 0, **changes: Any) -> LanguageModel:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from trainer.estimators import EpisodeView
+from trainer.algorithms.estimators import EpisodeView
 
 __all__ = ["flat", "of_returns", "view", "views"]
 

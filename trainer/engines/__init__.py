@@ -15,7 +15,7 @@ from trainer.config import EngineConfig
 if TYPE_CHECKING:
     import torch
 
-    from trainer.model import LanguageModel
+    from trainer.model.network import LanguageModel
 
 __all__ = ["ENGINES", "Engine", "make_engine", "register_engine"]
 

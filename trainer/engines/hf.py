@@ -26,7 +26,7 @@ from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams
 from trainer.engines.held_tokens import HeldTokens
 from trainer.engines.slots import SlotCache
-from trainer.model import LanguageModel
+from trainer.model.network import LanguageModel
 
 __all__ = ["HFEngine"]
 

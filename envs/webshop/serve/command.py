@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_envs import registry
+from roll_envs import env_registry as registry
 from roll_envs.cli.common import parse_kwargs, print_json
 from roll_envs.errors import ConfigError, MissingExtraError
 

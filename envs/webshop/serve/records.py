@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.webshop.env import WebShopEnv
-from roll_envs import registry
+from roll_envs import env_registry as registry
 from roll_envs.errors import ConfigError
 from roll_envs.managers.episode import SPLITS
 

@@ -1,0 +1,292 @@
+"""A YAML file and dotted overrides to a :class:`~trainer.config.RunConfig`, and back.
+
+Every problem of a file is reported at once, one a line, each with its place, the value, what is allowed and what to do.
+The models themselves, their defaults and their checks are in :mod:`trainer.config`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from roll_envs.errors import ConfigError, UnknownNameError
+from trainer.algorithms.estimators import estimator_names, find_estimator
+from trainer.config import FORMAT, RunConfig
+from trainer.config.keys import keys, nearest_keys
+from trainer.config.read_keys import ESTIMATOR_KEYS, LOSS_KEYS
+from trainer.config.recipes import find_preset
+from trainer.config.refused_keys import refusal
+from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
+
+__all__ = ["Resolved", "dump_config", "load_config", "load_resolved", "parse_config", "parse_resolved"]
+
+
+class Resolved(NamedTuple):
+    """A configuration, and where each key that is not at its default was said."""
+
+    config: RunConfig
+    places: Mapping[KeyPath, str]
+    """``file.yaml:12``, ``override 'seed=1'`` or ``algorithm 'dapo'``."""
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of the file at ``path`` with ``overrides`` such as ``optimizer.lr=1e-3`` laid over it.
+
+    The value of an override is read as YAML (a number, text, list or mapping; nothing after ``=`` is null). A later
+    override wins. Raises ConfigError with all problems, one a line.
+    """
+    return load_resolved(path, overrides).config
+
+
+def load_resolved(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Resolved:
+    """Like :func:`load_config`, with the place of each key."""
+    return parse_resolved(_read_text(Path(path)), overrides, source=os.fspath(path))
+
+
+def parse_config(text: str, overrides: Sequence[str] = (), *, source: str = "configuration") -> RunConfig:
+    """Like :func:`load_config`, for the text of a file; ``source`` is its name in messages."""
+    return parse_resolved(text, overrides, source=source).config
+
+
+def parse_resolved(text: str, overrides: Sequence[str] = (), *, source: str = "configuration") -> Resolved:
+    """Like :func:`parse_config`, with the place of each key."""
+    read = read_yaml(text)
+    problems = [f"{source}:{line}: {sentence}" for line, sentence in read.problems]
+    if read.data is None and not problems:
+        raise ConfigError(f"{source}: the file is empty; a configuration starts with 'format: {FORMAT}'")
+    if not isinstance(read.data, dict):
+        shown = f": {source}:1: a configuration is keys and values, not {_shown(read.data)}"
+        raise ConfigError("\n".join(problems) or shown.removeprefix(": "))
+    data: dict[str, Any] = read.data
+    places = {path: f"{source}:{line}" for path, line in read.lines.items()}
+    problems += _apply_overrides(data, places, overrides)
+    problems += _apply_preset(data, places, source)
+    place = _Places(places, source)
+
+    wrong_version = _check_format(data, place)
+    if wrong_version:
+        raise ConfigError(wrong_version)
+    unknown = _drop_unknown(data, (), place)
+    config, invalid = _validate(data, place)
+    problems += unknown + invalid
+    if problems or config is None:
+        raise ConfigError("\n".join(sorted(problems, key=lambda problem: _line_of(problem, source))))
+    return Resolved(config, places)
+
+
+def dump_config(config: RunConfig) -> str:
+    """The complete configuration, defaults included, as YAML that loads back to an equal one."""
+    return dump_yaml(config.model_dump(mode="python"))
+
+
+_OVERRIDE = "override "
+
+
+class _Places:
+    """Where a key path stands; a key that is not written stands where its nearest written parent does."""
+
+    def __init__(self, places: Mapping[KeyPath, str], source: str) -> None:
+        self._places = places
+        self._source = source
+
+    def __call__(self, path: KeyPath) -> str:
+        while path:
+            if path in self._places:
+                return self._places[path]
+            path = path[:-1]
+        return self._source
+
+
+def _read_text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        near = sorted(str(p) for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+        hint = f"; configurations there: {', '.join(near[:8])}" if near else "; check the path"
+        raise ConfigError(f"no configuration file {str(path)!r}{hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{str(path)!r} is a folder, not a YAML file; to go on with a run: roll-train resume {path}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"could not read the configuration {str(path)!r}: {error.strerror or error}") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}:{line}: byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8 text"
+        ) from None
+
+
+def _line_of(problem: str, source: str) -> tuple[int, int]:
+    """Sorts the problems of a file by line; what is missing from it and overrides follow."""
+    line = problem.removeprefix(f"{source}:").partition(":")[0]
+    return (0, int(line)) if line.isdecimal() else (1, 0)
+
+
+def _apply_overrides(data: dict[str, Any], places: dict[KeyPath, str], overrides: Sequence[str]) -> list[str]:
+    problems = []
+    for override in overrides:
+        place = f"{_OVERRIDE}{override!r}"
+        name, equals, text = override.partition("=")
+        path = tuple(name.strip().split("."))
+        if not equals or not all(path):
+            problems.append(f"{place}: an override is written key=value, for example optimizer.lr=1e-3")
+            continue
+        try:
+            value = parse_value(text)
+        except ValueError as error:
+            problems.append(f"{place}: {error}; quote the value")
+            continue
+        node: Any = data
+        for depth, part in enumerate(path[:-1], start=1):
+            child = node.setdefault(part, {})
+            if not isinstance(child, dict):
+                problems.append(f"{place}: '{dotted(path[:depth])}' is {_shown(child)}, which holds no keys")
+                break
+            places.setdefault(path[:depth], place)
+            node = child
+        else:
+            for known in [p for p in places if p[: len(path)] == path]:
+                del places[known]
+            node[path[-1]] = value
+            places[path] = place
+    return problems
+
+
+def _apply_preset(data: dict[str, Any], places: dict[KeyPath, str], source: str) -> list[str]:
+    """Lay the settings of the named recipe under what the same source says: a recipe named on the command line goes
+    over the file and under other overrides, and what the file says for an estimator or loss of another kind goes."""
+    name = data.get("algorithm")
+    if not isinstance(name, str):
+        return []  # none, or a type that validation tells
+    try:
+        preset = find_preset(name)
+    except UnknownNameError as error:
+        return [f"{places.get(('algorithm',), source)}: {error}"]
+    overriding = places.get(("algorithm",), "").startswith(_OVERRIDE)
+    for key, value in preset.settings.items():
+        section, _, last = key.partition(".")
+        below = data.setdefault(section, {})
+        if not isinstance(below, dict):
+            continue  # which validation tells
+        if last not in below or (overriding and not places.get((section, last), "").startswith(_OVERRIDE)):
+            below[last] = value
+            places[section, last] = f"algorithm {name!r}"
+    if overriding:
+        for section, table in (("advantage", ESTIMATOR_KEYS), ("loss", LOSS_KEYS)):
+            below = data.get(section)
+            if not isinstance(below, dict) or below.get("name") not in table:
+                continue
+            for last in frozenset().union(*table.values()) - table[below["name"]]:
+                if last in below and not places.get((section, last), "").startswith(_OVERRIDE):
+                    del below[last]
+                    places.pop((section, last), None)
+    return []
+
+
+def _check_format(data: Mapping[str, Any], place: _Places) -> str:
+    version = data.get("format")
+    if "format" not in data or (type(version) is int and version == FORMAT):
+        return ""
+    advice = f"this release reads format {FORMAT}"
+    if type(version) is int and version > FORMAT:
+        advice += "; the file is of a newer release: pip install --upgrade roll-envs"
+    elif type(version) is int:
+        advice += f"; bring the keys up to date with docs/configuration.md and write 'format: {FORMAT}'"
+    else:
+        advice += f"; write 'format: {FORMAT}'"
+    return f"{place(('format',))}: format is {_shown(version)}; {advice}"
+
+
+def _drop_unknown(data: dict[str, Any], prefix: tuple[str, ...], place: _Places) -> list[str]:
+    """Take the keys that no model has out of ``data``; one sentence for each."""
+    problems = []
+    for name in list(data):
+        path = (*prefix, name)
+        key = keys().get(path)
+        if key is None:
+            value = data.pop(name)
+            while isinstance(value, dict) and len(value) == 1:
+                (inner, value), *_ = value.items()
+                path = (*path, inner)
+            problems.append(f"{place(path)}: unknown key '{dotted(path)}'; {_advice(path)}")
+        elif key.section and isinstance(data[name], dict):
+            problems += _drop_unknown(data[name], path, place)
+    return problems
+
+
+def _advice(path: tuple[str, ...]) -> str:
+    reason = refusal(path)
+    if reason is not None:
+        return reason
+    near = nearest_keys(path)
+    if near:
+        return "did you mean " + " or ".join(f"'{name}'" for name in near) + "?"
+    parent = path[:-1] if path[:-1] in keys() else ()
+    return "known here: " + ", ".join(p[-1] for p in keys() if p[:-1] == parent)
+
+
+def _validate(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, list[str]]:
+    try:
+        # Through JSON: strict about types, yet lists fill tuples and integers fill numbers.
+        config = RunConfig.model_validate_json(json.dumps(data))
+        return config, [f"{place(())}: {problem}" for problem in part_problems(config)]
+    except ValidationError as error:
+        problems: list[str] = []
+        for found in error.errors(include_url=False):
+            problems += [p for p in _sentences(found, place) if p not in problems]
+        return None, problems
+
+
+def _sentences(found: Mapping[str, Any], place: _Places) -> list[str]:
+    path: KeyPath = tuple(found["loc"])
+    if found["type"] == "value_error":
+        return [f"{place(path)}: {line}" for line in str(found["ctx"]["error"]).splitlines()]
+    if found["type"] == "json_invalid":
+        return [f"{place(())}: the text holds characters that no file can hold ({found['msg']})"]
+    key = keys()[tuple(p for p in path if isinstance(p, str))[:2]] if path else None
+    if found["type"] == "missing" and key is not None:
+        if path == ("format",):
+            return [f"{place(())}: format is missing; write 'format: {FORMAT}', the version of the schema it follows"]
+        if key.section:
+            inner = ", ".join(dotted(k.path) for k in keys().values() if k.path[:-1] == key.path and k.required)
+            return [f"{place(())}: the section '{dotted(path)}' is missing; it needs {inner}"]
+        if isinstance(path[-1], str):
+            return [f"{place(path[:-1])}: the key '{dotted(path)}' is missing; allowed: {key.allowed}"]
+    allowed = key.allowed if key is not None else found["msg"]
+    hint = "; leave it out or write keys below it" if key is not None and key.section else ""
+    return [f"{place(path)}: {dotted(path)} is {_shown(found['input'])}; allowed: {allowed}{hint}"]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def part_problems(config: RunConfig) -> list[str]:
+    """What the chosen parts ask of other sections and do not find there, a sentence each."""
+    problems = []
+    name = config.advantage.name
+    spec = find_estimator(name) if name in estimator_names() else None
+    if spec is not None and spec.needs_group and config.rollout.group_size < 2:
+        problems.append(
+            f"rollout.group_size is {config.rollout.group_size}, but advantage.name {name!r} compares "
+            "the episodes of one task; allowed: 2 or more, or advantage.name 'reinforce'"
+        )
+    if spec is not None and spec.needs_greedy and (config.reward.clip or config.reward.overlong_tokens):
+        problems.append(
+            f"advantage.name {name!r} compares with the return of a greedy episode, which reward.clip and "
+            "reward.overlong_tokens cannot be applied to; leave them out, or choose another estimator"
+        )
+    return problems

@@ -1,0 +1,1 @@
+"""Types of a training step: token sequences, batches of tensors, and metrics."""

@@ -1,0 +1,232 @@
+"""Numbers of a training step: what the episodes were like, how far sampler and learner disagree, how stale rows are.
+
+Only scored episodes enter means and rates; failed and cancelled ones are counted. A number that nothing was measured
+for is left out, never reported as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll_envs.types import Group, Metrics, OutcomeKind, Trajectory, Turn
+from trainer.data.sequences import TokenSequence
+
+__all__ = [
+    "explained_variance",
+    "mismatch_metrics",
+    "rollout_metrics",
+    "row_mismatch_metrics",
+    "staleness_metrics",
+    "wilson_interval",
+]
+
+RATIO_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson score interval of a proportion (Wilson 1927); 8 of 10 gives (0.4902, 0.9433), nothing of nothing (0, 1).
+
+    Raises:
+        ValueError: ``successes`` is not between 0 and ``n``.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}: expected 0 <= successes <= n")
+    if n == 0:
+        return 0.0, 1.0
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def rollout_metrics(groups: Sequence[Group], prefix: str = "rollout/") -> Metrics:
+    """What the episodes of ``groups`` were like. Per-turn rates are over all turns of scored episodes together.
+
+    Keys after ``prefix``: ``episodes``, ``outcome/<kind>`` (counts), ``attempts_mean`` over all; over scored episodes
+    ``success_rate``, ``return_mean``, ``return_std`` (ddof=0), ``turns_mean``, ``format_penalty_mean`` and
+    ``reward_part/<name>`` (sums of an episode), ``completion_tokens_per_turn``, ``completion_tokens``
+    (total), ``length_finish_rate``; per turn ``valid_action_rate``, ``effective_action_rate``.
+    """
+    everyone = [t for g in groups for t in g.trajectories]
+    scored = [t for t in everyone if t.scored]
+    kinds = Counter(t.outcome.kind for t in everyone)
+    metrics: Metrics = {"episodes": float(len(everyone))}
+    metrics.update({f"outcome/{kind}": float(kinds[kind]) for kind in get_args(OutcomeKind)})
+    if everyone:
+        metrics["attempts_mean"] = _mean([t.attempts for t in everyone])
+    if scored:
+        metrics.update(_episode_metrics(scored))
+    turns = [turn for t in scored for turn in t.turns]
+    if turns:
+        metrics.update(_turn_metrics(turns))
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values) / len(values))
+
+
+def _episode_metrics(scored: Sequence[Trajectory]) -> Metrics:
+    returns = [t.total_reward for t in scored]
+    parts: dict[str, float] = defaultdict(float)
+    for trajectory in scored:
+        for turn in trajectory.turns:
+            for name, value in turn.info.get("reward_parts", {}).items():
+                parts[f"reward_part/{name}"] += float(value) / len(scored)
+    penalties = [sum(float(turn.info.get("format_penalty", 0.0)) for turn in t.turns) for t in scored]
+    return {
+        "success_rate": _mean([t.success for t in scored]),
+        "return_mean": _mean(returns),
+        "return_std": float(np.std(returns)),
+        "turns_mean": _mean([len(t.turns) for t in scored]),
+        "format_penalty_mean": _mean(penalties),
+        **parts,
+    }
+
+
+def _turn_metrics(turns: Sequence[Turn]) -> Metrics:
+    lengths = [len(turn.completion.ids) for turn in turns]
+    metrics: Metrics = {
+        "completion_tokens": float(sum(lengths)),
+        "completion_tokens_per_turn": _mean(lengths),
+        "length_finish_rate": _mean([turn.completion.finish == "length" for turn in turns]),
+    }
+    for name, key in (("valid_action_rate", "action_is_valid"), ("effective_action_rate", "action_is_effective")):
+        flags = [bool(turn.info[key]) for turn in turns if key in turn.info]
+        if flags:
+            metrics[name] = _mean(flags)
+    return metrics
+
+
+def row_metrics(rows: Sequence[TokenSequence], groups: Sequence[Group], prefix: str = "rollout/") -> Metrics:
+    """How the turns of scored episodes fell into ``rows`` (those of ``groups``); empty when there are none.
+
+    Keys after ``prefix``: ``rows_per_episode``, over episodes with at least one row; ``history_rewrites``, how many
+    turns with sampled ids started a row though they were not their episode's first: the prompt did not continue the
+    one before, because the chat template or the context shows earlier turns differently. Three turns of one episode in
+    two rows give 2.0 rows per episode and 1.0 rewrites.
+    """
+    if not rows:
+        return {}
+    scored = sum(any(turn.completion.ids for turn in t.turns) for g in groups for t in g.trajectories if t.scored)
+    return {
+        f"{prefix}rows_per_episode": len(rows) / scored,
+        f"{prefix}history_rewrites": float(len(rows) - scored),
+    }
+
+
+def mismatch_metrics(sampler: NDArray[Any], learner: NDArray[Any], prefix: str = "mismatch/") -> Metrics:
+    """How far the learner's log-probs of the sampled ids [N] are from the sampler's; empty for N = 0.
+
+    Keys after ``prefix``, with ``d = sampler - learner`` and ratio ``w = exp(-d)`` (learner over sampler): ``kl``, the
+    mean of k3 ``exp(-d) - 1 + d`` (an unbiased estimate of KL(sampler || learner), d = 0.3 gives 0.040818);
+    ``logprob_diff_max`` and ``logprob_diff_mean`` of ``|d|``; ``ratio_p01``, ``ratio_p50``, ``ratio_p99``,
+    ``ratio_min``, ``ratio_max``; ``effective_sample_share``, ``(sum w)^2 / (N sum w^2)``, which is 1 when both agree.
+    """
+    diff = np.asarray(sampler, dtype=np.float64) - np.asarray(learner, dtype=np.float64)
+    if diff.size == 0:
+        return {}
+    return {
+        f"{prefix}kl": float(np.mean(_k3(diff))),
+        f"{prefix}logprob_diff_max": float(np.abs(diff).max()),
+        f"{prefix}logprob_diff_mean": float(np.abs(diff).mean()),
+        **_ratio_metrics(-diff, prefix),
+        f"{prefix}effective_sample_share": _effective_share(-diff),
+    }
+
+
+def _k3(diff: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(np.clip(-diff, -50.0, 50.0)) - 1.0 + diff
+
+
+def _ratio_metrics(log_ratios: NDArray[np.float64], prefix: str) -> Metrics:
+    ratio = np.exp(np.clip(log_ratios, -50.0, 50.0))
+    quantiles = np.quantile(ratio, list(RATIO_QUANTILES.values()))
+    return {
+        f"{prefix}ratio_min": float(ratio.min()),
+        f"{prefix}ratio_max": float(ratio.max()),
+        **{f"{prefix}ratio_{n}": float(q) for n, q in zip(RATIO_QUANTILES, quantiles, strict=True)},
+    }
+
+
+def _effective_share(log_ratios: NDArray[np.float64]) -> float:
+    """``(sum w)^2 / (N sum w^2)`` of weights given by their logarithms, whatever their size."""
+    weights = np.exp(log_ratios - log_ratios.max())
+    return float(weights.sum() ** 2 / (weights.size * np.square(weights).sum()))
+
+
+def row_mismatch_metrics(
+    rows: Sequence[TokenSequence], learner_logprobs: Sequence[NDArray[Any]], prefix: str = "mismatch/"
+) -> Metrics:
+    """:func:`mismatch_metrics` of the sampled ids of ``rows``; ``learner_logprobs`` per row, aligned with its ids.
+
+    And the same of turns and of rows, under ``turn_`` and ``row_``: ``kl``, the mean over turns or rows of the sum of
+    k3 over their ids, an unbiased estimate of the KL of whole turns or rows; ``ratio_...`` of geometric means over
+    their ids (what ``correction.level: geometric`` looks at); ``effective_sample_share`` of the products (what levels
+    ``turn`` and ``row`` look at). A row of two turns, with ``d`` 0.3, 0 in one and 0.3 in the other: turn_kl 0.040818,
+    row_kl 0.081636, turn_ratio_min exp(-0.3), row_ratio_min exp(-0.2).
+    """
+    sampler, learner, turns, places = [np.empty(0)], [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for place, (row, logprobs) in enumerate(zip(rows, learner_logprobs, strict=True)):
+        mask = np.array(row.mask, dtype=np.bool_)
+        mask[:1] = False  # a first id is never predicted, the learner has no number for it
+        sampler.append(np.array(row.logprobs)[mask])
+        learner.append(np.asarray(logprobs)[mask])
+        turns.append(np.array(row.turns, dtype=np.int64)[mask])
+        places.append(np.full(len(turns[-1]), place))
+    joined = np.concatenate(sampler), np.concatenate(learner)
+    metrics = mismatch_metrics(*joined, prefix)
+    if metrics:
+        diff, at = joined[0] - joined[1], np.concatenate(places)
+        numbers = np.concatenate(turns)
+        metrics.update(_span_metrics(diff, at * (numbers.max() + 1) + numbers, f"{prefix}turn_"))
+        metrics.update(_span_metrics(diff, at, f"{prefix}row_"))
+    return metrics
+
+
+def _span_metrics(diff: NDArray[np.float64], keys: NDArray[np.int64], prefix: str) -> Metrics:
+    """Of the spans of ids that have the same key."""
+    _, span, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    sums = np.bincount(span, weights=-diff).astype(np.float64)
+    return {
+        f"{prefix}kl": float(np.bincount(span, weights=_k3(diff)).mean()),
+        **_ratio_metrics(sums / counts, prefix),
+        f"{prefix}effective_sample_share": _effective_share(sums),
+    }
+
+
+def staleness_metrics(rows: Sequence[TokenSequence], version: int, prefix: str = "staleness/") -> Metrics:
+    """How many weight versions before ``version`` the sampled ids were sampled; empty without sampled ids.
+
+    Keys after ``prefix``: ``lag_mean`` and ``lag_max`` over sampled ids; ``row_lag_mean``, over rows, of the oldest id
+    of each; ``mixed_rows``, the share of rows that more than one version sampled, and ``row_span_max``, the most
+    versions between two ids of one row.
+    """
+    versions = [np.array(row.versions, dtype=np.int64)[np.array(row.mask, dtype=np.bool_)] for row in rows]
+    versions = [v for v in versions if v.size]
+    if not versions:
+        return {}
+    lags = version - np.concatenate(versions)
+    return {
+        f"{prefix}lag_mean": float(lags.mean()),
+        f"{prefix}lag_max": float(lags.max()),
+        f"{prefix}row_lag_mean": float(np.mean([version - v.min() for v in versions])),
+        f"{prefix}mixed_rows": float(np.mean([v.min() != v.max() for v in versions])),
+        f"{prefix}row_span_max": float(max(v.max() - v.min() for v in versions)),
+    }
+
+
+def explained_variance(values: NDArray[Any], returns: NDArray[Any]) -> Metrics:
+    """``critic/explained_variance``, ``1 - var(returns - values) / var(returns)``; empty where returns are all equal.
+
+    1 is a perfect critic, 0 one that says nothing, below 0 one that is worse than that. Values 0, 1 of returns 0, 2:
+    1 - 0.25 / 1 = 0.75.
+    """
+    spread = float(np.var(returns)) if len(returns) else 0.0
+    return {"critic/explained_variance": 1.0 - float(np.var(returns - values)) / spread} if spread > 0 else {}

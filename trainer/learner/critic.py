@@ -1,0 +1,101 @@
+"""The critic in plain PyTorch: a network of its own with one number per position, trained by regression on returns."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from roll_envs.errors import CheckpointError, RollError
+from roll_envs.types import Metrics
+from trainer.algorithms.losses.value import value_loss
+from trainer.config import CriticConfig, OptimizerConfig
+from trainer.data.batches import Batch, Denominators
+from trainer.learner.optimizers import OPTIMIZERS, trained_weights
+from trainer.learner.precision import cast_weights
+from trainer.model.attention import use_row_attention
+from trainer.model.forward import label_states, spread
+
+__all__ = ["TorchCritic"]
+
+
+class TorchCritic:
+    """Holds the value network and the state of its optimiser (AdamW)."""
+
+    def __init__(self, network: Any, config: CriticConfig) -> None:
+        """``network`` is a causal language model whose body is copied, in float32; its head is not used.
+
+        The head begins at 0, so that the first values are 0 everywhere.
+        """
+        self._config = config
+        body = cast_weights(copy.deepcopy(network.base_model), torch.float32)
+        use_row_attention(body)
+        width = int(network.config.hidden_size)
+        first = next(body.parameters())
+        self._device = first.device
+        head = torch.nn.Linear(width, 1, dtype=first.dtype, device=first.device)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        self._network = torch.nn.ModuleDict({"body": body, "head": head}).eval()
+        self._parameters = [p for p in self._network.parameters() if p.requires_grad]
+        (self._optimizer,) = OPTIMIZERS["adamw"](
+            trained_weights(self._network), OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
+        )
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Values [B, T] at the positions that have a label, 0 elsewhere."""
+        states = label_states(self._network["body"], batch)
+        return spread(self._network["head"](states).squeeze(-1).float(), batch.label_mask)
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """The value of the state in which each label was sampled, [B, T] per batch."""
+        with torch.inference_mode():
+            return [self._forward(batch.to(self._device)) for batch in batches]
+
+    def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics:
+        """One optimiser step; the mean is over the tokens of the whole step, however it was cut.
+
+        Raises :class:`RollError` when the gradient is not finite; the weights are then as before.
+        """
+        self._network.zero_grad(set_to_none=True)
+        sums: dict[str, float] = {}
+        for batch in (b.to(self._device) for b in batches):
+            if batch.values is None or batch.returns is None or batch.return_mask is None:
+                raise ValueError("the critic needs values and returns in every batch")
+            losses, metrics = value_loss(
+                self._forward(batch), batch.values, batch.returns, batch.return_mask, self._config.clip
+            )
+            total = losses.sum() / max(denominators.tokens, 1)
+            torch.autograd.backward(total)
+            for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        if not math.isfinite(norm):
+            raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        result = {name: value / max(denominators.tokens, 1) for name, value in sums.items()}
+        return {**result, "critic/grad_norm": norm}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The current weights, body and head (views, not copies)."""
+        return {name: value.detach() for name, value in self._network.state_dict().items()}
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Put saved weights back. Raises :class:`CheckpointError` when they do not fit."""
+        try:
+            self._network.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            raise CheckpointError(f"the checkpoint's critic does not fit the configured model: {error}") from error
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """State of the optimiser, for a checkpoint."""
+        return self._optimizer.state_dict()
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put the optimiser back to a saved state."""
+        self._optimizer.load_state_dict(state)

@@ -1,0 +1,1 @@
+"""The language model: network, tokenizer, chat renderer, attention over packed sequences, log-probabilities."""

@@ -1,0 +1,1 @@
+"""Playing the episodes of a training step."""

@@ -1,0 +1,343 @@
+"""Checkpoints: everything a run needs to go on exactly where it was, checked on the way back in.
+
+A checkpoint is a folder ``step-000120`` with ``model.safetensors``, ``optimizer.pt``, ``random.pt``, ``progress.json``
+and ``manifest.json`` (format, sizes, SHA-256). It is written beside its place and renamed, so that a name that exists
+is whole; nothing is ever overwritten. Loading runs no code of the file (safetensors, ``weights_only``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from roll_envs.errors import CheckpointError
+from trainer.run.atomic import disk_errors, sync_folder, write_synced
+from trainer.run.random_states import RandomStates
+from trainer.run.results import versions
+
+__all__ = [
+    "CheckpointState",
+    "best_checkpoints",
+    "clean_unfinished",
+    "latest_good",
+    "list_checkpoints",
+    "load_checkpoint",
+    "save_checkpoint",
+    "set_aside_after",
+]
+
+FORMAT = 1
+_NAME = re.compile(r"^step-(\d{6,})(?:-r(\d+))?$")
+_TEMPORARY = ".unfinished-"
+_FILES = ("model.safetensors", "optimizer.pt", "random.pt", "progress.json")
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointState:
+    """Everything saved. ``model`` holds tensors by parameter name; aliases of one tensor come back as equal tensors."""
+
+    step: int
+    version: int
+    """Weight version of the engine."""
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, Any]
+    """Tensors and plain values, as ``Optimizer.state_dict()`` gives them."""
+    random: RandomStates
+    cursor: int
+    """The next task to draw."""
+    others: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    """Further networks by name (letters only), such as ``critic`` and ``reference``."""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else is JSON: the phase, results so far, seconds used."""
+
+
+Score = Callable[[Mapping[str, Any]], float | None]
+"""From a checkpoint's ``progress`` to how good it is; None where that was not measured."""
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    state: CheckpointState,
+    *,
+    keep: int | None = None,
+    keep_best: int = 0,
+    score: Score | None = None,
+) -> Path:
+    """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest ``keep``
+    and the ``keep_best`` with the highest ``score`` (the newer of equal ones).
+
+    Raises RollError when the disk is full or cannot be written; every earlier checkpoint is then still there.
+    """
+    parent = Path(folder)
+    files = {
+        "model.safetensors": safetensors.torch.save(_separate(state.model)),
+        **{f"{name}.safetensors": safetensors.torch.save(_separate(other)) for name, other in state.others.items()},
+        "optimizer.pt": _pack(state.optimizer, "optimizer"),
+        "random.pt": _pack({f: getattr(state.random, f) for f in RandomStates.__dataclass_fields__}, "random"),
+        "progress.json": _json(
+            {"step": state.step, "version": state.version, "cursor": state.cursor, "progress": dict(state.progress)}
+        ),
+    }
+    with disk_errors(parent, "every earlier checkpoint is still there"):
+        parent.mkdir(parents=True, exist_ok=True)
+        clean_unfinished(parent)
+        temporary = parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+        temporary.mkdir()
+        try:
+            for name, data in files.items():
+                write_synced(temporary / name, data)
+            write_synced(temporary / "manifest.json", _json(_manifest(state.step, files)))
+            sync_folder(temporary)
+            final = _free_name(parent, state.step)
+            os.rename(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_folder(parent)
+    if keep is not None:
+        best = best_checkpoints(parent, score)[:keep_best] if score is not None else []
+        for old in list_checkpoints(parent)[: -max(1, keep)]:
+            if old != final and old not in best:
+                shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> CheckpointState:
+    """Load the checkpoint at ``path``, or the newest one when ``path`` is a run folder or its ``checkpoints`` folder.
+
+    Raises CheckpointError that names the file, the reason and the newest earlier checkpoint that is whole. It never
+    falls back by itself: going on from an older state is the user's choice.
+    """
+    folder = _find(Path(path))
+    try:
+        return _load(folder)
+    except CheckpointError as error:
+        good = latest_good(folder.parent, before=folder)
+        advice = (
+            f"the newest good one before it: roll-train resume {shlex.quote(str(good))}"
+            if good
+            else "there is no earlier good one"
+        )
+        raise CheckpointError(f"{error}; {advice}") from error
+
+
+def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -> Path | None:
+    """The newest checkpoint whose files are all whole, of a run folder or a ``checkpoints`` folder; None if none is.
+
+    ``before``: only those older than this checkpoint.
+    """
+    parent = _checkpoints_folder(Path(folder))
+    for candidate in reversed(list_checkpoints(parent)):
+        if before is not None and _order(candidate) >= _order(before):
+            continue
+        try:
+            _read_files(candidate)
+        except CheckpointError:
+            continue
+        return candidate
+    return None
+
+
+def best_checkpoints(folder: str | os.PathLike[str], score: Score) -> list[Path]:
+    """Checkpoints that have a score, best first, the newer of equal ones first."""
+    scored: list[tuple[float, int, Path]] = []
+    for path in reversed(list_checkpoints(_checkpoints_folder(Path(folder)))):
+        try:
+            found = score(json.loads((path / "progress.json").read_bytes())["progress"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # damaged; loading it tells
+        if found is not None:
+            scored.append((-found, len(scored), path))
+    return [path for _, _, path in sorted(scored)]
+
+
+def list_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
+    """Finished checkpoints in ``folder``, oldest first; unfinished and unknown folders are not listed."""
+    parent = Path(folder)
+    if not parent.is_dir():
+        return []
+    return sorted((p for p in parent.iterdir() if _NAME.match(p.name) and p.is_dir()), key=_order)
+
+
+def clean_unfinished(folder: str | os.PathLike[str]) -> int:
+    """Remove what a killed process left half-written in ``folder``; returns how many. One process writes a run."""
+    stale = [p for p in Path(folder).glob(f"{_TEMPORARY}*") if p.is_dir()]
+    for path in stale:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(stale)
+
+
+def set_aside_after(checkpoint: Path) -> list[Path]:
+    """Rename every checkpoint newer than ``checkpoint`` to ``set-aside-...``: when a run goes on from an older one."""
+    newer = [p for p in list_checkpoints(checkpoint.parent) if _order(p) > _order(checkpoint)]
+    moved = []
+    for path in newer:
+        target = path.with_name(f"set-aside-{path.name}")
+        while target.exists():
+            target = target.with_name(target.name + "-again")
+        moved.append(path.rename(target))
+    return moved
+
+
+def _load(folder: Path) -> CheckpointState:
+    files = _read_files(folder)
+    try:
+        name = "progress.json"
+        progress = json.loads(files[name])
+        name = "model.safetensors"
+        model = safetensors.torch.load(files[name])
+        others = {}
+        for name in files.keys() - set(_FILES):
+            others[name.removesuffix(".safetensors")] = safetensors.torch.load(files[name])
+        name = "optimizer.pt"
+        optimizer = torch.load(io.BytesIO(files[name]), map_location="cpu", weights_only=True)
+        name = "random.pt"
+        random = RandomStates(**torch.load(io.BytesIO(files[name]), map_location="cpu", weights_only=True))
+        return CheckpointState(
+            step=progress["step"],
+            version=progress["version"],
+            model=model,
+            others=others,
+            optimizer=optimizer,
+            random=random,
+            cursor=progress["cursor"],
+            progress=progress["progress"],
+        )
+    except Exception as error:  # the files are whole, yet not what this release wrote
+        raise CheckpointError(
+            f"checkpoint {folder}: {name} cannot be read ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file, checked against the manifest."""
+    manifest = _read_manifest(folder)
+    files = {}
+    for name in dict.fromkeys((*_FILES, *manifest["files"])):
+        entry = manifest["files"].get(name)
+        if entry is None:
+            raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
+        try:
+            data = (folder / name).read_bytes()
+        except FileNotFoundError:
+            raise CheckpointError(f"checkpoint {folder}: {name} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {folder}: {name} cannot be read ({error.strerror or error})") from error
+        if len(data) != entry["size"]:
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} has {len(data)} bytes where {entry['size']} were written"
+            )
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise CheckpointError(f"checkpoint {folder}: {name} is corrupt (its SHA-256 is not the one written)")
+        files[name] = data
+    return files
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_bytes())
+        version, entries = manifest["format"], manifest["files"]
+        whole = all(isinstance(e["size"], int) and isinstance(e["sha256"], str) for e in entries.values())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"checkpoint {folder}: manifest.json is missing, so it is not a whole checkpoint"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder}: manifest.json cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {folder}: manifest.json is corrupt ({error})") from error
+    if version != FORMAT:
+        saver = manifest.get("versions", {}).get("roll-envs", "unknown")
+        raise CheckpointError(
+            f"checkpoint {folder}: its format is {version!r}, this release reads {FORMAT}; "
+            f"load it with the release that saved it (roll-envs {saver})"
+        )
+    if not whole:
+        raise CheckpointError(f"checkpoint {folder}: manifest.json is corrupt (sizes and hashes)")
+    return dict(manifest)
+
+
+def _find(path: Path) -> Path:
+    if not path.exists():
+        raise CheckpointError(f"no checkpoint or run folder {str(path)!r}; check the path")
+    if not path.is_dir():
+        raise CheckpointError(f"{str(path)!r} is a file; give a checkpoint folder or a run folder")
+    if _NAME.match(path.name) or (path / "manifest.json").exists():
+        return path
+    parent = _checkpoints_folder(path)
+    found = list_checkpoints(parent)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {parent}; the run stopped before its first one, start it anew")
+    return found[-1]
+
+
+def _checkpoints_folder(path: Path) -> Path:
+    return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+
+
+def _free_name(parent: Path, step: int) -> Path:
+    path, count = parent / f"step-{step:06d}", 1
+    while path.exists():
+        count += 1
+        path = parent / f"step-{step:06d}-r{count}"
+    return path
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.match(path.name)
+    return (int(match[1]), int(match[2] or 1)) if match else (2**62, 0)
+
+
+def _manifest(step: int, files: Mapping[str, bytes]) -> dict[str, Any]:
+    entries = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    return {"format": FORMAT, "step": step, "files": entries, "versions": versions()}
+
+
+def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous CPU tensors that share no storage (safetensors refuses tied weights)."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        separate[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    return separate
+
+
+def _pack(value: Any, name: str) -> bytes:
+    _check_plain(value, name)
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _check_plain(value: Any, where: str) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _check_plain(item, f"{where}[{i}]")
+    elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
+        raise TypeError(f"{where} is a {type(value).__name__}; a checkpoint holds tensors and plain values only")
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

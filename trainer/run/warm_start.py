@@ -1,0 +1,51 @@
+"""The warm start: supervised learning on demonstrations, with the rows, batches and learner of every other phase."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roll_envs.types import Group, Metrics
+from trainer.config import LossConfig, RunConfig
+from trainer.data.batches import denominators_of, make_batches
+from trainer.data.sequences import rows_of
+from trainer.learner import Learner, make_learner
+from trainer.learner.schedules import learning_rate
+from trainer.rollout.session import Session
+from trainer.rollout.tasks import draw_tasks
+
+__all__ = ["warm_start_learner", "warm_start_step"]
+
+
+def warm_start_learner(session: Session) -> Learner:
+    """The learner of this phase: cross-entropy is the policy gradient with advantages of 1."""
+    config = session.config
+    return make_learner(
+        config.learner.backend,
+        session.model,
+        loss=LossConfig(name="reinforce"),
+        optimizer=config.optimizer,
+        temperature=1.0,
+        settings=config.learner.model_copy(update={"lora_rank": 0}),  # adapters are for what is learnt already
+        threads=session.threads,
+    )
+
+
+def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
+    """Optimiser step ``step`` on fresh demonstrations; a function of the configuration and ``step`` alone."""
+    config: RunConfig = session.config
+    warm = config.warm_start
+    count = warm.episodes_per_step
+    tasks = draw_tasks(config.env, seed=config.seed, first=step * count, count=count, split="demonstrations")
+    episodes = session.demonstrate(tasks)
+    failed = session.failed_share(episodes, f"warm start, step {step + 1}")
+    rows = rows_of([Group(task=e.task, trajectories=(e,)) for e in episodes])
+    batches = make_batches(
+        rows,
+        [np.ones(len(row.ids)) for row in rows],
+        pack_tokens=config.learner.pack_tokens,
+        tokens_per_microbatch=config.learner.tokens_per_microbatch,
+    )
+    lr = learning_rate(warm.lr_schedule, warm.lr, step=step, steps=warm.steps, warmup_steps=warm.lr_warmup_steps)
+    metrics, _ = learner.step(batches, denominators_of(rows), lr=lr)
+    successes = [e.success for e in episodes if e.scored]
+    return {**metrics, "teacher/success_rate": sum(successes) / max(1, len(successes)), "teacher/failed_share": failed}
