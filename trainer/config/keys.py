@@ -199,7 +199,7 @@ _RENAMED_VALUES: dict[tuple[str, ...], dict[str, str]] = {
 
 def refusal(path: tuple[str, ...]) -> str | None:
     """Why there is no key of this name, and what to do; None for names that nothing is known of."""
-    return _RENAMED_KEYS.get(path) or _REFUSED.get(path[-1].lower().replace("-", "_"))
+    return _RENAMED_KEYS.get(path[:2]) or _REFUSED.get(path[-1].lower().replace("-", "_"))
 
 
 def renamed_value(path: tuple[str | int, ...], value: object) -> str | None:
