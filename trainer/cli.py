@@ -178,17 +178,17 @@ def _check_names(config: RunConfig) -> None:
     """Fail before a folder is made: an environment that cannot be built, a part that is not there."""
     import roll_envs
     from trainer.algorithms.estimators import find_estimator
-    from trainer.engines import ENGINES
+    from trainer.config.parts import ENGINES
     from trainer.learner import BACKENDS
 
     roll_envs.make(config.env.id, **config.env.kwargs).close()
     parts: list[tuple[str, str, Mapping[str, object]]] = [
-        ("engine", config.engine.name, ENGINES),
         ("learner backend", config.learner.backend, BACKENDS),
     ]
     for kind, name, known in parts:
         if name not in known:
             raise UnknownNameError(kind, name, known)
+    ENGINES.find(config.engine.name)
     find_estimator(config.advantage.name)
 
 

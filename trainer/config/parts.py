@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll_envs.registry import Part
+from roll_envs.registry import Part, Registry
 
-__all__ = ["part_settings"]
+__all__ = ["ENGINES", "part_settings"]
 
 
 def trainer_part(name: str, found: object) -> Any:
@@ -17,6 +17,17 @@ def trainer_part(name: str, found: object) -> Any:
     if not isinstance(found, Part):
         raise TypeError(f"it is a {type(found).__name__}; it must be a roll_envs.registry.Part")
     return found
+
+
+ENGINES: Registry[Any] = Registry(
+    "engine",
+    "roll_envs.engines",
+    trainer_part,
+    built_in={
+        "hf": "trainer.engines:HF",
+    },
+)
+"""Inference engines (:class:`trainer.engines.EnginePart`), by the name that ``engine.name`` uses."""
 
 
 def part_settings(section: Any, part: Part) -> Any:
