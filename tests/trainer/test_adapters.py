@@ -88,7 +88,7 @@ def test_the_engine_samples_from_what_the_learner_trains() -> None:
     engine = HFEngine(model, max_running=2, max_tokens=100)
     sampling = SamplingParams(temperature=0.7, max_new_tokens=8, seed=1)
     stale = engine.generate((20, 30, 40), sampling, timeout_s=30).logprobs
-    engine.update_weights(learner.weights(), 1)
+    engine.update_weights(learner.weights().items(), 1)
     fresh = engine.generate((20, 30, 40), sampling, timeout_s=30).logprobs
     engine.close()
     assert stale != fresh

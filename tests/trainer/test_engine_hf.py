@@ -14,11 +14,8 @@ import pytest
 import torch
 from tiny import full_logits, reference_completion, tiny_model
 
-from roll_envs.errors import DeadlineExceededError, EngineError, UnknownNameError
-from roll_envs.policy import Policy
+from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
-from trainer.config import EngineConfig
-from trainer.engines import ENGINES, make_engine, register_engine
 from trainer.engines.hf import HFEngine
 from trainer.model.network import LanguageModel
 
@@ -330,7 +327,7 @@ def test_new_weights_are_used_by_the_next_answer_and_caches_are_dropped(engine: 
     (prompt,) = prompts(1, seed=10)
     first = engine.generate(prompt, params(0, n=6), timeout_s=FOREVER)
     assert (first.weight_version, engine.version) == (0, 0)
-    engine.update_weights(new.network.state_dict(), 5)
+    engine.update_weights(new.network.state_dict().items(), 5)
     more = (*prompt, *first.ids, 7, 8)
     before = engine.tokens_computed
     second = engine.generate(more, params(1, n=6), timeout_s=FOREVER)
@@ -341,7 +338,7 @@ def test_new_weights_are_used_by_the_next_answer_and_caches_are_dropped(engine: 
 
 def test_the_engine_has_weights_of_its_own(engine: HFEngine) -> None:
     source = tiny_model(seed=2)
-    engine.update_weights(source.network.state_dict(), 1)
+    engine.update_weights(source.network.state_dict().items(), 1)
     kept = tiny_model(seed=2)
     with torch.no_grad():
         for parameter in source.network.parameters():
@@ -350,27 +347,104 @@ def test_the_engine_has_weights_of_its_own(engine: HFEngine) -> None:
     check_reference(kept, prompt, params(0), engine.generate(prompt, params(0), timeout_s=FOREVER))
 
 
-def test_weights_that_change_under_a_running_request(engine: HFEngine) -> None:
-    """It ends, tagged with the oldest weights that sampled it, and what its slot holds is not used again."""
-    running = threading.Event()
-    forward = engine._forward
+def logprobs_after(
+    networks: list[tuple[LanguageModel, int]], prompt: tuple[int, ...], ids: tuple[int, ...], temperature: float
+) -> list[float]:
+    """Log-probs of ``ids`` where each network samples so many of them, and reads the keys and values that those before
+    it made: one plain forward pass for each."""
+    from transformers import DynamicCache
 
-    def watched(*args: Any) -> torch.Tensor:
-        if engine.passes >= 5:
-            running.set()
+    whole, cache, done = (*prompt, *ids), DynamicCache(), 0
+    found: list[float] = []
+    for model, count in networks:
+        upto = len(prompt) + len(found) + count - 1  # the last sampled id is run by whoever samples the next
+        with torch.inference_mode():
+            new = torch.tensor([whole[done:upto]])
+            logits = model.network(input_ids=new, past_key_values=cache, use_cache=True).logits[0, -count:]
+        logp = (logits.double() / temperature).log_softmax(-1)
+        found += logp[range(count), list(ids[len(found) : len(found) + count])].tolist()
+        done = upto
+    return found
+
+
+def test_a_request_that_lives_through_updates_has_a_span_for_each_version(
+    engine: HFEngine, model: LanguageModel
+) -> None:
+    forward = engine._forward
+    entered, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def by_hand(*args: Any) -> torch.Tensor:
+        entered.release()
+        assert go_on.acquire(timeout=FOREVER)
         return forward(*args)
 
-    engine._forward = watched  # type: ignore[method-assign]
-    new = tiny_model(seed=3)
+    engine._forward = by_hand  # type: ignore[method-assign]
     (prompt,) = prompts(1, seed=12)
-    future = engine.submit(prompt, params(0, n=300), timeout_s=FOREVER)
-    assert running.wait(FOREVER)
-    engine.update_weights(new.network.state_dict(), 9)
-    assert not future.done()
+    sampling = params(0, n=14)
+    future = engine.submit(prompt, sampling, timeout_s=FOREVER)
+    models, counts = [model, tiny_model(seed=3), tiny_model(seed=4)], [5, 2, 7]
+    for number, count in enumerate(counts):
+        for place in range(count):
+            assert entered.acquire(timeout=FOREVER)
+            if place == count - 1 and number < 2:  # new weights come in right behind this pass
+                new = list(models[number + 1].network.state_dict().items())
+                update = threading.Thread(target=lambda new=new, v=number: engine.update_weights(new, 7 + 2 * v))
+                update.start()
+                while not engine._visitors:
+                    time.sleep(0.001)
+                go_on.release()
+                update.join(FOREVER)
+            else:
+                go_on.release()
     mixed = future.result(FOREVER)
-    assert (mixed.weight_version, len(mixed.ids)) == (0, 300)
+    assert mixed.spans == ((0, 5), (7, 2), (9, 7))
+    assert mixed.weight_version == 0
+    expected = logprobs_after(list(zip(models, counts, strict=True)), prompt, mixed.ids, sampling.temperature)
+    assert np.allclose(mixed.logprobs, expected, atol=1e-5)
+    # What its slot holds is of mixed weights and must not be read by others.
+    engine._forward = forward  # type: ignore[method-assign]
     more = (*prompt, *mixed.ids, 4)
-    check_reference(new, more, params(1, n=3), engine.generate(more, params(1, n=3), timeout_s=FOREVER))
+    check_reference(models[-1], more, params(1, n=3), engine.generate(more, params(1, n=3), timeout_s=FOREVER))
+    assert engine.generate(prompt, params(1, n=3), timeout_s=FOREVER).spans == ((9, 3),)
+
+
+def test_weights_come_as_a_stream_and_one_name_of_tied_ones_is_enough(engine: HFEngine) -> None:
+    new = tiny_model(seed=5)
+    state = new.network.state_dict()
+    assert state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
+    (prompt,) = prompts(1, seed=14)
+    for left_out in ("lm_head.weight", "model.embed_tokens.weight"):
+        engine.update_weights(tiny_model(seed=6).network.state_dict().items(), 1)
+        engine.update_weights(((n, w) for n, w in reversed(state.items()) if n != left_out), 2)
+        check_reference(new, prompt, params(0), engine.generate(prompt, params(0), timeout_s=FOREVER))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop("model.norm.weight"), "1 weights of the model are not in the stream: model.norm.weight"),
+        (lambda w: w.update({"model.norms.weight": w.pop("model.norm.weight")}), "did you mean 'model.norm.weight'"),
+        (
+            lambda w: w.update({"model.norm.weight": torch.ones(1)}),
+            r"'model.norm.weight' is \[1\]; the model's is \[16\]",
+        ),
+    ],
+    ids=["missing", "unknown", "shape"],
+)
+def test_weights_that_do_not_fit_are_refused_and_so_are_requests_until_others_come(
+    engine: HFEngine, change: Any, words: str
+) -> None:
+    good = tiny_model(seed=5)
+    weights = dict(good.network.state_dict())
+    change(weights)
+    waiting = engine.submit((5, 6), params(0, n=390), timeout_s=FOREVER)
+    with pytest.raises(EngineError, match=words):
+        engine.update_weights(weights.items(), 4)
+    for act in (lambda: waiting.result(FOREVER), engine.health, lambda: engine.submit((5,), params(0), timeout_s=1)):
+        with pytest.raises(EngineError, match=f"update to weight version 4 failed and must be repeated: .*{words}"):
+            act()
+    engine.update_weights(good.network.state_dict().items(), 5)
+    check_reference(good, (5, 6), params(0), engine.generate((5, 6), params(0), timeout_s=FOREVER))
 
 
 # -- limits, ends and faults -------------------------------------------------------------------------------------------
@@ -456,10 +530,19 @@ def test_others_come_in_while_the_engine_is_busy(engine: HFEngine) -> None:
     """New weights are not held up until every running request has ended."""
     futures = [engine.submit((5, 6), params(i, n=390), timeout_s=FOREVER) for i in range(4)]
     for version in range(1, 6):
-        engine.update_weights(engine._network.state_dict(), version)
+        engine.update_weights(engine._network.state_dict().items(), version)
     assert not any(f.done() for f in futures)
     engine.abort()
     assert all(f.result(FOREVER).finish == "abort" for f in futures)
+
+
+def test_a_cancelled_request_is_withdrawn_and_harms_nobody(engine: HFEngine) -> None:
+    slow_passes(engine, 0.01)
+    futures = [engine.submit((5, 6), params(i, n=20), timeout_s=FOREVER) for i in range(6)]  # 4 slots
+    assert futures[0].cancel()
+    assert futures[5].cancel()
+    assert [len(f.result(FOREVER).ids) for f in futures[1:5]] == [20] * 4
+    engine.health()
 
 
 def test_a_closed_engine_answers_with_an_error(model: LanguageModel) -> None:
@@ -472,7 +555,7 @@ def test_a_closed_engine_answers_with_an_error(model: LanguageModel) -> None:
     for act in (
         lambda: closed.generate((5,), params(0), timeout_s=1),
         closed.health,
-        lambda: closed.update_weights({}, 1),
+        lambda: closed.update_weights({}.items(), 1),
     ):
         with pytest.raises(EngineError, match="closed"):
             act()
@@ -515,19 +598,8 @@ def test_weights_that_are_not_finite_are_an_error_not_an_answer(engine: HFEngine
     broken = tiny_model()
     with torch.no_grad():
         next(broken.network.parameters()).fill_(float("nan"))
-    engine.update_weights(broken.network.state_dict(), 3)
+    engine.update_weights(broken.network.state_dict().items(), 3)
     with pytest.raises(EngineError, match=r"logits are not finite \(weight version 3\)"):
         engine.generate((5,), params(0), timeout_s=FOREVER)
-    engine.update_weights(tiny_model().network.state_dict(), 4)
+    engine.update_weights(tiny_model().network.state_dict().items(), 4)
     assert engine.generate((5,), params(0), timeout_s=FOREVER).weight_version == 4
-
-
-def test_engines_by_name(model: LanguageModel) -> None:
-    made = make_engine(model, EngineConfig())
-    assert isinstance(made, Policy)
-    made.close()
-    with pytest.raises(UnknownNameError, match="no engine 'fh'; known: 'hf'"):
-        make_engine(model, EngineConfig(name="fh"))
-    register_engine("hf", ENGINES["hf"])
-    with pytest.raises(ValueError, match="already registered"):
-        register_engine("hf", lambda m, c: made)

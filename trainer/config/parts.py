@@ -35,7 +35,7 @@ def _part(name: str, found: object) -> Any:
 
 ESTIMATORS: Registry[Any] = Registry("advantage estimator", "roll_envs.estimators", _part, built_in={})
 LOSSES: Registry[Any] = Registry("policy loss", "roll_envs.losses", _part, built_in={})
-ENGINES: Registry[Any] = Registry("engine", "roll_envs.engines", _part, built_in={})
+ENGINES: Registry[Any] = Registry("engine", "roll_envs.engines", _part, built_in={"hf": "trainer.engines:HF"})
 BACKENDS: Registry[Any] = Registry("learner backend", "roll_envs.learners", _part, built_in={})
 OPTIMIZERS: Registry[Any] = Registry("optimizer", "roll_envs.optimizers", _part, built_in={})
 

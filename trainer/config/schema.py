@@ -147,6 +147,9 @@ class EngineConfig(PartSection):
     """The inference engine; its own settings stand in this section too."""
 
     name: str = setting("hf", "Registered engine; 'hf' is the built-in one.")
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "Where the engine computes, if it does here; auto is a GPU where there is one."
+    )
     max_tokens: Positive = setting(1024, "Longest prompt + answer a request may have, in tokens.")
 
 

@@ -58,7 +58,7 @@ class _Row:
         self.mask += [False] * len(given) + [True] * len(completion.ids)
         self.logprobs += (*[0.0] * len(given), *completion.logprobs)
         self.turns += [-1] * len(given) + [index] * len(completion.ids)
-        self.versions += [-1] * len(given) + [completion.weight_version] * len(completion.ids)
+        self.versions += [-1] * len(given) + [version for version, tokens in completion.spans for _ in range(tokens)]
 
     def freeze(self, group: int, member: int) -> TokenSequence:
         return TokenSequence(

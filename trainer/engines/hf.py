@@ -14,19 +14,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from roll_envs.errors import DeadlineExceededError, EngineError
-from roll_envs.types import Completion, FinishReason, SamplingParams
-from trainer.engines.held_tokens import HeldTokens
-from trainer.engines.slots import SlotCache
-from trainer.model.network import LanguageModel
+from roll_envs.errors import DeadlineExceededError, EngineError, UnknownNameError
+from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
+from trainer.engines import Capabilities, Engine
+from trainer.engines.prefix_cache import KeyValueSlots, PrefixIndex
+from trainer.model.network import LanguageModel, choose_device
 
 __all__ = ["HFEngine"]
 
@@ -48,13 +47,20 @@ class _Request:
     draws: np.ndarray
     stop_ids: frozenset[int]
     slot: int = -1
-    version: int = 0
-    """Weight version when it was admitted: the oldest that sampled any of its ids."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    in_spans: int = 0
+    """How many of the ids ``spans`` covers; 0 as long as one version sampled them all."""
+
+    def end_span(self, version: int) -> None:
+        """Note that ``version`` sampled the ids that no span covers yet."""
+        if len(self.ids) > self.in_spans:
+            self.spans.append(VersionSpan(version, len(self.ids) - self.in_spans))
+            self.in_spans = len(self.ids)
 
 
-class HFEngine:
+class HFEngine(Engine):
     """A :class:`roll_envs.policy.Policy` over a causal language model.
 
     ``max_running`` requests share one pass; the others queue. ``max_tokens`` bounds prompt + completion. Sampling is
@@ -62,22 +68,28 @@ class HFEngine:
     rounding of the matrix products.
     """
 
-    def __init__(self, model: LanguageModel, *, max_running: int = 128, max_tokens: int = 1024) -> None:
-        network = copy.deepcopy(model.network).eval().requires_grad_(False)
+    capabilities = Capabilities(
+        logprobs=True, updates_in_flight=True, version_spans=True, prefix_cache=True, pause=True, abort=True
+    )
+
+    def __init__(
+        self, model: LanguageModel, *, max_running: int = 128, max_tokens: int = 1024, device: str = "auto"
+    ) -> None:
+        self._device = choose_device(device)
+        network = copy.deepcopy(model.network).eval().requires_grad_(False).to(self._device)
         self._network = network
-        self._device = next(network.parameters()).device
         self._max_tokens = max_tokens
-        self._cache = SlotCache(network.config, max_running, 64, next(network.parameters()).dtype, self._device)
-        self._held = HeldTokens()  # token ids whose keys and values a slot holds
+        self._cache = KeyValueSlots(network.config, max_running, 64, next(network.parameters()).dtype, self._device)
+        self._index = PrefixIndex()  # token ids whose keys and values a slot holds
         self._free = dict.fromkeys(range(max_running))  # the one that was left first comes first
         self._pass_tokens = _PASS_WORK / sum(p.numel() for p in network.parameters())
         self._vocabulary = int(network.get_input_embeddings().num_embeddings)
         self._queue: deque[_Request] = deque()
         self._running: list[_Request] = []
-        self._version = 0
+        self._incomplete = ""  # why the weights are those of no version, after an update that failed
         self._paused = False
         self._closed = False
-        self._intruders = 0  # other threads that want to come in between two passes
+        self._visitors = 0  # other threads that wait for their turn between two passes
         self._fault: BaseException | None = None
         self._wake = threading.Condition()
         self._pass_lock = threading.Lock()
@@ -87,18 +99,6 @@ class HFEngine:
         self._thread.start()
 
     # -- the contract ------------------------------------------------------------------------------------------------
-
-    def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Completion:
-        """Sample a continuation; blocks the calling thread.
-
-        Raises :class:`DeadlineExceededError` after ``timeout_s`` and :class:`EngineError` when the engine is closed
-        or broken, or the request does not fit.
-        """
-        future = self.submit(prompt_ids, sampling, timeout_s=timeout_s)
-        try:
-            return future.result(timeout=timeout_s)
-        except FutureTimeoutError:
-            raise DeadlineExceededError("the engine's answer", timeout_s) from None
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
         """Queue a request and return at once; the future holds the completion or the error."""
@@ -136,16 +136,25 @@ class HFEngine:
             self._wake.notify()
         return request.future
 
-    def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Take new weights between two passes; running requests go on with them, caches of old ones are dropped.
+    def update_weights(self, source: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take new weights between two passes.
 
-        A completion that several versions sampled carries the oldest of them.
+        Running requests go on with them. They keep the keys and values that older weights made of their tokens so far;
+        no later request reads those.
         """
         with self._between_passes():
-            self._raise_if_unusable()
-            self._network.load_state_dict(weights)
-            self._version = version
-            self._held.clear()
+            with self._wake:
+                self._raise_if_unusable(updating=True)
+            self._index.clear()
+            for request in self._running:
+                request.end_span(self.version)
+            try:
+                load_stream(self._network, source)
+            except BaseException as error:
+                self._incomplete = f"the update to weight version {version} failed and must be repeated: {error}"
+                self._fail_all(EngineError(self._incomplete))
+                raise
+            self.version, self._incomplete = version, ""
 
     def pause(self) -> None:
         """Stop between two passes; requests are kept."""
@@ -162,16 +171,13 @@ class HFEngine:
 
     def abort(self) -> None:
         """End every queued and running request with ``finish="abort"``, keeping what was sampled so far."""
-        with self._between_passes(), self._wake:
-            for request in [*self._running, *self._queue]:
+        with self._between_passes():
+            with self._wake:
+                waiting = [*self._running, *self._queue]
+                self._running.clear()
+                self._queue.clear()
+            for request in waiting:
                 self._finish(request, "abort")
-            self._running.clear()
-            self._queue.clear()
-
-    @property
-    def version(self) -> int:
-        """Version of the weights in use."""
-        return self._version
 
     def health(self) -> None:
         """Raise :class:`EngineError` when the engine cannot answer."""
@@ -190,22 +196,33 @@ class HFEngine:
 
     @contextlib.contextmanager
     def _between_passes(self) -> Iterator[None]:
-        """Come in between two passes. The loop lets others go first: a lock alone would not, it is not fair."""
+        """Run between two passes. The loop lets waiting threads go first: a lock alone is not fair."""
         with self._wake:
-            self._intruders += 1
+            self._visitors += 1
         try:
             with self._pass_lock:
                 yield
         finally:
             with self._wake:
-                self._intruders -= 1
+                self._visitors -= 1
                 self._wake.notify()
 
-    def _raise_if_unusable(self) -> None:
+    def _fail_all(self, error: EngineError) -> None:
+        """End every request with ``error``."""
+        with self._wake:
+            waiting = [*self._running, *self._queue]
+            self._running.clear()
+            self._queue.clear()
+        for request in waiting:
+            self._release(request, error, hold=False)
+
+    def _raise_if_unusable(self, *, updating: bool = False) -> None:
         if self._fault is not None:
             raise EngineError(f"the engine stopped: {type(self._fault).__name__}: {self._fault}") from self._fault
         if self._closed:
             raise EngineError("the engine is closed")
+        if self._incomplete and not updating:
+            raise EngineError(self._incomplete)
 
     def _loop(self) -> None:
         try:
@@ -218,20 +235,14 @@ class HFEngine:
                         if self._running:
                             self._decode()
         except BaseException as error:  # every waiting episode must learn of it
-            with self._wake:
-                self._fault = error
-                waiting = [*self._running, *self._queue]
-                self._running.clear()
-                self._queue.clear()
-            for request in waiting:
-                if not request.future.done():
-                    request.future.set_exception(EngineError(f"the engine stopped: {type(error).__name__}: {error}"))
+            self._fault = error
+            self._fail_all(EngineError(f"the engine stopped: {type(error).__name__}: {error}"))
 
     def _wait_for_work(self) -> bool:
         """Block until there is something to do; ``False`` once closed."""
         with self._wake:
             idle = not self._running
-            while not self._closed and (self._paused or self._intruders or not (self._queue or self._running)):
+            while not self._closed and (self._paused or self._visitors or not (self._queue or self._running)):
                 self._wake.wait()
             seen = 0
             while idle and not self._closed and seen < len(self._queue) < len(self._free):
@@ -249,7 +260,6 @@ class HFEngine:
                 if request.deadline < now:
                     self._expire(request)
                     continue
-                request.version = self._version
                 admitted.append(request)
             self._running.extend(admitted)
         if not admitted:
@@ -271,7 +281,7 @@ class HFEngine:
             self._cache.copy(copies, max(kept))
         logits = self._prefill(leaders, kept)
         for request in leaders:
-            self._held.put(request.slot, request.prompt)
+            self._index.put(request.slot, request.prompt)
         homes = [leaders[s].slot for s in sources]  # a leader that ends with this token leaves its slot
         self._sample(admitted, logits, sources)
         followers = [(home, r) for home, r in zip(homes, admitted, strict=True) if r.slot < 0 and not r.future.done()]
@@ -297,12 +307,12 @@ class HFEngine:
     def _take_slot(self, request: _Request) -> tuple[int, int | None]:
         """Choose a free slot; returns how many leading tokens of the prompt are known, and the slot to copy them from
         unless it is this one."""
-        source, shared = self._held.longest(request.prompt)
+        source, shared = self._index.longest(request.prompt)
         if shared < _LEAST_SHARED:
             self._take_unused_slot(request)
             return 0, None
         kept = min(shared, len(request.prompt) - 1)  # at least one token must be run, to have logits
-        if source in self._free and shared == len(self._held.ids(source)):
+        if source in self._free and shared == len(self._index.ids(source)):
             del self._free[source]
             request.slot = source
             return kept, None
@@ -311,9 +321,9 @@ class HFEngine:
 
     def _take_unused_slot(self, request: _Request) -> None:
         """Take a free slot that holds nothing, else the one that was left first."""
-        slot = next((s for s in self._free if s not in self._held), next(iter(self._free)))
+        slot = next((s for s in self._free if s not in self._index), next(iter(self._free)))
         del self._free[slot]
-        self._held.drop(slot)
+        self._index.drop(slot)
         request.slot = slot
 
     def _decode(self) -> None:
@@ -379,7 +389,7 @@ class HFEngine:
         now = time.monotonic()
         for request in self._running:
             if request.logprobs and not math.isfinite(request.logprobs[-1]):
-                reason = f"the model's logits are not finite (weight version {self._version})"
+                reason = f"the model's logits are not finite (weight version {self.version})"
                 self._release(request, EngineError(reason), hold=False)
             elif request.ids and request.ids[-1] in request.stop_ids:
                 self._finish(request, "stop")
@@ -392,13 +402,16 @@ class HFEngine:
         self._running = still
 
     def _finish(self, request: _Request, reason: FinishReason) -> None:
+        hold = reason != "abort" and not request.spans  # keys and values of older weights are of no use
+        request.end_span(self.version)
         completion = Completion(
             ids=tuple(request.ids),
             logprobs=tuple(request.logprobs),
             finish=reason,
-            weight_version=request.version if request.ids else self._version,
+            weight_version=min((span.version for span in request.spans), default=self.version),
+            spans=tuple(request.spans),
         )
-        self._release(request, completion, hold=reason != "abort")
+        self._release(request, completion, hold=hold)
 
     def _expire(self, request: _Request) -> None:
         self._release(request, DeadlineExceededError("the engine's answer", request.timeout_s), hold=False)
@@ -406,20 +419,41 @@ class HFEngine:
     def _release(self, request: _Request, result: Completion | Exception, *, hold: bool) -> None:
         """Free the slot of a request and answer it; ``hold`` keeps what the slot holds for the next turn."""
         if request.slot >= 0:
-            # Keys and values of older weights are of no use. The last sampled token was not run through the model
-            # yet: the slot holds what stands before it.
+            # The last sampled token was not run through the model yet: the slot holds what stands before it.
             ids = (request.prompt + tuple(request.ids))[:-1]
-            self._held.drop(request.slot)
-            if hold and request.version == self._version and not self._held.has(ids):
-                self._held.put(request.slot, ids)
+            self._index.drop(request.slot)
+            if hold and not self._index.has(ids):
+                self._index.put(request.slot, ids)
             self._free[request.slot] = None
             request.slot = -1
-        if request.future.done():
-            return
-        if isinstance(result, Completion):
-            request.future.set_result(result)
-        else:
-            request.future.set_exception(result)
+        with contextlib.suppress(InvalidStateError):  # the caller cancelled it
+            if isinstance(result, Completion):
+                request.future.set_result(result)
+            else:
+                request.future.set_exception(result)
+
+
+@torch.no_grad()
+def load_stream(network: torch.nn.Module, source: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Copy a stream of names and tensors into ``network``, one at a time.
+
+    Raises :class:`EngineError` for names that the network does not have, shapes that differ, and weights that no name
+    came for; the network then has some of the new weights.
+    """
+    targets = network.state_dict(keep_vars=True)
+    places = {name: id(tensor) for name, tensor in targets.items()}  # tied names lead to one tensor
+    missing = set(places.values())
+    for name, tensor in source:
+        if name not in targets:
+            raise EngineError(str(UnknownNameError("weight", name, targets)))
+        if tensor.shape != targets[name].shape:
+            raise EngineError(f"weight {name!r} is {list(tensor.shape)}; the model's is {list(targets[name].shape)}")
+        targets[name].copy_(tensor)
+        missing.discard(places[name])
+    if missing:
+        names = sorted(name for name, place in places.items() if place in missing)
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise EngineError(f"{len(names)} weights of the model are not in the stream: {listed}")
 
 
 def _alike(sizes: Sequence[int], least: float) -> list[list[int]]:

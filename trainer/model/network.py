@@ -15,7 +15,7 @@ from roll_envs.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.model.tokenizer import build_tokenizer, words_of
 
-__all__ = ["LanguageModel", "build_model", "check_model_folder", "load_model", "save_model"]
+__all__ = ["LanguageModel", "build_model", "check_model_folder", "choose_device", "load_model", "save_model"]
 
 disable_progress_bar()  # small files; the run has bars of its own
 
@@ -31,6 +31,19 @@ class LanguageModel:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.network.parameters())
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a configuration's ``device``: ``auto`` is CUDA where there is one, else the CPU.
+
+    Raises :class:`ConfigError` for another name, or for ``cuda`` where there is none.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {name!r}; allowed: 'auto', 'cpu', 'cuda'")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ConfigError("device 'cuda', but torch finds no CUDA device here; choose 'cpu' or 'auto'")
+    return torch.device("cuda" if name != "cpu" and available else "cpu")
 
 
 def build_model(config: ModelConfig, env: TextEnv, seed: int) -> LanguageModel:

@@ -54,7 +54,7 @@ def evaluate_run(
         Session(config, temperature=temperature, seed=seed, model=built.model) as session,
     ):
         session.load_weights(state.model)
-        session.engine.update_weights(session.model.network.state_dict(), state.version)
+        session.engine.update_weights(session.model.network.state_dict().items(), state.version)
         count = tasks if tasks is not None else config.evaluation.tasks
         step = int(state.progress.get("steps", state.step))
         result, _ = play_panel(session, f"{config.env.id} at step {step}", tasks=count, step=step)

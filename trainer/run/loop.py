@@ -18,6 +18,7 @@ from trainer.algorithms.estimators import find_estimator
 from trainer.algorithms.state import AlgorithmState
 from trainer.config import RunConfig
 from trainer.data.metrics import rollout_metrics
+from trainer.engines import check_can_train
 from trainer.learner import Learner, Scorer, make_learner
 from trainer.model.network import save_model
 from trainer.rollout.collecting import Collected, collect_step
@@ -156,6 +157,7 @@ class _Run:
     def go(self) -> dict[str, Any]:
         """Everything that is still to do."""
         config = self.config
+        check_can_train(config.engine.name, self.session.engine)
         plan = make_plan(config, folder=str(self.folder.path), parameters=self.session.model.parameters)
         self.report.print_plan(plan)
         if self.session.rewrites_history and config.context.kind == "everything":
@@ -307,7 +309,7 @@ class _Run:
 
     def _sync_engine(self) -> None:
         if not self._engine_is_current:
-            self.session.engine.update_weights(self.learner.weights(), self.counters.version)
+            self.session.engine.update_weights(self.learner.weights().items(), self.counters.version)
             self._engine_is_current = True
 
     def _save(self) -> None:
