@@ -1,59 +1,64 @@
-"""Named parts of this and of other packages: one registry for every kind of part, and how a part declares its settings.
+"""Named parts of this and of other packages: one registry class for every kind of part.
 
 A name leads to a part by one of three ways, in this order: registered in this process (:meth:`Registry.register`), in
 the kind's built-in table (name -> ``module:attribute``), or declared by an installed package as an entry point of the
 kind's group. Nothing of a part is imported before its name is asked for, so that a broken package is met only by those
-who use it.
+who use it. Left out: how a part declares its settings (:mod:`roll_envs.settings`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.metadata
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from roll_envs.errors import ConfigError, PluginError, RollError, UnknownNameError
 from roll_envs.locate import HUB_ROOT, hidden_by
 
-__all__ = ["Part", "Registry", "Settings", "setting"]
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from roll_envs.settings import Part, Settings, setting
+else:
+
+    def __getattr__(name: str) -> Any:
+        """``Part``, ``Settings`` and ``setting`` at their first use: importing the hub must not import pydantic."""
+        if name not in ("Part", "Settings", "setting"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module("roll_envs.settings"), name)
+
+
+__all__ = ["MakerRegistry", "Part", "Registration", "Registry", "Settings", "error_and_place", "setting"]
 
 T = TypeVar("T")
 
 OUR_PACKAGE = "roll-envs"
+IN_PROCESS = "registered in this process"
+
+State = Literal["not loaded", "ready", "broken"]
 
 
-class Settings(BaseModel):
-    """Settings of a part, declared beside its code: frozen, strict about types, without unknown keys.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """One known name: where it comes from, and whether its part could be loaded."""
 
-    A part without settings of its own uses this class as it is.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def setting(default: Any, description: str, *, origin: str = "", **limits: Any) -> Any:
-    """A field of a :class:`Settings` class: its default, one sentence for the reference, and where the default is from
-    (a paper, another trainer, "off"), which ``roll-train explain`` shows. ``limits`` are pydantic's (``gt``, ``ge``,
-    ``le``, ...)."""
-    return Field(default, description=description, json_schema_extra={"origin": origin} if origin else None, **limits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """Something that a configuration chooses by name. Each kind of part is a subclass with what it needs."""
-
-    settings: type[Settings] = Settings
-    """The model of the settings that this part reads."""
-
-    def problems(self, config: Any) -> list[str]:
-        """What the part asks of other sections of a run's configuration and does not find, a sentence each."""
-        return []
+    id: str
+    """The part's name; for a package whose metadata cannot be read, the path of these."""
+    source: str
+    """``package version``, or that it was registered in this process."""
+    state: State
+    reason: str = ""
+    """Why it is broken; empty otherwise."""
 
 
 class Registry(Generic[T]):
@@ -74,6 +79,8 @@ class Registry(Generic[T]):
         self._accept, self._pattern = accept, re.compile(name_pattern)
         self._built_in = dict(built_in or {})
         self._registered: dict[str, T] = {}
+        self._tried: dict[tuple[str, str], str] = {}
+        """(name, source) of entry points that were loaded -> why that failed, empty where it did not."""
 
     def register(self, name: str, part: T, *, replace: bool = False) -> None:
         """Make ``part`` available in this process. The same part may be registered again.
@@ -86,16 +93,17 @@ class Registry(Generic[T]):
             part = self._accept(name, part)
         except TypeError as error:
             raise ConfigError(f"{self.kind} {name!r}: {error}") from error
-        if not replace and self._registered.get(name, part) is not part:
-            raise ConfigError(f"{self.kind} {name!r} exists already; choose another name, or pass replace=True")
-        if not replace and name not in self._registered and name in self.names():
-            raise ConfigError(f"{self.kind} {name!r} exists already; choose another name, or pass replace=True")
+        taken = self._registered[name] != part if name in self._registered else name in self
+        if taken and not replace:
+            raise ConfigError(
+                f"{self.kind} {name!r} exists already ({self.source(name)}); choose another name, or pass replace=True"
+            )
         self._registered[name] = part
 
     def unregister(self, name: str) -> None:
         """Forget a part that was registered in this process. Raises :class:`UnknownNameError`."""
         if name not in self._registered:
-            raise UnknownNameError(f"{self.kind} registered in this process", name, self._registered)
+            raise UnknownNameError(f"{self.kind} {IN_PROCESS}:", name, self._registered)
         del self._registered[name]
 
     def names(self) -> tuple[str, ...]:
@@ -109,6 +117,12 @@ class Registry(Generic[T]):
         """The names of this package's own table, in order."""
         return tuple(sorted(self._built_in))
 
+    def source(self, name: str) -> str:
+        """Which package a known name comes from, or that it was registered in this process."""
+        if name in self._registered:
+            return IN_PROCESS
+        return OUR_PACKAGE if name in self._built_in else source_of(_chosen(self._declared()[name]))
+
     def find(self, name: str) -> T:
         """The part of this name, imported if need be.
 
@@ -120,76 +134,207 @@ class Registry(Generic[T]):
         if name in self._registered:
             return self._registered[name]
         if name in self._built_in:
-            module, _, attribute = self._built_in[name].partition(":")
-            return self._accept(name, getattr(importlib.import_module(module), attribute))
-        entries = self._declared().get(name)
-        if entries is None:
+            return self._accept(name, EntryPoint(name, self._built_in[name], self.group).load())
+        entry = self.entry(name)
+        if entry is None:
             raise UnknownNameError(self.kind, name, self.names())
-        return self._load(name, chosen(entries, self.kind))
+        reason = self.unusable(name)
+        if reason:
+            raise PluginError(self.broken(name, reason))
+        return self._load(name, entry)
 
-    def _load(self, name: str, entry: importlib.metadata.EntryPoint) -> T:
-        what = f"{self.kind} {name!r} of {source_of(entry)}"
+    def broken(self, name: str, reason: str) -> str:
+        """The message about a part that cannot be used."""
+        return f"{self.kind} {name!r} of {self.source(name)} cannot be loaded: {reason}"
+
+    def entry(self, name: str) -> EntryPoint | None:
+        """The entry point behind a name; None where it is ours or registered in this process."""
+        own = name in self._registered or name in self._built_in
+        return None if own or name not in self._declared() else _chosen(self._declared()[name])
+
+    def registrations(self, *, load: bool = False) -> tuple[Registration, ...]:
+        """Every known name in order, with its state; ``load=True`` imports the parts to find out which are broken.
+
+        Packages that declare a name of another one, and those whose metadata cannot be read, are listed too.
+        """
+        found = [Registration(id=path, source=path, state="broken", reason=why) for path, why in _unreadable().items()]
+        for name in self.names():
+            if load:
+                with contextlib.suppress(RollError):
+                    self.find(name)
+            source, entry = self.source(name), self.entry(name)
+            reason = self.unusable(name) or self._tried.get((name, source), "")
+            loaded = entry is None or (name, source) in self._tried
+            state: State = "broken" if reason else "ready" if loaded else "not loaded"
+            found.append(Registration(id=name, source=source, state=state, reason=reason))
+            if entry is not None:
+                for other in sorted({source_of(each) for each in self._declared()[name]} - {source}):
+                    why = f"{source} declares the same name; uninstall one of the two packages"
+                    found.append(Registration(id=name, source=other, state="broken", reason=why))
+        return tuple(sorted(found, key=lambda registration: registration.id))
+
+    def unusable(self, name: str) -> str:
+        """Why a known name cannot be used, as far as metadata tell; empty where they say nothing against it."""
+        entry = self.entry(name)
+        if entry is None:
+            return ""
+        if not self._pattern.fullmatch(name):
+            return f"the name {name!r} does not fit; allowed: {self._pattern.pattern}"
+        packages = sorted({source_of(each) for each in self._declared()[name]})
+        if len(packages) > 1 and package_of(entry) != OUR_PACKAGE:
+            # Either of the two would be a guess.
+            return f"it is declared by {len(packages)} packages ({', '.join(packages)}); uninstall all but one"
+        return ""
+
+    def _load(self, name: str, entry: EntryPoint) -> T:
+        tried = (name, source_of(entry))
         try:
             loaded = entry.load()
-        except RollError:
-            raise
         except (Exception, SystemExit) as error:  # the import runs code of others
-            raise PluginError(f"{what} cannot be loaded: {why_not_loaded(error, entry)}") from error
+            self._tried[tried] = why_not_loaded(error, entry.module, entry)
+            if isinstance(error, RollError):
+                raise
+            raise PluginError(self.broken(name, self._tried[tried])) from error
         try:
-            return self._accept(name, loaded)
+            part = self._accept(name, loaded)
         except TypeError as error:
-            raise PluginError(f"{what} ({entry.value}): {error}") from error
+            self._tried[tried] = f"{entry.value}: {error}"
+            raise PluginError(self.broken(name, self._tried[tried])) from error
+        self._tried[tried] = ""
+        return part
 
-    def _declared(self) -> dict[str, list[importlib.metadata.EntryPoint]]:
-        found: dict[str, list[importlib.metadata.EntryPoint]] = {}
-        for entry in entry_points(self.group):
-            found.setdefault(entry.name, []).append(entry)
-        return found
+    def _declared(self) -> Mapping[str, list[EntryPoint]]:
+        return _installed(_path_state()).entries.get(self.group, {})
 
 
-def entry_points(group: str) -> Iterable[importlib.metadata.EntryPoint]:
-    """The entry points of ``group``; packages whose metadata cannot be read are left out."""
-    try:
-        return importlib.metadata.entry_points(group=group)
-    except Exception:  # metadata of others: one unreadable package makes the whole call raise, so take them one by one
-        found: list[importlib.metadata.EntryPoint] = []
-        for dist in importlib.metadata.distributions():
-            try:
-                found.extend(entry for entry in dist.entry_points if entry.group == group)
-            except Exception:
+class MakerRegistry(Registry[Callable[..., T]]):
+    """Classes and functions that make a part, called with its settings as keyword arguments.
+
+    The settings are declared by the parameters of the class or function: their names, annotations and defaults, or by
+    one parameter ``settings`` annotated with a :class:`~roll_envs.settings.Settings` model.
+    """
+
+    def __init__(self, kind: str, group: str, *, built_in: Mapping[str, str] | None = None) -> None:
+        """``kind`` is for messages ("verifier"), ``group`` the entry-point group."""
+        super().__init__(kind, group, _callable, built_in=built_in)
+
+    def make(self, name: str, settings: Mapping[str, Any]) -> T:
+        """The part ``name`` with these settings, checked before it is made.
+
+        Raises what :meth:`find` raises, :class:`UnknownNameError` for a setting that the part does not read (with the
+        nearest, and the parts of the kind that do read it), :class:`ConfigError` for one that is missing or of another
+        type, and whatever the part itself raises.
+        """
+        from roll_envs.settings import checked_arguments  # imports pydantic, which importing the hub must not
+
+        make = self.find(name)
+        return make(**checked_arguments(f"{self.kind} {name!r}", make, settings, self._readers(name)))
+
+    def settings(self, name: str) -> type[BaseModel]:
+        """The model of the settings that a part reads. Raises as :meth:`find`."""
+        from roll_envs.settings import settings_model
+
+        return settings_model(self.find(name))
+
+    def _readers(self, but: str) -> Callable[[str], str]:
+        """A function that says which other parts of the kind read a setting; empty where none does."""
+
+        from roll_envs.settings import accepted_names
+
+        def say(key: str) -> str:
+            others = []
+            for name in self.names():
+                with contextlib.suppress(RollError):  # a broken part reads nothing
+                    if name != but and key in (accepted_names(self.find(name)) or ()):
+                        others.append(name)
+            return f"({key!r} is read by {', '.join(map(repr, others))})" if others else ""
+
+        return say
+
+
+def _callable(name: str, found: object) -> Callable[..., Any]:
+    if not callable(found):
+        raise TypeError(f"it must be a class or function that makes one; {found!r} cannot be called")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Installed:
+    """What the metadata of all installed packages say."""
+
+    entries: dict[str, dict[str, list[EntryPoint]]] = field(default_factory=dict)
+    """Group -> name -> entry points of that name."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Path of metadata -> why they cannot be read."""
+
+
+def _path_state() -> tuple[tuple[str, int], ...]:
+    """The folders on ``sys.path`` with their times of change: equal states have the same packages installed."""
+    found = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            found.append((folder, os.stat(folder or ".").st_mtime_ns))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1)
+def _installed(path_state: tuple[tuple[str, int], ...]) -> _Installed:
+    """Read all metadata; of two distributions with one name the first on the path counts, as for imports."""
+    found, seen = _Installed(), set()
+    for dist in importlib.metadata.distributions():
+        try:
+            package = _normal(dist.name)
+            if package in seen:
                 continue
-        return found
+            seen.add(package)
+            points = list(dist.entry_points)
+        except Exception as error:  # metadata of others
+            reason = f"its package metadata cannot be read: {type(error).__name__}: {error}; reinstall the package"
+            found.unreadable[str(getattr(dist, "_path", dist))] = reason
+            continue
+        for point in points:
+            found.entries.setdefault(point.group, {}).setdefault(point.name, []).append(point)
+    return found
 
 
-def chosen(entries: list[importlib.metadata.EntryPoint], kind: str) -> importlib.metadata.EntryPoint:
-    """Of entry points with one name, ours before any other. Raises :class:`PluginError` when two strangers declare it:
-    either would be a guess."""
-    ours = [entry for entry in entries if package_of(entry) == OUR_PACKAGE]
-    packages = sorted({source_of(entry) for entry in entries})
-    if ours or len(packages) == 1:
-        return (ours or entries)[0]
-    raise PluginError(
-        f"{kind} {entries[0].name!r} is declared by {len(packages)} packages ({', '.join(packages)}); "
-        "uninstall all but one"
-    )
+def _unreadable() -> Mapping[str, str]:
+    return _installed(_path_state()).unreadable
 
 
-def package_of(entry: importlib.metadata.EntryPoint) -> str:
+def _chosen(entries: list[EntryPoint]) -> EntryPoint:
+    """Of entry points with one name, ours before any other."""
+    return next((entry for entry in entries if package_of(entry) == OUR_PACKAGE), entries[0])
+
+
+def _normal(name: object) -> str:
+    return re.sub(r"[-_.]+", "-", str(name)).lower()
+
+
+def package_of(entry: EntryPoint) -> str:
     """Normalised name of the distribution that declares an entry point; empty when there is none."""
-    return re.sub(r"[-_.]+", "-", str(entry.dist.name)).lower() if entry.dist is not None else ""
+    return _normal(entry.dist.name) if entry.dist is not None else ""
 
 
-def source_of(entry: importlib.metadata.EntryPoint) -> str:
+def source_of(entry: EntryPoint) -> str:
     """``package version`` of the distribution that declares an entry point, else its target."""
     return f"{package_of(entry)} {entry.dist.version}" if entry.dist is not None else entry.value
 
 
-def why_not_loaded(error: BaseException, entry: importlib.metadata.EntryPoint) -> str:
-    """The error, and which folder hides the package's own when that is the cause."""
-    said = f"{type(error).__name__}: {error}"
+def error_and_place(error: BaseException) -> str:
+    """The error and, where it came from code, the place: ``ValueError: no (their_file.py, line 3)``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    known = isinstance(error, ImportError) or not frames or "importlib" in frames[-1].filename
+    return f"{type(error).__name__}: {error}{'' if known else place}"
+
+
+def why_not_loaded(error: BaseException, module: str, entry: EntryPoint | None) -> str:
+    """The error of importing ``module`` for a part, and which folder hides the package's own when that is the cause."""
+    said = error_and_place(error)
     if not isinstance(error, ImportError | AttributeError):
         return said
-    ours = package_of(entry) == OUR_PACKAGE
-    roots = [HUB_ROOT] if ours else [Path(str(entry.dist.locate_file("")))] if entry.dist is not None else []
-    hidden = hidden_by(entry.module, roots)
+    dist = None if entry is None else entry.dist
+    ours = entry is not None and package_of(entry) == OUR_PACKAGE
+    roots = [HUB_ROOT] if ours else [Path(str(dist.locate_file("")))] if dist is not None else []
+    hidden = hidden_by(module, roots)
     return f"{said}. {hidden}" if hidden else said

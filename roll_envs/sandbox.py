@@ -10,15 +10,16 @@ Backends are found by entry points of the group ``roll_envs.sandboxes`` (name ->
 from __future__ import annotations
 
 import abc
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll_envs.errors import PluginError, RollError, UnknownNameError
+from roll_envs.errors import PluginError
+from roll_envs.registry import MakerRegistry
 
 __all__ = [
     "LANGUAGES",
+    "SANDBOXES",
     "Isolation",
     "Language",
     "Limits",
@@ -35,8 +36,6 @@ LANGUAGES: tuple[Language, ...] = ("python", "bash", "cpp", "javascript")
 
 RunStatus = Literal["ok", "error", "timeout", "memory", "output"]
 """``ok``: exit code 0; ``error``: any other end of its own; the rest: the limit that ended it."""
-
-GROUP = "roll_envs.sandboxes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,22 +178,17 @@ class Sandbox(abc.ABC):
         self.close()
 
 
-def make_sandbox(name: str, **kwargs: Any) -> Sandbox:
+SANDBOXES: MakerRegistry[Sandbox] = MakerRegistry("sandbox", "roll_envs.sandboxes")
+
+
+def make_sandbox(name: str, **settings: Any) -> Sandbox:
     """Make a backend by name: ``local``, ``docker``, ``remote``, or that of another installed package.
 
-    Raises :class:`UnknownNameError` for a name nobody registers, :class:`PluginError` when its package is broken,
-    and what the backend raises (:class:`ConfigError`, :class:`MissingExtraError`, :class:`SandboxError`).
+    Raises :class:`UnknownNameError` for a name nobody registers or a setting that does not exist,
+    :class:`PluginError` when its package is broken, and what the backend raises (:class:`ConfigError`,
+    :class:`MissingExtraError`, :class:`SandboxError`).
     """
-    points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
-    if name not in points:
-        raise UnknownNameError("sandbox", name, points)
-    try:
-        make = points[name].load()
-    except RollError:
-        raise
-    except Exception as error:  # the import runs code of others
-        raise PluginError(f"sandbox {name!r} ({points[name].value}) cannot be loaded: {error}") from error
-    made = make(**kwargs)
+    made = SANDBOXES.make(name, settings)
     if not isinstance(made, Sandbox):
-        raise PluginError(f"sandbox {name!r} ({points[name].value}) made a {type(made).__name__}, not a Sandbox")
+        raise PluginError(f"sandbox {name!r} made a {type(made).__name__}, not a Sandbox")
     return made

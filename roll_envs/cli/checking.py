@@ -8,10 +8,12 @@ from dataclasses import asdict
 
 from roll_envs import env_registry as registry
 from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json
-from roll_envs.errors import ConfigError, PluginError, UnknownNameError
+from roll_envs.errors import ConfigError, MissingExtraError, PluginError, UnknownNameError
 from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "validate environments; exit code 1 when a rule fails"
 
 _COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}
 
@@ -54,7 +56,7 @@ def _check(env_id: str, options: argparse.Namespace) -> CheckReport:
     try:
         env = make_env(env_id, options.kwargs)
         env.close()
-    except PluginError as error:
+    except (PluginError, MissingExtraError) as error:
         if not options.all:
             raise
         broken = CheckResult(rule="load", status="fail", detail=str(error))

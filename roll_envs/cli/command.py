@@ -1,6 +1,6 @@
 """Arguments of ``roll-envs``, and how its errors end: one line on stderr and exit code 2.
 
-Five commands are built in; more come from installed packages (see :mod:`roll_envs.cli.plugins`). A name that is built
+Six commands are built in; more come from installed packages (see :mod:`roll_envs.cli.plugins`). A name that is built
 in stays so, and using it looks at no other package.
 """
 
@@ -9,23 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from roll_envs.cli import bench, checking, listing, play, show
-from roll_envs.cli.plugins import PluginCommand, find_commands
+from roll_envs.cli.plugins import COMMANDS, add_arguments, run, summary
 from roll_envs.errors import RollError, nearest
 
 __all__ = ["main"]
-
-_COMMANDS = {
-    "list": (listing, "known environments and their state"),
-    "show": (show, "the card of an environment, its arguments and an example"),
-    "play": (play, "play an environment yourself"),
-    "check": (checking, "validate environments; exit code 1 when a rule fails"),
-    "bench": (bench, "resets and steps per second"),
-}
-
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction["_Parser"]
@@ -36,17 +26,21 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def _parser(used: str, plugins: Mapping[str, PluginCommand]) -> _Parser:
+def _parser(used: str) -> _Parser:
     parser = _Parser(prog="roll-envs", description="Multi-turn text environments: list, show, play, check, bench.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, summary) in _COMMANDS.items():
-        sub = _add(commands, name, summary, module.__doc__)
-        module.add_arguments(sub)
-    for name, plugin in plugins.items():
-        sub = _add(commands, name, plugin.summary(), plugin.load().__doc__ if name == used else None)
+    for name in _names(used):
+        described = COMMANDS.find(name).__doc__ if name == used else None
+        sub = _add(commands, name, summary(name), described)
         if name == used:
-            plugin.add_arguments(sub)
+            add_arguments(name, sub)
     return parser
+
+
+def _names(used: str) -> list[str]:
+    """The commands to show: all of them, or the built-in one that is used, which needs no look at any package."""
+    ours = list(COMMANDS.built_in())
+    return [used] if used in ours else ours + [name for name in COMMANDS.names() if name not in ours]
 
 
 def _add(commands: _Commands, name: str, summary: str, description: str | None) -> _Parser:
@@ -60,16 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 done, 1 a check failed, 2 an error, 130 interrupted)."""
     given = list(sys.argv[1:] if argv is None else argv)
     used = given[0] if given else ""
-    plugins = {} if used in _COMMANDS else find_commands(_COMMANDS)
-    if used and not used.startswith("-") and used not in _COMMANDS and used not in plugins:
-        known = [*_COMMANDS, *plugins]
+    if used and not used.startswith("-") and used not in COMMANDS:
+        known = _names(used)
         near = nearest(used, known)
         advice = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
         return _fail(f"no command {used!r}; {advice}")
     try:
-        options = _parser(used, plugins).parse_args(given)
-        runs = plugins[used].run if used in plugins else _COMMANDS[options.command][0].run
-        code: int = runs(options)
+        options = _parser(used).parse_args(given)
+        code = run(options.command, options)
         sys.stdout.flush()
         return code
     except RollError as error:

@@ -8,7 +8,9 @@ from dataclasses import asdict
 from roll_envs import env_registry as registry
 from roll_envs.cli.common import paint, print_json, table
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "known environments and their state"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

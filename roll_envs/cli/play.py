@@ -17,7 +17,9 @@ from roll_envs.cli.common import add_kwargs, coloured, make_env, paint, parse_kw
 from roll_envs.cli.keys import HAVE_KEYS, action_keys, raw_keys, read_key
 from roll_envs.cli.session import Session
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "play an environment yourself"
 
 _CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H\x1b[2J", "\x1b[?25l", "\x1b[?25h"
 _ENTER, _LEAVE = "\x1b[?1049h" + _HIDE_CURSOR, _SHOW_CURSOR + "\x1b[?1049l"

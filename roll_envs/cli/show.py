@@ -11,8 +11,11 @@ from roll_envs import env_registry as registry
 from roll_envs.card import EnvironmentCard
 from roll_envs.cli.common import add_kwargs, make_env, paint, print_json
 from roll_envs.env import TextEnv
+from roll_envs.settings import accepted_names
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "the card of an environment, its arguments and an example"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the card as text or JSON."""
     card = registry.card(options.id)
-    accepted = registry.accepted_kwargs(registry.environment_class(options.id))
+    cls = registry.environment_class(options.id)
+    accepted = accepted_names(cls)
     env = make_env(options.id, options.kwargs)
     observation, _ = env.reset(seed=options.seed)
     instructions = env.instructions if isinstance(env, TextEnv) else ""
     env.close()
-    defaults = {name: _default(p, card.kwargs.get(name, p.default)) for name, p in (accepted or {}).items()}
+    parameters = inspect.signature(cls).parameters
+    defaults = {n: _default(card.kwargs.get(n, parameters[n].default)) for n in accepted or ()}
     if options.json:
         example = {"seed": options.seed, "instructions": instructions, "observation": observation}
         print_json({**_fields(card), "accepted_kwargs": defaults, "any_kwargs": accepted is None, "example": example})
@@ -61,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _default(parameter: inspect.Parameter, value: Any) -> Any:
-    return "(required)" if value is parameter.empty else list(value) if isinstance(value, tuple) else value
+def _default(value: Any) -> Any:
+    return "(required)" if value is inspect.Parameter.empty else list(value) if isinstance(value, tuple) else value
 
 
 def _fields(card: EnvironmentCard) -> dict[str, Any]:

@@ -71,7 +71,10 @@ class ToolEnv(TextEnv):
         self.call_cost = float(call_cost)
         self.format_name, self._format = format, find_tool_format(format)
         made, limit = _budget(budget), None if max_turns is None else _whole(max_turns)
-        self.env = registry.make(env, **dict(env_kwargs or {})) if isinstance(env, str) else env
+        wrapped = registry.make(env, **dict(env_kwargs or {})) if isinstance(env, str) else env
+        if not isinstance(wrapped, TextEnv):
+            raise ConfigError(f"environment {env!r} is a {type(wrapped).__name__}; ToolEnv wraps a roll_envs.TextEnv")
+        self.env = wrapped
         self.runner = _make_runner(tools, made)
         self.max_turns = self.env.max_turns + DEFAULT_TOOL_TURNS if limit is None else limit
         self.action_format = self.env.action_format

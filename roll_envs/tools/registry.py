@@ -6,22 +6,22 @@ them (a server of tools has many). Nothing is imported before a tool of that nam
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roll_envs.errors import ConfigError, PluginError, RollError, UnknownNameError
+from roll_envs.errors import ConfigError, PluginError
+from roll_envs.registry import MakerRegistry
 from roll_envs.tools.arguments import check_schema
 from roll_envs.tools.types import Tool
 
-__all__ = ["GROUP", "MakeTools", "make_tools", "register_tool", "tool_names"]
+__all__ = ["TOOLS", "MakeTools", "make_tools", "register_tool", "tool_names"]
 
-GROUP = "roll_envs.tools"
 MakeTools = Callable[..., Tool | Sequence[Tool]]
 
+TOOLS: MakerRegistry[Tool | Sequence[Tool]] = MakerRegistry("tool", "roll_envs.tools")
+
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
-_registered: dict[str, MakeTools] = {}
 
 
 def register_tool(name: str, make: MakeTools, *, replace: bool = False) -> None:
@@ -29,61 +29,35 @@ def register_tool(name: str, make: MakeTools, *, replace: bool = False) -> None:
 
     Raises :class:`ConfigError` for a malformed name, or one that is taken unless ``replace``.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"tool name {name!r} must be a letter or _, then up to 63 letters, digits or one of _ . : -")
-    if name in tool_names() and not replace:
-        raise ConfigError(f"tool name {name!r} is taken; choose another one or pass replace=True")
-    _registered[name] = make
+    TOOLS.register(name, make, replace=replace)
 
 
 def tool_names() -> tuple[str, ...]:
     """Every name that :func:`make_tools` knows, in order."""
-    return tuple(sorted({*_registered, *_points()}))
+    return TOOLS.names()
 
 
 def make_tools(tool: str | Mapping[str, Any] | Tool) -> tuple[Tool, ...]:
     """The tools that a configuration names: ``"python"``, ``{"tool": "search", "corpus": "docs.jsonl"}``, or a
     :class:`Tool` itself.
 
-    Raises :class:`UnknownNameError` for a name nobody registers, :class:`ConfigError` for arguments that do not fit,
+    Raises :class:`UnknownNameError` for a name nobody registers or a setting that the tool does not read,
+    :class:`ConfigError` for settings that do not fit,
     :class:`PluginError` when the tool's package is broken, and whatever the tool raises when it is made.
     """
     if isinstance(tool, Tool):
         return (_checked(tool, type(tool).__name__),)
     if isinstance(tool, str):
-        name, kwargs = tool, {}
+        name, settings = tool, {}
     elif isinstance(tool, Mapping) and isinstance(tool.get("tool"), str):
-        name, kwargs = tool["tool"], {key: value for key, value in tool.items() if key != "tool"}
+        name, settings = tool["tool"], {key: value for key, value in tool.items() if key != "tool"}
     else:
-        raise ConfigError(f"a tool is a name, or a mapping with 'tool': name and its arguments; not {tool!r}")
-    make = _find(name)
-    try:
-        made = make(**kwargs)
-    except TypeError as error:
-        raise ConfigError(f"tool {name!r} with the arguments {kwargs!r}: {error}") from error
+        raise ConfigError(f"a tool is a name, or a mapping with 'tool': name and its settings; not {tool!r}")
+    made = TOOLS.make(name, settings)
     tools = (made,) if isinstance(made, Tool) else tuple(made)
     if not tools:
-        raise ConfigError(f"tool {name!r} with the arguments {kwargs!r} offers no tool at all")
+        raise ConfigError(f"tool {name!r} with the settings {settings!r} offers no tool at all")
     return tuple(_checked(each, name) for each in tools)
-
-
-def _find(name: str) -> MakeTools:
-    if name in _registered:
-        return _registered[name]
-    points = _points()
-    if name not in points:
-        raise UnknownNameError("tool", name, tool_names())
-    try:
-        make: MakeTools = points[name].load()
-    except RollError:
-        raise
-    except Exception as error:  # the import runs code of others
-        raise PluginError(f"tool {name!r} ({points[name].value}) cannot be loaded: {error}") from error
-    return make
-
-
-def _points() -> dict[str, importlib.metadata.EntryPoint]:
-    return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
 
 
 def _checked(tool: Any, source: str) -> Tool:

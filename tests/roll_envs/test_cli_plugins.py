@@ -6,7 +6,7 @@ from pathlib import Path
 
 from plugins import install, run_python
 
-from roll_envs.cli.plugins import GROUP, find_commands
+from roll_envs.cli.plugins import COMMANDS
 
 GOOD = '''\
 """Greets, 100% of the time."""
@@ -21,10 +21,10 @@ BROKEN = {
     "missing": ("no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     "raises": ("raises", "ZeroDivisionError: division by zero (raises.py, line 2)"),
     "exits": ("exits", "SystemExit: 3"),
-    "empty": ("empty", "empty lacks add_arguments, run"),
+    "empty": ("empty", "empty: it lacks add_arguments, run"),
     "bad-arguments": ("bad_arguments", "its arguments: ArgumentError: argument --json: conflicting"),
     "no-code": ("no_code", "run returned None, not an exit code"),
-    "Bad_Name": ("empty", "not made of lower-case letters"),
+    "Bad_Name": ("empty", "the name 'Bad_Name' does not fit; allowed: [a-z]"),
 }
 MODULES = {
     "raises": "SUMMARY = 'never run to be listed'\n1 / 0",
@@ -40,7 +40,7 @@ def _main(*arguments: str) -> str:
 
 
 def _good(folder: Path) -> None:
-    install(folder, "hello-world", {"hello": "hello_world"}, {"hello_world": GOOD}, group=GROUP)
+    install(folder, "hello-world", {"hello": "hello_world"}, {"hello_world": GOOD}, group=COMMANDS.group)
 
 
 def test_a_command_of_a_package_is_run_with_its_arguments(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_listing_imports_nothing(tmp_path: Path) -> None:
 
 
 def test_broken_commands_are_one_line_each_and_break_no_other(tmp_path: Path) -> None:
-    install(tmp_path, "bad-tools", {n: target for n, (target, _) in BROKEN.items()}, MODULES, group=GROUP)
+    install(tmp_path, "bad-tools", {n: target for n, (target, _) in BROKEN.items()}, MODULES, group=COMMANDS.group)
     _good(tmp_path)
     for name, (_, reason) in BROKEN.items():
         said = run_python(_main(name), tmp_path, fails=True)
-        assert said.startswith(f"roll-envs: error: command {name!r} of bad-tools 1.0 cannot be used: "), said
+        assert said.startswith(f"roll-envs: error: command {name!r} of bad-tools 1.0 cannot be loaded: "), said
         assert reason in said
         assert said.count("\n") == 1
     listed = " ".join(run_python(_main("--help"), tmp_path).split())
@@ -88,7 +88,7 @@ def test_an_error_while_it_runs_names_the_package_and_the_line(tmp_path: Path) -
         "    if options.how == 'ours':\n        import roll_envs\n        raise roll_envs.ConfigError('size 0')\n"
         "    raise KeyError('oops')"
     )
-    install(tmp_path, "late-tools", {"late": "late_tools"}, {"late_tools": source}, group=GROUP)
+    install(tmp_path, "late-tools", {"late": "late_tools"}, {"late_tools": source}, group=COMMANDS.group)
     said = run_python(_main("late", "theirs"), tmp_path, fails=True)
     assert (
         said == "roll-envs: error: command 'late' of late-tools 1.0 failed: KeyError: 'oops' (late_tools.py, line 7)\n"
@@ -98,16 +98,20 @@ def test_an_error_while_it_runs_names_the_package_and_the_line(tmp_path: Path) -
 
 def test_nobody_takes_a_built_in_name(tmp_path: Path) -> None:
     install(
-        tmp_path, "a-thief", {"list": "hello_world", "serve-webshop": "hello_world"}, {"hello_world": GOOD}, group=GROUP
+        tmp_path,
+        "a-thief",
+        {"list": "hello_world", "serve-webshop": "hello_world"},
+        {"hello_world": GOOD},
+        group=COMMANDS.group,
     )
     assert "SimpleSokoban" in run_python(_main("list"), tmp_path)
-    program = "from roll_envs.cli.plugins import find_commands; print(find_commands(())['serve-webshop'].package)"
+    program = "from roll_envs.cli.plugins import COMMANDS; print(COMMANDS.source('serve-webshop'))"
     assert run_python(program, tmp_path).startswith("roll-envs ")
 
 
 def test_of_two_packages_with_one_command_both_are_named(tmp_path: Path) -> None:
     _good(tmp_path)
-    install(tmp_path, "other-world", {"hello": "hello_world"}, {}, group=GROUP)
+    install(tmp_path, "other-world", {"hello": "hello_world"}, {}, group=COMMANDS.group)
     said = run_python(_main("hello"), tmp_path, fails=True)
     assert "declared by 2 packages (hello-world 1.0, other-world 1.0); uninstall all but one" in said
 
@@ -118,7 +122,7 @@ def test_a_mistyped_command_finds_those_of_packages_too(tmp_path: Path) -> None:
 
 
 def test_a_package_with_unreadable_metadata_is_left_out(tmp_path: Path) -> None:
-    install(tmp_path, "half-tool", {"half": "half"}, {}, group=GROUP)
+    install(tmp_path, "half-tool", {"half": "half"}, {}, group=COMMANDS.group)
     (tmp_path / "half_tool-1.0.dist-info" / "entry_points.txt").write_bytes(b"[roll_envs.commands]\n\xff\xfe nothing\n")
     _good(tmp_path)
     assert run_python(_main("hello"), tmp_path) == "hello you False\n"
@@ -129,11 +133,10 @@ def test_a_folder_that_hides_a_commands_module_is_named(tmp_path: Path) -> None:
         (tmp_path / place / "hello_world").mkdir(parents=True)
         (tmp_path / place / "hello_world" / "__init__.py").write_text("")
     (tmp_path / "theirs" / "hello_world" / "tool.py").write_text(GOOD)
-    install(tmp_path / "theirs", "hello-world", {"hello": "hello_world.tool"}, {}, group=GROUP)
+    install(tmp_path / "theirs", "hello-world", {"hello": "hello_world.tool"}, {}, group=COMMANDS.group)
     said = run_python(_main("hello"), tmp_path / "mine", tmp_path / "theirs", fails=True)
     assert f"found 'hello_world' at {tmp_path / 'mine' / 'hello_world'}, which hides the one that is meant" in said
 
 
 def test_our_own_commands_are_found() -> None:
-    assert {"webshop", "serve-webshop"} <= set(find_commands(()))
-    assert set(find_commands(("webshop",))).isdisjoint({"webshop"})
+    assert {"webshop", "serve-webshop"} <= set(COMMANDS.names()) - set(COMMANDS.built_in())

@@ -37,7 +37,7 @@ def test_broken_packages_are_isolated_and_reported(tmp_path: Path) -> None:
         "bad/NoCard-v0": ("no_card:CARD", "is a int, not an EnvironmentCard"),
         "bad/OtherId-v0": ("other_id:CARD", "has the id 'bad/Another-v0'"),
         "bad/NoAttribute-v0": ("no_card:NOTHING", "has no attribute 'NOTHING'"),
-        "unversioned": ("no_card:CARD", "not of the form 'namespace/Name-v0'"),
+        "unversioned": ("no_card:CARD", "the name 'unversioned' does not fit; allowed: "),
     }
     modules = {
         "raises": "1 / 0",
@@ -58,7 +58,8 @@ def test_broken_packages_are_isolated_and_reported(tmp_path: Path) -> None:
     assert listed["roll/SimpleSokoban-v0"][0]["state"] == "ready"
     for make in ("roll_envs.make", "gymnasium.make"):
         said = run_python(f"import gymnasium, roll_envs\n{make}('bad/Raises-v0')", tmp_path, fails=True)
-        assert "PluginError: environment 'bad/Raises-v0' of bad-game 1.0 cannot be used: ZeroDivisionError" in said
+        assert "PluginError: environment 'bad/Raises-v0' of bad-game 1.0 cannot be loaded: ZeroDivisionError: d" in said
+        assert "division by zero (raises.py, line 1)" in said
 
 
 def test_two_packages_with_one_id_are_both_named(tmp_path: Path) -> None:
@@ -87,6 +88,8 @@ def test_a_package_with_unreadable_metadata_breaks_nothing(tmp_path: Path) -> No
     assert listed["roll/SimpleSokoban-v0"][0]["state"] == "ready"
     (entry,) = [e for es in listed.values() for e in es if "half_game" in e["id"]]
     assert "cannot be read" in entry["reason"]
+    program = "import roll_envs; roll_envs.make('roll/FrozenLake-v0'); roll_envs.make_verifier('f1', threshold=0.5)"
+    assert run_python(program, tmp_path) == ""  # pydantic reads all metadata too, and would raise
 
 
 def test_a_users_own_envs_folder_is_named_with_the_one_that_is_meant(tmp_path: Path) -> None:

@@ -11,9 +11,16 @@ import gymnasium
 import pytest
 
 import roll_envs
-from roll_envs.testing import COUNTER_CARD, CounterEnv
+from roll_envs.testing import COUNTER_CARD, CounterEnv, EchoEnv
 
 SOKOBAN = "roll/SimpleSokoban-v0"
+
+
+class HalfText(gymnasium.Env[str, int]):
+    """Shows texts, but takes numbers."""
+
+    observation_space = gymnasium.spaces.Text(8)  # type: ignore[assignment]
+    action_space = gymnasium.spaces.Discrete(2)  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -94,7 +101,10 @@ def test_another_or_no_version_is_an_error_that_says_which_there_are() -> None:
 
 def test_an_unknown_argument_names_the_nearest() -> None:
     for make in (roll_envs.make, gymnasium.make):
-        with pytest.raises(roll_envs.UnknownNameError, match=f"argument of {SOKOBAN} 'max_turn'.*'max_turns'"):
+        with pytest.raises(
+            roll_envs.UnknownNameError,
+            match=f"setting of environment '{SOKOBAN}': 'max_turn'; did you mean 'max_turns'",
+        ):
             make(SOKOBAN, max_turn=3)
 
 
@@ -113,11 +123,11 @@ def test_a_module_before_the_colon_is_imported(tmp_path: Path, monkeypatch: pyte
 
 def test_register_refuses_a_taken_or_malformed_id(counter: str) -> None:
     roll_envs.register(COUNTER_CARD)  # the same card again is no mistake
-    with pytest.raises(roll_envs.ConfigError, match="is taken"):
+    with pytest.raises(roll_envs.ConfigError, match="exists already"):
         roll_envs.register(replace(COUNTER_CARD, summary="another"))
     roll_envs.register(replace(COUNTER_CARD, summary="another"), replace=True)
     assert roll_envs.card(counter).summary == "another"
-    with pytest.raises(roll_envs.ConfigError, match="not of the form"):
+    with pytest.raises(roll_envs.ConfigError, match="does not fit; allowed: "):
         roll_envs.register(replace(COUNTER_CARD, id="Counter"))
     with pytest.raises(roll_envs.ConfigError, match="roll-envs"):
         roll_envs.register(replace(COUNTER_CARD, id=SOKOBAN))
@@ -137,11 +147,39 @@ def test_a_class_that_is_missing_is_reported(counter: str) -> None:
         roll_envs.make(counter)
 
 
-def test_an_environment_that_is_no_text_env_is_for_gymnasium_only(counter: str) -> None:
+def test_a_plain_gymnasium_environment_of_texts_is_made(counter: str) -> None:
     roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy:EchoEnv"), replace=True)
-    with pytest.raises(roll_envs.PluginError, match=r"not a roll_envs.TextEnv; use gymnasium.make"):
-        roll_envs.make(counter)
+    env = roll_envs.make(counter, max_turns=2)
+    assert type(env) is EchoEnv
+    env.reset(seed=1)
+    assert env.step("a")[0] == "a"
+    assert env.step("b")[3]
+    assert not hasattr(env, "instructions")
     assert gymnasium.make(counter).reset(seed=1)
+
+
+def test_an_environment_that_only_gymnasium_knows_is_made() -> None:
+    gymnasium.register("only/Echo-v0", entry_point=EchoEnv, max_episode_steps=2)
+    try:
+        env = roll_envs.make("only/Echo-v0", max_turns=5)
+        assert env.reset(seed=1) == EchoEnv().reset(seed=1)
+        assert [env.step(said)[3] for said in "ab"] == [False, True]  # Gymnasium's own limit holds
+        assert type(env.unwrapped) is EchoEnv
+        with pytest.raises(roll_envs.UnknownNameError, match="did you mean 'only/Echo-v0'"):
+            roll_envs.make("only/Eco-v0")
+    finally:
+        gymnasium.registry.pop("only/Echo-v0")
+
+
+def test_an_environment_without_texts_is_refused_with_its_spaces() -> None:
+    with pytest.raises(roll_envs.ConfigError, match=r"'CartPole-v1' has the observation_space Box\(.*not text"):
+        roll_envs.make("CartPole-v1")
+    gymnasium.register("half/Text-v0", entry_point=HalfText)
+    try:
+        with pytest.raises(roll_envs.ConfigError, match=r"'half/Text-v0' has the action_space Discrete\(2\)"):
+            roll_envs.make("half/Text-v0")
+    finally:
+        gymnasium.registry.pop("half/Text-v0")
 
 
 def test_states() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins import run_python
+from plugins import install, run_python
 
 import roll_envs
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
@@ -54,7 +54,7 @@ def broken() -> Says:
 
 @pytest.fixture
 def clean_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry.VERIFIERS, "_registered", {})
     return
 
 
@@ -83,11 +83,14 @@ def test_registering_and_replacing() -> None:
         register_verifier("other", 3)  # type: ignore[arg-type]
 
 
-def test_verifiers_of_other_packages_come_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = importlib.metadata.EntryPoint("theirs", "roll_envs.verifiers.matching:ExactVerifier", registry.GROUP)
-    bad = importlib.metadata.EntryPoint("ruin", "no_such_module_anywhere:X", registry.GROUP)
-    thing = importlib.metadata.EntryPoint("thing", "roll_envs.verifiers.extract:MAX_CHARS", registry.GROUP)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [good, bad, thing])
+def test_verifiers_of_other_packages_come_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {
+        "theirs": "roll_envs.verifiers.matching:ExactVerifier",
+        "ruin": "no_such_module_anywhere:X",
+        "thing": "roll_envs.verifiers.extract:MAX_CHARS",
+    }
+    install(tmp_path, "their-verifiers", points, {}, group=registry.VERIFIERS.group)
+    monkeypatch.syspath_prepend(tmp_path)
     assert {"theirs", "ruin", "exact"} <= set(verifier_names())
     assert make_verifier("theirs")("a", "a") == Score(value=1.0, passed=True)
     with pytest.raises(PluginError, match="no_such_module_anywhere"):
@@ -98,7 +101,7 @@ def test_verifiers_of_other_packages_come_by_entry_point(monkeypatch: pytest.Mon
 
 def test_every_built_in_name_leads_somewhere() -> None:
     for name in registry.BUILT_IN:
-        assert callable(registry._find(name)), name
+        assert callable(registry.VERIFIERS.find(name)), name
 
 
 def test_importing_imports_no_verifier() -> None:

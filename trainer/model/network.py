@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 from transformers.utils.logging import disable_progress_bar
 
-from roll_envs.env import TextEnv
 from roll_envs.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.model.tokenizer import build_tokenizer, words_of
@@ -46,7 +46,7 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and available else "cpu")
 
 
-def build_model(config: ModelConfig, env: TextEnv, seed: int) -> LanguageModel:
+def build_model(config: ModelConfig, env: gymnasium.Env[str, str], seed: int) -> LanguageModel:
     """The model of ``config``: loaded when ``config.path`` is set, else a small random one for ``env``'s answers.
 
     Raises :class:`ConfigError` when the folder cannot be loaded.

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import gymnasium
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from roll_envs.env import TextEnv
+from roll_envs.parsing import FreeFormat
 
 __all__ = ["CHAT_TEMPLATE", "build_tokenizer", "words_of"]
 
@@ -27,15 +28,16 @@ CHAT_TEMPLATE = (
 """One token opens a message and one ends it: the shortest template that keeps roles apart."""
 
 
-def words_of(env: TextEnv) -> tuple[str, ...]:
+def words_of(env: gymnasium.Env[str, str]) -> tuple[str, ...]:
     """The words that become one token each: the action names and tags of the environment's answers, its vocabulary,
     and the symbols outside ASCII that its instructions explain."""
-    form = env.action_format
+    form = getattr(env.unwrapped, "action_format", None) or FreeFormat(name="text", example="", tag="")
+    instructions, vocabulary = getattr(env.unwrapped, "instructions", ""), getattr(env.unwrapped, "vocabulary", ())
     tags = [t for t in (form.tag, "think" if form.think else "") if t]
     marks = [w for t in tags for w in (f"<{t}>", f"</{t}>")]
     joiner = [f" {form.separator} "] if form.max_actions > 1 else []
-    symbols = sorted({c for c in env.instructions if not c.isascii() and not c.isspace()})
-    return tuple(dict.fromkeys([*marks, *joiner, *form.actions, *env.vocabulary, *symbols]))
+    symbols = sorted({c for c in instructions if not c.isascii() and not c.isspace()})
+    return tuple(dict.fromkeys([*marks, *joiner, *form.actions, *vocabulary, *symbols]))
 
 
 def build_tokenizer(words: Iterable[str] = ()) -> Any:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -146,7 +147,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
 
 def _make_env(task: Task) -> TextEnv:
-    return roll_envs.make(task.env_id, **task.kwargs)
+    return cast(TextEnv, roll_envs.make(task.env_id, **task.kwargs))
 
 
 def _threads(parameters: int) -> int:

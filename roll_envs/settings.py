@@ -1,0 +1,227 @@
+"""Settings of parts: how a part declares them, and how those that a user gives are checked before the part is made.
+
+A part declares its settings as a :class:`Settings` model, or by the parameters of the class or function that makes it:
+names, annotations and defaults. :func:`settings_model` gives the model in both cases, for checks and for references.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, is_dataclass
+from typing import Annotated, Any, Union
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from roll_envs.errors import ConfigError, UnknownNameError
+
+__all__ = [
+    "Part",
+    "Settings",
+    "accepted_names",
+    "checked_arguments",
+    "described_settings",
+    "refuse_unknown",
+    "setting",
+    "setting_fields",
+    "settings_model",
+]
+
+with contextlib.suppress(Exception):
+    # For its first model pydantic looks through all installed packages for plugins of its own, which raises when the
+    # metadata of one cannot be read. It looks once, so that the models below and elsewhere are made without plugins.
+    TypeAdapter(int)
+
+_ARBITRARY = ConfigDict(arbitrary_types_allowed=True)
+
+
+class Settings(BaseModel):
+    """Settings of a part, declared beside its code: frozen, strict about types, without unknown keys.
+
+    A part without settings of its own uses this class as it is.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def setting(default: Any, description: str, *, origin: str = "", **limits: Any) -> Any:
+    """A field of a :class:`Settings` class: its default, one sentence for the reference, and where the default is from
+    (a paper, another trainer, "off"), which ``roll-train explain`` shows. ``limits`` are pydantic's (``gt``, ``ge``,
+    ``le``, ...)."""
+    return Field(default, description=description, json_schema_extra={"origin": origin} if origin else None, **limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Something that a configuration chooses by name. Each kind of part is a subclass with what it needs."""
+
+    settings: type[Settings] = Settings
+    """The model of the settings that this part reads."""
+
+    def problems(self, config: Any) -> list[str]:
+        """What the part asks of other sections of a run's configuration and does not find, a sentence each."""
+        return []
+
+
+def checked_arguments(
+    what: str, make: Callable[..., Any], given: Mapping[str, Any], others: Callable[[str], str] = lambda key: ""
+) -> dict[str, Any]:
+    """The keyword arguments to call ``make`` with, from the settings that a user gave.
+
+    ``what`` names the part in messages ("verifier 'exact'"); ``others`` tells which other parts read a setting that
+    this one does not. Values are checked and handed on as they were given, not converted.
+
+    Raises:
+        UnknownNameError: ``make`` does not read one of the settings.
+        ConfigError: A setting is missing, or its value is not what the declaration allows.
+    """
+    refuse_unknown(what, make, given, others)
+    model, declared = settings_model(make), _declared_model(make)
+    try:
+        checked = model.model_validate(dict(given))
+    except ValidationError as error:
+        raise ConfigError(f"{what}: {_readable(error, given)}") from error
+    return dict(given) if declared is None else {"settings": checked}
+
+
+def refuse_unknown(
+    what: str, make: Callable[..., Any], given: Mapping[str, Any], others: Callable[[str], str] = lambda key: ""
+) -> None:
+    """Raise :class:`UnknownNameError` for the first setting in ``given`` that ``make`` does not read."""
+    known = accepted_names(make)
+    for key in given:
+        if known is not None and key not in known:
+            raise UnknownNameError(f"setting of {what}:", key, known, others(key))
+
+
+def accepted_names(make: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Names of the settings that a class or function reads; ``None`` when it takes any, or nobody can tell."""
+    declared = _declared_model(make)
+    if declared is not None:
+        return tuple(setting_fields(declared))
+    parameters = _parameters(make)
+    if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return tuple(name for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+def settings_model(make: Callable[..., Any]) -> type[BaseModel]:
+    """The model of the settings that a class or function reads: its own, or one derived from its parameters.
+
+    Annotations that pydantic cannot check (names imported for type checkers only, protocols) allow any value. Lists
+    are allowed where tuples are declared, since configuration files have no tuples.
+    """
+    declared = _declared_model(make)
+    if declared is not None:
+        return declared
+    fields: dict[str, Any] = {}
+    for name, parameter in (_parameters(make) or {}).items():
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            # An alias, because a parameter may have a name that pydantic keeps for itself.
+            fields[f"setting_{name}"] = (
+                _checkable(_annotation(make, parameter)),
+                Field(default, alias=name, title=_text(parameter)),
+            )
+    config = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True, protected_namespaces=())
+    return create_model(f"{getattr(make, '__name__', 'Part')}Settings", __config__=config, **fields)
+
+
+def setting_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The settings of a model by the names that users write."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def described_settings(model: type[BaseModel]) -> list[dict[str, str]]:
+    """Name, type, default and description of each setting of a model, as texts for a reference."""
+    return [
+        {
+            "name": name,
+            "type": field.title or str(getattr(field.annotation, "__name__", field.annotation)),
+            "default": "(required)" if field.is_required() else repr(field.default),
+            "description": field.description or "",
+        }
+        for name, field in setting_fields(model).items()
+    ]
+
+
+def _declared_model(make: Callable[..., Any]) -> type[Settings] | None:
+    """The :class:`Settings` model that annotates the parameter ``settings``, where the part declares one."""
+    parameter = (_parameters(make) or {}).get("settings")
+    annotation = None if parameter is None else _annotation(make, parameter)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Settings) else None
+
+
+def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(make).parameters
+    except (TypeError, ValueError):  # some callables written in C do not tell
+        return None
+
+
+def _annotation(make: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The annotation of a parameter as a type; ``Any`` where it has none or it cannot be read."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    code = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
+    names = getattr(inspect.unwrap(code), "__globals__", None) or vars(sys.modules[make.__module__])
+    try:
+        return eval(annotation, dict(names))  # as typing.get_type_hints does, which gives up at the first unknown name
+    except Exception:  # annotations of others
+        return Any
+
+
+def _text(parameter: inspect.Parameter) -> str:
+    """The annotation of a parameter as it is written."""
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        return annotation
+    return "" if annotation is parameter.empty else inspect.formatannotation(annotation)
+
+
+def _checkable(annotation: Any) -> Any:
+    """``annotation`` in the form that pydantic checks strictly; ``Any`` where it cannot check it."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    tries = [annotation]
+    if origin in (Union, types.UnionType):
+        tries = [Union[tuple(map(_checkable, arguments))]]  # noqa: UP007 - made of a tuple
+    elif isinstance(origin, type) and issubclass(origin, Sequence | Mapping | Set):
+        container = origin[tuple(a if a is ... else _checkable(a) for a in arguments)]  # type: ignore[index]
+        tries = [Annotated[container, Strict(False)], container]  # lists where tuples are declared
+    elif getattr(annotation, "_is_protocol", False) and not getattr(annotation, "_is_runtime_protocol", False):
+        return Any
+    for each in tries:
+        with contextlib.suppress(Exception):  # annotations of others; pydantic raises errors of many types
+            TypeAdapter(each, config=None if _has_own_config(annotation) else _ARBITRARY)
+            return each
+    return Any
+
+
+def _has_own_config(annotation: Any) -> bool:
+    """Whether pydantic takes no configuration for this type."""
+    return hasattr(annotation, "__pydantic_config__") or (
+        isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
+    )
+
+
+def _readable(error: ValidationError, given: Mapping[str, Any]) -> str:
+    """One clause for each setting that is wrong: its name, what is allowed, and the value."""
+    clauses: dict[str, list[str]] = {}
+    for each in error.errors(include_url=False):
+        key = str(each["loc"][0]) if each["loc"] else "settings"
+        message = each["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        allowed = "is required" if each["type"] == "missing" else message
+        before = clauses.setdefault(key, [])
+        before.append(allowed.removeprefix("should be ") if before else allowed)
+    return "; ".join(
+        f"{key} {' or '.join(dict.fromkeys(allowed))}" + (f", not {given[key]!r}" if key in given else "")
+        for key, allowed in clauses.items()
+    )
