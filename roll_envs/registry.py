@@ -74,6 +74,8 @@ class Registry(Generic[T]):
         self._accept, self._pattern = accept, re.compile(name_pattern)
         self._built_in = dict(built_in or {})
         self._registered: dict[str, T] = {}
+        self._loaded: dict[str, T] = {}
+        """Of entry points that were asked for: to look for them again is slow."""
 
     def register(self, name: str, part: T, *, replace: bool = False) -> None:
         """Make ``part`` available in this process. The same part may be registered again.
@@ -86,7 +88,7 @@ class Registry(Generic[T]):
             part = self._accept(name, part)
         except TypeError as error:
             raise ConfigError(f"{self.kind} {name!r}: {error}") from error
-        if not replace and self._registered.get(name, part) is not part:
+        if not replace and self._registered.get(name, part) != part:
             raise ConfigError(f"{self.kind} {name!r} exists already; choose another name, or pass replace=True")
         if not replace and name not in self._registered and name in self.names():
             raise ConfigError(f"{self.kind} {name!r} exists already; choose another name, or pass replace=True")
@@ -122,10 +124,12 @@ class Registry(Generic[T]):
         if name in self._built_in:
             module, _, attribute = self._built_in[name].partition(":")
             return self._accept(name, getattr(importlib.import_module(module), attribute))
-        entries = self._declared().get(name)
-        if entries is None:
-            raise UnknownNameError(self.kind, name, self.names())
-        return self._load(name, chosen(entries, self.kind))
+        if name not in self._loaded:
+            entries = self._declared().get(name)
+            if entries is None:
+                raise UnknownNameError(self.kind, name, self.names())
+            self._loaded[name] = self._load(name, chosen(entries, self.kind))
+        return self._loaded[name]
 
     def _load(self, name: str, entry: importlib.metadata.EntryPoint) -> T:
         what = f"{self.kind} {name!r} of {source_of(entry)}"

@@ -102,17 +102,12 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    from trainer.algorithms.plugins import plugin_names
     from trainer.config.load import dump_config
-    from trainer.config.read_keys import LOSS_KEYS
     from trainer.run.plan import make_plan
     from trainer.run.report import Report
 
     config = _load(options)
     _check_names(config)
-    losses = {*LOSS_KEYS, *plugin_names("roll_envs.losses")}  # what find_loss knows, without torch
-    if config.loss.name not in losses:
-        raise UnknownNameError("policy loss", config.loss.name, losses)
     sys.stdout.write(dump_config(config))
     sys.stdout.flush()
     report = Report()
@@ -127,11 +122,9 @@ def _train(options: argparse.Namespace) -> int:
 
     config = _load(options)
     _check_names(config)
-    from trainer.algorithms.losses import find_loss
     from trainer.model.network import check_model_folder
     from trainer.run.loop import train
 
-    find_loss(config.loss.name)
     if config.model.path is not None:
         check_model_folder(Path(config.model.path))
     report = Report()
@@ -177,7 +170,7 @@ def _load(options: argparse.Namespace) -> RunConfig:
 def _check_names(config: RunConfig) -> None:
     """Fail before a folder is made: an environment that cannot be built, a part that is not there."""
     import roll_envs
-    from trainer.algorithms.estimators import find_estimator
+    from trainer.config.parts import ESTIMATORS, LOSSES
     from trainer.engines import ENGINES
     from trainer.learner import BACKENDS
 
@@ -189,7 +182,8 @@ def _check_names(config: RunConfig) -> None:
     for kind, name, known in parts:
         if name not in known:
             raise UnknownNameError(kind, name, known)
-    find_estimator(config.advantage.name)
+    ESTIMATORS.find(config.advantage.name)
+    LOSSES.find(config.loss.name)
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

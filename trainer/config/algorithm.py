@@ -184,10 +184,10 @@ class LossConfig(Section):
     dual_clip: Annotated[float, Field(gt=1)] | None = Field(
         None, description="Bound for negative advantages, in ratios (clip); INTELLECT-2's and TRL's delta."
     )
-    ratio: Literal["token", "turn", "row", "row-product"] = Field(
+    ratio: Literal["token", "turn-mean", "sequence-mean", "sequence-product"] = Field(
         "token",
-        description="The ratio of each token, the geometric mean of its turn's or its row's, or the product of its "
-        "row's (clip, topr).",
+        description="The ratio of each token, the geometric mean of its turn's or its sequence's, or the product of "
+        "its sequence's (clip, topr).",
     )
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = Field(
         "token-mean", description="How the losses of tokens become one number; denominators are global."
@@ -252,23 +252,30 @@ class CorrectionConfig(Section):
     name: Literal["none", "tis", "mis", "icepop"] = Field(
         "none", description="tis cuts the weight at high; mis, and icepop per token, drop what is outside [low, high]."
     )
-    level: Literal["token", "turn", "row", "geometric"] = Field(
-        "token", description="Ratio per token, product over the turn or row, or geometric mean over the row."
+    level: Literal["token", "turn-product", "sequence-product", "sequence-mean"] = Field(
+        "token",
+        description="Ratio (learner over sampler) per token, product over the turn or sequence, or geometric mean over "
+        "the sequence.",
     )
     low: NonNegative = Field(0.5, description="Least ratio that is kept (mis, icepop).")
-    high: AboveZero = Field(2.0, description="Greatest ratio that is kept, or the bound (tis; SkyRL: 5 for a row).")
-    reject: Literal["none", "token", "turn", "row", "geometric"] = Field(
+    high: AboveZero = Field(
+        2.0, description="Greatest ratio that is kept, or the bound (tis; SkyRL: 5 for a sequence)."
+    )
+    reject: Literal["none", "token", "turn-product", "sequence-product", "sequence-mean"] = Field(
         "none", description="Also drop what has a ratio of this level outside [reject_low, reject_high]."
     )
     reject_low: NonNegative | None = Field(
-        None, description="Least ratio that is not rejected (geometric: 0.999 in verl, 0.99 in SkyRL)."
+        None,
+        description="Least ratio that is not rejected (sequence-mean: 0.999 in verl, 0.99 in SkyRL). verl's ratio is "
+        "the inverse, sampler over learner: its bounds [a, b] are [1 / b, 1 / a] here.",
     )
     reject_high: AboveZero | None = Field(
-        None, description="Greatest ratio that is not rejected (geometric: 1.001 in verl, 1.01 in SkyRL)."
+        None, description="Greatest ratio that is not rejected (sequence-mean: 1.001 in verl, 1.01 in SkyRL)."
     )
-    veto: NonNegative = Field(0.0, description="A row with a token's ratio below this is dropped (1e-4 in slime).")
-    row_delta: AboveZero | None = Field(
-        None, description="Rows with negative advantage whose mean log-ratio fell by more are dropped (OPSM: 1e-4)."
+    veto: NonNegative = Field(0.0, description="A sequence with a token's ratio below this is dropped (1e-4 in slime).")
+    sequence_delta: AboveZero | None = Field(
+        None,
+        description="Sequences with negative advantage whose mean log-ratio fell by more are dropped (OPSM: 1e-4).",
     )
     second_moment: AboveZero | None = Field(
         None, description="Drop the tokens that moved most until the mean squared log-ratio is this (M2PO: 0.04)."
@@ -277,7 +284,7 @@ class CorrectionConfig(Section):
     @property
     def weighs(self) -> bool:
         """Whether policy losses get weights."""
-        return self.name != "none" or self.reject != "none" or bool(self.veto) or self.row_delta is not None
+        return self.name != "none" or self.reject != "none" or bool(self.veto) or self.sequence_delta is not None
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
@@ -299,7 +306,7 @@ class CorrectionConfig(Section):
         if self.reject != "none" and (low is None or high is None or low >= high):
             problems.append(
                 f"correction.reject {self.reject!r} needs correction.reject_low less than correction.reject_high, "
-                "such as 0.999 and 1.001 for 'geometric'"
+                "such as 0.999 and 1.001 for 'sequence-mean'"
             )
         if problems:
             raise ValueError("\n".join(problems))
@@ -313,7 +320,7 @@ def correction_problems(loss: LossConfig, correction: CorrectionConfig) -> list[
     if loss.proximal == "sampler" and (ratios or correction.second_moment is not None):
         problems.append(
             "loss.proximal is 'sampler', so that every ratio of the section correction is 1; take loss.proximal "
-            "'recompute', or leave all of correction but row_delta out"
+            "'recompute', or leave all of correction but sequence_delta out"
         )
     if loss.name in ANCHORED_AT_SAMPLER and correction.name != "none":
         problems.append(

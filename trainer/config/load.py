@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from roll_envs.errors import ConfigError, UnknownNameError
-from trainer.algorithms.estimators import estimator_names, find_estimator
 from trainer.config import FORMAT, RunConfig
 from trainer.config.keys import keys, nearest_keys
+from trainer.config.parts import ESTIMATORS, LOSSES
 from trainer.config.read_keys import ESTIMATOR_KEYS, LOSS_KEYS
 from trainer.config.recipes import find_preset
 from trainer.config.refused_keys import refusal
@@ -276,17 +276,8 @@ def _shown(value: Any) -> str:
 
 def part_problems(config: RunConfig) -> list[str]:
     """What the chosen parts ask of other sections and do not find there, a sentence each."""
-    problems = []
-    name = config.advantage.name
-    spec = find_estimator(name) if name in estimator_names() else None
-    if spec is not None and spec.needs_group and config.rollout.group_size < 2:
-        problems.append(
-            f"rollout.group_size is {config.rollout.group_size}, but advantage.name {name!r} compares "
-            "the episodes of one task; allowed: 2 or more, or advantage.name 'reinforce'"
-        )
-    if spec is not None and spec.needs_greedy and (config.reward.clip or config.reward.overlong_tokens):
-        problems.append(
-            f"advantage.name {name!r} compares with the return of a greedy episode, which reward.clip and "
-            "reward.overlong_tokens cannot be applied to; leave them out, or choose another estimator"
-        )
+    problems: list[str] = []
+    for table, name in ((ESTIMATORS, config.advantage.name), (LOSSES, config.loss.name)):
+        if name in table:
+            problems += table.find(name).problems(config)
     return problems

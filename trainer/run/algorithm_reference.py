@@ -9,9 +9,13 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
-from trainer.algorithms.estimators import ESTIMATORS, EstimatorSpec
-from trainer.algorithms.losses import LOSSES, LossSpec, aggregate, correction_weights, kl_loss, within_second_moment
+from roll_envs.registry import Part, Registry
+from trainer.algorithms.estimators import Estimator
+from trainer.algorithms.losses import Loss
+from trainer.algorithms.losses.objective import aggregate, correction_weights, kl_loss, within_second_moment
+from trainer.config.parts import ESTIMATORS, LOSSES
 from trainer.config.recipes import PRESETS, Preset
 from trainer.config.yaml_text import dump_yaml
 from trainer.run.atomic import write_atomic
@@ -37,9 +41,9 @@ What holds for all of them:
 - A group of one episode, or of equal returns, gives group-relative advantages of exactly 0, and is counted
   (`advantage/singleton_groups`, `advantage/zero_variance_groups`).
 - An estimator sees the sampled tokens of an episode one after the other; what the environment said is not among them,
-  so that generalised advantages skip it, also where an episode stands in several rows.
-- The gradient does not depend on micro-batches, packing, row order or masked positions. Corrections are constant
-  weights that never change a denominator; masks do, since masked tokens are not learnt from.
+  so that generalised advantages skip it, also where an episode stands in several sequences.
+- The gradient does not depend on micro-batches, packing, the order of sequences or masked positions. Corrections are
+  constant weights that never change a denominator; masks do, since masked tokens are not trained on.
 - In a single optimiser step the ratio is taken to the policy itself (exactly 1). With `learner.minibatches` or
   `learner.epochs` above 1 it is taken to the weights before the step, recomputed (`loss.proximal: recompute`), and
   `correction` accounts for what lies between those and the sampler (decoupled PPO).
@@ -50,9 +54,9 @@ def algorithm_reference() -> str:
     """The Markdown reference."""
     parts = [_HEAD, "## Recipes\n", _recipes()]
     parts += ["## Advantage estimators\n", "`advantage.name`, one of:\n"]
-    parts += [_entry(name, spec.estimate, _demands(spec)) for name, spec in sorted(ESTIMATORS.items())]
+    parts += [_entry(name, part.estimate, _demands(part)) for name, part in _built_in(ESTIMATORS)]
     parts += ["## Policy losses\n", "`loss.name`, one of:\n"]
-    parts += [_entry(name, spec.loss, _traits(spec)) for name, spec in sorted(LOSSES.items())]
+    parts += [_entry(name, part.loss, _traits(part)) for name, part in _built_in(LOSSES)]
     parts += ["## Beside the loss\n"]
     parts += [
         _entry("correction", correction_weights, ""),
@@ -61,6 +65,10 @@ def algorithm_reference() -> str:
         _entry("loss.kl_coef", kl_loss, ""),
     ]
     return "\n".join(parts)
+
+
+def _built_in(table: Registry[Any]) -> list[tuple[str, Any]]:
+    return [(name, table.find(name)) for name in table.built_in()]
 
 
 def _recipes() -> str:
@@ -77,7 +85,7 @@ def _settings(preset: Preset) -> str:
     return " ".join(words)
 
 
-def _demands(spec: EstimatorSpec) -> str:
+def _demands(spec: Estimator) -> str:
     needs = [
         words
         for wanted, words in (
@@ -87,15 +95,16 @@ def _demands(spec: EstimatorSpec) -> str:
         )
         if wanted
     ]
-    return " ".join([*_reads("advantage", spec.keys), *([f"Needs {' and '.join(needs)}."] if needs else [])])
+    return " ".join([*_reads("advantage", spec), *([f"Needs {' and '.join(needs)}."] if needs else [])])
 
 
-def _reads(section: str, keys: frozenset[str] | None) -> list[str]:
+def _reads(section: str, part: Part) -> list[str]:
+    keys = part.settings.model_fields
     return [f"Reads {', '.join(f'`{section}.{key}`' for key in sorted(keys))}."] if keys else []
 
 
-def _traits(spec: LossSpec) -> str:
-    words = _reads("loss", spec.keys)
+def _traits(spec: Loss) -> str:
+    words = _reads("loss", spec)
     if spec.select is not None:
         words.append("Chooses tokens over the whole optimiser step before it.")
     return " ".join(words)

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainer.algorithms.estimators import find_estimator
 from trainer.config.keys import Key, keys
 from trainer.config.load import Resolved
+from trainer.config.parts import ESTIMATORS, LOSSES
 from trainer.config.read_keys import ESTIMATOR_KEYS, LOSS_KEYS
 from trainer.config.recipes import find_preset
 from trainer.config.yaml_text import dump_yaml
@@ -40,15 +40,13 @@ def explain(resolved: Resolved) -> str:
 
 
 def _lines(resolved: Resolved) -> Iterator[str]:
-    from trainer.algorithms.losses import find_loss  # needs torch, which the rest does not
-
     config = resolved.config
     if config.algorithm is not None:
         preset = find_preset(config.algorithm)
         yield f"algorithm {config.algorithm}: {preset.summary}"
         yield f"  {preset.source}"
         yield ""
-    estimator, loss = find_estimator(config.advantage.name), find_loss(config.loss.name)
+    estimator, loss = ESTIMATORS.find(config.advantage.name), LOSSES.find(config.loss.name)
     yield f"advantage {config.advantage.name}"
     yield from _formula(estimator.estimate)
     yield ""
@@ -56,9 +54,8 @@ def _lines(resolved: Resolved) -> Iterator[str]:
     yield from _formula(loss.loss)
     idle = _idle(resolved)
     unread = {
-        section: frozenset().union(*table.values()) - read
-        for section, table, read in (("advantage", ESTIMATOR_KEYS, estimator.keys), ("loss", LOSS_KEYS, loss.keys))
-        if read is not None
+        section: frozenset().union(*table.values()) - part.settings.model_fields.keys()
+        for section, table, part in (("advantage", ESTIMATOR_KEYS, estimator), ("loss", LOSS_KEYS, loss))
     }
     for section in SECTIONS:
         rows = [key for key in keys().values() if key.path[:-1] == (section,)]
@@ -80,10 +77,15 @@ def _idle(resolved: Resolved) -> dict[str, str]:
     """Sections that nothing of this configuration reads, and why."""
     config = resolved.config
     idle = {}
-    if not find_estimator(config.advantage.name).needs_values:
+    if not ESTIMATORS.find(config.advantage.name).needs_values:
         idle["critic"] = f"{config.advantage.name} needs no values"
     correction = config.correction
-    if correction.name == "none" and not correction.veto and not correction.row_delta and not correction.second_moment:
+    if (
+        correction.name == "none"
+        and not correction.veto
+        and not correction.sequence_delta
+        and not correction.second_moment
+    ):
         idle["correction"] = "correction.name is none"
     if not config.loss.kl_coef and not config.reward.kl_coef:
         idle["reference"] = "loss.kl_coef and reward.kl_coef are 0"
