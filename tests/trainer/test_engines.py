@@ -14,7 +14,7 @@ from tiny import tiny_model
 
 from roll_envs.errors import ConfigError, EngineError, PluginError, UnknownNameError
 from roll_envs.policy import Policy
-from roll_envs.registry import Part, Settings, setting
+from roll_envs.settings import Part, Settings, setting
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
 from trainer.engines import ENGINES, HF, Capabilities, Engine, EnginePart, HFSettings, check_can_train, make_engine

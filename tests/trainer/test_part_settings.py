@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from roll_envs.errors import ConfigError
-from roll_envs.registry import Part, Settings, setting
+from roll_envs.settings import Part, Settings, setting
 from trainer.config import AdvantageConfig, EnvConfig, LearnerConfig, RunConfig
 from trainer.config.keys import part_keys
 from trainer.config.load import dump_config, parse_config, resolve

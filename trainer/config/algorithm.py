@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from roll_envs.registry import Settings, setting
+from roll_envs.settings import Settings, setting
 
 __all__ = [
     "AdvantageConfig",
@@ -221,7 +221,8 @@ class CorrectionConfig(Section):
     )
     level: Literal["token", "turn-product", "sequence-product", "sequence-mean"] = setting(
         "token",
-        "Ratio per token, product over the turn or sequence, or geometric mean over the sequence.",
+        "Ratio (learner over sampler) per token, product over the turn or sequence, or geometric mean over the "
+        "sequence.",
         origin="the token's, as verl, SkyRL and slime",
     )
     low: NonNegative = setting(0.5, "Least ratio that is kept (mis, icepop).", origin="slime's example")
@@ -234,7 +235,10 @@ class CorrectionConfig(Section):
         "none", "Also drop what has a ratio of this level outside [reject_low, reject_high].", origin="off"
     )
     reject_low: NonNegative | None = setting(
-        None, "Least ratio that is not rejected (sequence-mean: 0.999 in verl, 0.99 in SkyRL).", origin="off"
+        None,
+        "Least ratio that is not rejected (sequence-mean: 0.999 in verl, 0.99 in SkyRL). verl's ratio is the inverse, "
+        "sampler over learner: its bounds [a, b] are [1 / b, 1 / a] here.",
+        origin="off",
     )
     reject_high: AboveZero | None = setting(
         None, "Greatest ratio that is not rejected (sequence-mean: 1.001 in verl, 1.01 in SkyRL).", origin="off"

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from roll_envs.registry import Part
+from roll_envs.settings import Part
 from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.schema import RunConfig
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
-from roll_envs.registry import Part
+from roll_envs.settings import Part
 from trainer.config.keys import (
     Key,
     built_in_keys,

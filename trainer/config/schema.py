@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from roll_envs.registry import setting
+from roll_envs.settings import setting
 from trainer.config.algorithm import (
     AdvantageConfig,
     CorrectionConfig,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from roll_envs.errors import ConfigError, EngineError, PluginError
 from roll_envs.policy import Policy
-from roll_envs.registry import Part, Settings, setting
+from roll_envs.settings import Part, Settings, setting
 from trainer.config import EngineConfig
 from trainer.config.parts import ENGINES, part_settings
 

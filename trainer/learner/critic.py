@@ -11,7 +11,6 @@ import torch
 
 from roll_envs.errors import CheckpointError, RollError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses.value import value_loss
 from trainer.config import CriticConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
 from trainer.learner.optimizers import OPTIMIZERS, trained_weights
@@ -19,7 +18,7 @@ from trainer.learner.precision import cast_weights
 from trainer.model.attention import use_row_attention
 from trainer.model.forward import label_states, spread
 
-__all__ = ["TorchCritic"]
+__all__ = ["TorchCritic", "value_loss"]
 
 
 class TorchCritic:
@@ -99,3 +98,24 @@ class TorchCritic:
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to a saved state."""
         self._optimizer.load_state_dict(state)
+
+
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, clip: float | None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss of each return [..., B, T], 0 where masked out; and sums of metrics. ``returns`` and ``mask`` may have
+    leading dimensions that ``values`` [B, T] lack: several returns of one state.
+
+    ``0.5 * max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2)`` (Schulman et al. 2017; without the second term where
+    ``clip`` is None). V 1, V_old 0, G 2, c 0.2: 0.5 * max(1, 3.24) = 1.62.
+    """
+    values, old_values, returns = (torch.where(mask, v, 0.0) for v in (values, old_values, returns))
+    error = (values - returns).square()
+    metrics = {"critic/value": values.detach().sum(), "critic/return": returns.sum()}
+    if clip is not None:
+        near = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
+        bounded = (near - returns).square()
+        metrics["critic/clip_fraction"] = (bounded > error).sum()
+        error = torch.maximum(error, bounded)
+    metrics["critic/squared_error"] = (values.detach() - returns).square().sum()
+    return 0.5 * error, metrics

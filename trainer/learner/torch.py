@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses import policy_loss
+from trainer.algorithms.losses.objective import policy_loss
 from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
 from trainer.learner.adapters import AdaptedNetwork
@@ -195,8 +195,6 @@ class TorchLearner:
     def _part(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Part:
         batch = batch.to(self._run.device)
         logp, entropies = self._run(batch)
-        if not self._loss.entropy_coef:
-            entropies = entropies.detach()
         used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
         loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies, correction=self._correction)
         gradients = torch.autograd.grad(loss, self._parameters)

@@ -14,9 +14,9 @@ from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Trajectory
-from trainer.algorithms.estimators import find_estimator
-from trainer.algorithms.state import AlgorithmState
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
+from trainer.config.parts import ESTIMATORS
 from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
 from trainer.learner import Learner, Scorer, make_learner
@@ -32,7 +32,7 @@ from trainer.run.plot import plot_run
 from trainer.run.random_states import capture_random_states, restore_random_states
 from trainer.run.report import Report
 from trainer.run.results import PhaseResult, summary
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 from trainer.run.warm_start import warm_start_learner, warm_start_step
 
 __all__ = ["panel_success", "resume", "train"]
@@ -123,7 +123,7 @@ class _Run:
         self.session, self.folder, self.report = session, folder, report
         self.config = session.config
         self.interrupts, self.counters = interrupts, counters
-        self.parts: Parts | None = None
+        self.parts: StepParts | None = None
         """Of reinforcement learning; None during the warm start."""
         self.learner: Learner
         if counters.warm_steps < self.config.warm_start.steps:
@@ -147,10 +147,10 @@ class _Run:
             settings=config.learner,
             threads=self.session.threads,
         )
-        self.parts = Parts(
+        self.parts = StepParts(
             learner=self.learner,
             state=AlgorithmState(kl_coef=config.reward.kl_coef),
-            critic=self.learner.critic(config.critic) if find_estimator(config.advantage.name).needs_values else None,
+            critic=self.learner.critic(config.critic) if ESTIMATORS.find(config.advantage.name).needs_values else None,
             reference=self.learner.reference() if config.reward.kl_coef or config.loss.kl_coef else None,
         )
 
@@ -162,8 +162,8 @@ class _Run:
         self.report.print_plan(plan)
         if self.session.rewrites_history and config.context.kind == "everything":
             self.report.say(
-                "This model's chat template rewrites earlier turns (it drops thoughts, say), so that turns begin rows "
-                "of their own; rollout/rows_per_episode and rollout/history_rewrites count them."
+                "This model's chat template rewrites earlier turns (it drops thoughts, say), so that turns begin "
+                "sequences of their own; rollout/sequences_per_episode and rollout/history_rewrites count them."
             )
         try:
             if self._saved_at is None:

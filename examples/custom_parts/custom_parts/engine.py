@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from roll_envs.registry import Settings, setting
+from roll_envs.settings import Settings, setting
 from roll_envs.types import Completion, SamplingParams
 from trainer.config.parts import ENGINES
 from trainer.engines import Engine, EnginePart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roll_envs.registry import Settings, setting
+from roll_envs.settings import Settings, setting
 from trainer.algorithms.estimators import Estimate, Estimator
 from trainer.data.table import StepTable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from roll_envs.registry import Settings, setting
+from roll_envs.settings import Settings, setting
 from trainer.algorithms.losses.types import Loss, LossInputs, TokenMetrics, log_ratio
 
 
