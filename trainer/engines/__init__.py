@@ -107,12 +107,12 @@ class EnginePart(Part):
     make: MakeEngine
 
 
-def make_engine(model: LanguageModel | Path, config: EngineConfig, *, device: str = "auto") -> Engine:
+def make_engine(model: LanguageModel | Path, config: EngineConfig) -> Engine:
     """The engine ``config.name``, started. Raises :class:`UnknownNameError` or :class:`PluginError`."""
     part = ENGINES.find(config.name)
     if not isinstance(part, EnginePart):
         raise PluginError(f"engine {config.name!r} is a {type(part).__name__}; it must be a trainer.engines.EnginePart")
-    return part.make(model, part_settings(config, part), max_tokens=config.max_tokens, device=device)
+    return part.make(model, part_settings(config, part), max_tokens=config.max_tokens, device=config.device)
 
 
 def check_can_train(name: str, engine: Engine) -> None:

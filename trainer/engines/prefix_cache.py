@@ -1,17 +1,64 @@
-"""Keys and values of the sequences that an engine ran, one slot each, and which of them a new prompt begins like."""
+"""A network and what was run through it: keys and values of the sequences, and the logits that came after them.
 
-# Shapes: S slots, N sequences of this pass, H key-value heads, T new tokens, C capacity, D head width.
+With the same weights the same ids have the same next-token distribution. So a sequence that was run before costs
+nothing, and one that begins like another pays for what is new in it: the next turn of an episode, a state that another
+episode met, the same rules. What was run with older weights is forgotten.
+"""
+
+# Shapes: S slots, N sequences of this pass, H key-value heads, T new tokens, C capacity, D head width, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-__all__ = ["KeyValueSlots", "PrefixIndex"]
+__all__ = ["CachedNetwork", "KeyValueSlots", "OpenSequence", "PrefixIndex"]
+
+_LEAST_SHARED = 8
+"""A common prefix of fewer tokens than this is run again rather than copied."""
+_PASS_WORK = 2e9
+"""What a pass costs beside its tokens, in multiplications: sequences are padded to one length where that costs less."""
+_LOGITS_BYTES = 64 * 2**20
+_KEPT_LOGITS = 2**15
+"""Memory, and at most how many of them, for logits that are kept for sequences that come again."""
+
+
+class Prefix:
+    """A sequence of ids under the present weights: its logits, where its keys and values lie, and what follows it."""
+
+    __slots__ = ("container", "key", "next", "row", "slot", "slot_use")
+
+    def __init__(self, container: dict[Any, Prefix], key: Any) -> None:
+        self.container, self.key = container, key
+        """Where it is found: among all prompts by its ids, or in ``next`` of the prefix before it by its last id."""
+        self.row = -1
+        """Its row in the table of logits; -1 when it has none (any more)."""
+        self.slot, self.slot_use = -1, -1
+        """The slot that holds its keys and values, as long as the slot is in the same use as then."""
+        self.next: dict[int, Prefix] = {}
+
+
+class OpenSequence:
+    """A sequence that grows while it is sampled, and what it has in a :class:`CachedNetwork`."""
+
+    __slots__ = ("before", "held", "ids", "prefix", "slot")
+
+    prefix: Prefix
+    """Of all its ids, once it is open."""
+
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        self.ids = list(ids)
+        self.before: Prefix | None = None
+        """Of all but the last id, when that was sampled here."""
+        self.slot = -1
+        self.held = 0
+        """How many of its first ids ``slot`` holds keys and values of."""
 
 
 class PrefixIndex:
@@ -126,3 +173,209 @@ class KeyValueSlots(Cache):  # type: ignore[misc]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
+
+
+class CachedNetwork:
+    """Logits after growing sequences, each distinct sequence run once.
+
+    ``slots`` sequences may be open at a time. :attr:`passes` and :attr:`tokens_computed` count what the network ran.
+    """
+
+    def __init__(self, network: Any, slots: int) -> None:
+        self.network = network
+        weight = next(network.parameters())
+        self.device, self._dtype = weight.device, weight.dtype
+        self.vocabulary = int(network.get_input_embeddings().num_embeddings)
+        self.passes = 0
+        self.tokens_computed = 0
+        self.keys_values = KeyValueSlots(network.config, slots, 64, weight.dtype, weight.device)
+        self.empty = dict.fromkeys(range(slots))
+        """Free slots that hold nothing of use."""
+        self.left = dict[int, None]()
+        """Free slots that hold a sequence which ended, the one that was left first coming first."""
+        self._uses = [0] * slots  # counts up whenever a slot is taken for another sequence
+        self._index = PrefixIndex()
+        self._pass_tokens = _PASS_WORK / sum(p.numel() for p in network.parameters())
+        self._table: torch.Tensor | None = None
+        self._owners: list[Prefix | None] = [None] * max(1, min(_KEPT_LOGITS, _LOGITS_BYTES // (4 * self.vocabulary)))
+        self._next_row = 0
+        self._prompts: dict[tuple[int, ...], Prefix] = {}
+
+    # -- sequences ---------------------------------------------------------------------------------------------------
+
+    def open(self, sequence: OpenSequence) -> None:
+        """Begin with a sequence; :meth:`close` ends it. No more than there are slots may be open."""
+        ids = tuple(sequence.ids)
+        prefix = self._prompts.get(ids)
+        if prefix is None:
+            prefix = self._prompts[ids] = Prefix(self._prompts, ids)
+        sequence.prefix = prefix
+
+    @staticmethod
+    def extend(sequence: OpenSequence) -> None:
+        """Go on with a sequence after an id was appended to it."""
+        token, before = sequence.ids[-1], sequence.prefix
+        sequence.before, following = before, before.next.get(token)
+        if following is None:
+            following = before.next[token] = Prefix(before.next, token)
+        sequence.prefix = following
+
+    def close(self, sequence: OpenSequence, *, keep: bool) -> None:
+        """End a sequence; ``keep`` its keys and values for others that begin like it."""
+        slot = sequence.slot
+        if slot < 0:
+            return
+        sequence.slot = -1
+        ids = tuple(sequence.ids[: sequence.held])
+        self._index.drop(slot)
+        if keep and not self._index.has(ids):
+            self._index.put(slot, ids)
+            self.left[slot] = None
+        else:
+            self.empty[slot] = None
+
+    def forget(self) -> None:
+        """Drop everything that was run, because the weights changed. Open sequences keep their keys and values, but
+        nobody else gets to read them; their ids so far are not run again."""
+        self._index.clear()
+        self.empty.update(self.left)
+        self.left.clear()
+        self._uses = [use + 1 for use in self._uses]
+        self._prompts = {}
+        self._owners = [None] * len(self._owners)
+
+    def renew(self, sequence: OpenSequence) -> None:
+        """Take an open sequence along past :meth:`forget`: no other one shares its logits any more."""
+        sequence.before, sequence.prefix = None, Prefix({}, None)
+
+    # -- logits ------------------------------------------------------------------------------------------------------
+
+    def logits(self, sequences: Sequence[OpenSequence]) -> tuple[torch.Tensor, np.ndarray]:
+        """Logits [U, V] after the distinct sequences among ``sequences``, and which of them is each one's, int [N]."""
+        order: dict[Prefix, int] = {}
+        known: list[Prefix] = []
+        leaders: dict[Prefix, OpenSequence] = {}
+        for sequence in sequences:
+            prefix = sequence.prefix
+            if prefix.row >= 0:
+                if prefix not in order:
+                    order[prefix] = len(known)
+                    known.append(prefix)
+            else:
+                other = leaders.get(prefix)
+                if other is None or other.slot < 0 <= sequence.slot:
+                    leaders[prefix] = sequence
+        parts = []
+        if known:
+            assert self._table is not None
+            parts.append(self._table[torch.tensor([prefix.row for prefix in known], device=self.device)])
+        if leaders:
+            order.update({prefix: len(known) + i for i, prefix in enumerate(leaders)})
+            parts.append(self._run(list(leaders.values())))
+            self._keep(list(leaders), parts[-1])
+        which = np.fromiter((order[sequence.prefix] for sequence in sequences), dtype=np.int64, count=len(sequences))
+        return torch.cat(parts) if len(parts) > 1 else parts[0], which
+
+    def _keep(self, prefixes: Sequence[Prefix], logits: torch.Tensor) -> None:
+        """Store ``logits`` in the table, in place of those that were stored first."""
+        size = len(self._owners)
+        if self._table is None:
+            self._table = torch.empty(size, self.vocabulary, dtype=logits.dtype, device=self.device)
+        rows = []
+        for prefix in prefixes[:size]:
+            row = self._next_row
+            self._next_row = (row + 1) % size
+            self._drop(self._owners[row])
+            self._owners[row] = prefix
+            prefix.row = row
+            rows.append(row)
+        for prefix in prefixes[size:]:
+            self._drop(prefix)
+        self._table[torch.tensor(rows, device=self.device)] = logits[: len(rows)]
+
+    @staticmethod
+    def _drop(prefix: Prefix | None) -> None:
+        if prefix is not None:
+            prefix.row = -1
+            if prefix.container.get(prefix.key) is prefix:
+                del prefix.container[prefix.key]
+
+    def _run(self, sequences: Sequence[OpenSequence]) -> torch.Tensor:
+        """Run what is new in ``sequences``; logits [N, V] after them."""
+        new = [sequence for sequence in sequences if sequence.slot < 0]
+        sources = [self._take_slot(sequence) for sequence in new]
+        copies = [(source, sequence) for source, sequence in zip(sources, new, strict=True) if source >= 0]
+        if copies:
+            self.keys_values.copy([(source, a.slot) for source, a in copies], max(a.held for _, a in copies))
+        parts = _alike([len(sequence.ids) - sequence.held for sequence in sequences], self._pass_tokens)
+        results = [self._forward([sequences[i] for i in part]) for part in parts]
+        for sequence in sequences:
+            sequence.held = len(sequence.ids)
+            sequence.prefix.slot, sequence.prefix.slot_use = sequence.slot, self._uses[sequence.slot]
+        for sequence in new:
+            self._index.put(sequence.slot, tuple(sequence.ids))
+        order = torch.tensor([i for part in parts for i in part], device=self.device)
+        return torch.cat(results)[order.argsort()]
+
+    def _take_slot(self, sequence: OpenSequence) -> int:
+        """Give ``sequence`` a free slot. Sets ``held`` to what may be reused of that slot, or of the slot that is
+        returned (-1 when nothing is to be copied)."""
+        before, last = sequence.before, len(sequence.ids) - 1  # at least one token must be run, to have logits
+        if before is not None and before.slot >= 0 and self._uses[before.slot] == before.slot_use:
+            source, shared = before.slot, last
+        else:
+            source, shared = self._index.longest(tuple(sequence.ids))
+            if shared < _LEAST_SHARED:
+                source, shared = -1, 0
+        sequence.held = min(shared, last)
+        if source in self.left and shared == len(self._index.ids(source)):
+            del self.left[source]  # it goes on where the other one ended
+            sequence.slot = source
+            return -1
+        sequence.slot = slot = next(iter(self.empty or self.left))
+        (self.empty or self.left).pop(slot)
+        self._index.drop(slot)
+        self._uses[slot] += 1
+        return -1 if source == slot else source
+
+    def _forward(self, sequences: Sequence[OpenSequence]) -> torch.Tensor:
+        """Logits [N, V] after ``sequences``, whose slots hold all but their new tokens."""
+        tokens = [sequence.ids[sequence.held :] for sequence in sequences]
+        counts = np.fromiter((len(t) for t in tokens), dtype=np.int64, count=len(tokens))
+        width = int(counts.max())
+        starts = np.fromiter((sequence.held for sequence in sequences), dtype=np.int64, count=len(sequences))
+        # A sequence that is over repeats its last token in its place: no further place is read or written.
+        steps = np.minimum(np.arange(width), counts[:, None] - 1)
+        flat = np.fromiter(itertools.chain.from_iterable(tokens), dtype=np.int64, count=int(counts.sum()))
+        ids = flat[(np.cumsum(counts) - counts)[:, None] + steps]
+        visible = int((starts + counts).max())
+        places = torch.from_numpy(starts[:, None] + steps).to(self.device)
+        self.keys_values.begin(
+            torch.tensor([sequence.slot for sequence in sequences], device=self.device), places, visible
+        )
+        mask = torch.arange(visible, device=self.device)[None, None, :] <= places[:, :, None]
+        hidden = self.network.base_model(
+            input_ids=torch.from_numpy(ids).to(self.device),
+            attention_mask=mask[:, None],
+            position_ids=places,
+            past_key_values=self.keys_values,
+            use_cache=True,
+        ).last_hidden_state
+        last = hidden[torch.arange(len(tokens), device=self.device), torch.from_numpy(counts - 1).to(self.device)]
+        self.passes += 1
+        self.tokens_computed += int(counts.sum())
+        return self.network.lm_head(last)  # type: ignore[no-any-return]
+
+
+def _alike(sizes: Sequence[int], least: float) -> list[list[int]]:
+    """Indices of ``sizes`` in parts, largest first: parted where this saves ``least`` of padding or more.
+
+    Sizes 1, 9, 8, 1 with 10: [1, 2], [0, 3].
+    """
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    parts = [order[:1]]
+    for place, i in enumerate(order[1:], 1):
+        if (sizes[parts[-1][0]] - sizes[i]) * (len(order) - place) >= least:
+            parts.append([])
+        parts[-1].append(i)
+    return parts
