@@ -151,7 +151,9 @@ def _train_policy(
     assert tokens.weight is not None
     tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=tokens.advantage * tokens.weight))
     if on_policy and part.linear_on_policy and not config.correction.weighs and not everything:
-        tokens = _merged(sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean")
+        tokens = _merged(
+            sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"
+        )
     lr = learning_rate(
         config.optimizer.lr_schedule,
         config.optimizer.lr,
