@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -178,17 +178,14 @@ def _check_names(config: RunConfig) -> None:
     """Fail before a folder is made: an environment that cannot be built, a part that is not there."""
     import roll_envs
     from trainer.algorithms.estimators import find_estimator
+    from trainer.config.parts import BACKENDS, OPTIMIZERS
     from trainer.engines import ENGINES
-    from trainer.learner import BACKENDS
 
     roll_envs.make(config.env.id, **config.env.kwargs).close()
-    parts: list[tuple[str, str, Mapping[str, object]]] = [
-        ("engine", config.engine.name, ENGINES),
-        ("learner backend", config.learner.backend, BACKENDS),
-    ]
-    for kind, name, known in parts:
-        if name not in known:
-            raise UnknownNameError(kind, name, known)
+    if config.engine.name not in ENGINES:
+        raise UnknownNameError("engine", config.engine.name, ENGINES)
+    BACKENDS.find(config.learner.backend)
+    OPTIMIZERS.find(config.optimizer.name)
     find_estimator(config.advantage.name)
 
 

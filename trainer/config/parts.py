@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll_envs.registry import Part
+from roll_envs.registry import Part, Registry
 
-__all__ = ["part_settings"]
+__all__ = ["BACKENDS", "OPTIMIZERS", "part_settings"]
 
 
 def trainer_part(name: str, found: object) -> Any:
@@ -23,3 +23,17 @@ def part_settings(section: Any, part: Part) -> Any:
     """The settings of ``part`` as the configuration's ``section`` says them."""
     names = part.settings.model_fields
     return part.settings(**{name: getattr(section, name) for name in names if getattr(section, name, None) is not None})
+
+
+BACKENDS: Registry[Any] = Registry(
+    "learner backend", "roll_envs.learners", trainer_part, built_in={"torch": "trainer.learner:TORCH"}
+)
+"""By the name that ``learner.backend`` uses."""
+
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimiser",
+    "roll_envs.optimizers",
+    trainer_part,
+    built_in={"adamw": "trainer.learner.optimizers:ADAMW", "muon": "trainer.learner.optimizers:MUON"},
+)
+"""By the name that ``optimizer.name`` uses."""

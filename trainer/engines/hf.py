@@ -26,7 +26,7 @@ from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams
 from trainer.engines.held_tokens import HeldTokens
 from trainer.engines.slots import SlotCache
-from trainer.model.network import LanguageModel
+from trainer.model.network import LanguageModel, load_weights
 
 __all__ = ["HFEngine"]
 
@@ -143,7 +143,7 @@ class HFEngine:
         """
         with self._between_passes():
             self._raise_if_unusable()
-            self._network.load_state_dict(weights)
+            load_weights(self._network, weights.items(), "the update")
             self._version = version
             self._held.clear()
 

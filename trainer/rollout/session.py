@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 import roll_envs
 from roll_envs.env import TextEnv
-from roll_envs.errors import CheckpointError, RollError
+from roll_envs.errors import RollError
 from roll_envs.managers import EpisodePool, EpisodeSettings, PoolLimits, load_context
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 from trainer.config import RunConfig
@@ -92,13 +92,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
             env_timeout_s=rollout.env_timeout_s,
             episode_timeout_s=rollout.episode_timeout_s,
         )
-
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Put saved weights into the model. Raises :class:`CheckpointError` when they do not fit it."""
-        try:
-            self.model.network.load_state_dict(dict(weights))
-        except RuntimeError as error:
-            raise CheckpointError(f"the checkpoint does not fit the configured model: {error}") from error
 
     def collect(
         self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None

@@ -14,7 +14,7 @@ from trainer.algorithms.estimators import ESTIMATORS, EstimatorSpec
 from trainer.algorithms.losses import LOSSES, LossSpec, aggregate, correction_weights, kl_loss, within_second_moment
 from trainer.config.recipes import PRESETS, Preset
 from trainer.config.yaml_text import dump_yaml
-from trainer.run.atomic import write_atomic
+from trainer.run.folder import write_atomic
 
 __all__ = ["algorithm_reference"]
 

@@ -10,7 +10,7 @@ import sys
 from trainer.config import FORMAT
 from trainer.config.keys import Key, keys
 from trainer.config.yaml_text import dump_yaml
-from trainer.run.atomic import write_atomic
+from trainer.run.folder import write_atomic
 
 __all__ = ["config_reference"]
 

@@ -26,7 +26,7 @@ from trainer.data.batches import Batch, denominators_of, make_batches, padding_s
 from trainer.data.metrics import explained_variance, row_metrics, row_mismatch_metrics, staleness_metrics
 from trainer.data.sequences import TokenSequence, rows_of
 from trainer.learner import Critic, Learner, Scorer
-from trainer.learner.schedules import learning_rate
+from trainer.learner.optimizers import learning_rate
 
 __all__ = ["Parts", "Scores", "update"]
 

@@ -9,7 +9,7 @@ from trainer.config import LossConfig, RunConfig
 from trainer.data.batches import denominators_of, make_batches
 from trainer.data.sequences import rows_of
 from trainer.learner import Learner, make_learner
-from trainer.learner.schedules import learning_rate
+from trainer.learner.optimizers import learning_rate
 from trainer.rollout.session import Session
 from trainer.rollout.tasks import draw_tasks
 
@@ -20,7 +20,6 @@ def warm_start_learner(session: Session) -> Learner:
     """The learner of this phase: cross-entropy is the policy gradient with advantages of 1."""
     config = session.config
     return make_learner(
-        config.learner.backend,
         session.model,
         loss=LossConfig(name="reinforce"),
         optimizer=config.optimizer,
