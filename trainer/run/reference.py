@@ -17,7 +17,7 @@ from trainer.config.keys import Key, part_keys, section_keys
 from trainer.config.parts import ESTIMATORS, LOSSES, PART_SECTIONS
 from trainer.config.recipes import PRESETS, Preset
 from trainer.config.yaml_text import dump_yaml
-from trainer.run.atomic import write_atomic
+from trainer.run.folder import write_atomic
 
 __all__ = ["algorithm_reference", "config_reference"]
 

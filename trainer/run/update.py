@@ -26,7 +26,7 @@ from trainer.data.metrics import explained_variance, sequence_metrics, staleness
 from trainer.data.sequences import TokenSequence, sequences_of
 from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, make_table
 from trainer.learner import Critic, Learner, Scorer
-from trainer.learner.schedules import learning_rate
+from trainer.learner.optimizers import learning_rate
 
 __all__ = ["StepParts", "update"]
 

@@ -10,7 +10,7 @@ from trainer.data.batches import denominators_of, make_batches
 from trainer.data.sequences import sequences_of
 from trainer.data.table import tokens_of
 from trainer.learner import Learner, make_learner
-from trainer.learner.schedules import learning_rate
+from trainer.learner.optimizers import learning_rate
 from trainer.rollout.session import Session
 from trainer.rollout.tasks import draw_tasks
 
@@ -21,7 +21,6 @@ def warm_start_learner(session: Session) -> Learner:
     """The learner of this phase: cross-entropy is the policy gradient with advantages of 1."""
     config = session.config
     return make_learner(
-        config.learner.backend,
         session.model,
         loss=LossConfig(name="reinforce"),
         optimizer=config.optimizer,
