@@ -166,17 +166,15 @@ def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | N
 
 def _annotation(make: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """The annotation of a parameter as a type; ``Any`` where it has none or it cannot be read."""
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        return Any
-    if not isinstance(annotation, str):
-        return annotation
+    annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
     code = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
     names = getattr(inspect.unwrap(code), "__globals__", None) or vars(sys.modules[make.__module__])
     try:
-        return eval(annotation, dict(names))  # as typing.get_type_hints does, which gives up at the first unknown name
+        while isinstance(annotation, str):  # typing.get_type_hints would give up all at the first unknown name
+            annotation = eval(annotation, dict(names))
     except Exception:  # annotations of others
         return Any
+    return annotation
 
 
 def _text(parameter: inspect.Parameter) -> str:
@@ -200,7 +198,7 @@ def _checkable(annotation: Any) -> Any:
         return Any
     for each in tries:
         with contextlib.suppress(Exception):  # annotations of others; pydantic raises errors of many types
-            TypeAdapter(each, config=None if _has_own_config(annotation) else _ARBITRARY)
+            TypeAdapter(each, config=None if _has_own_config(annotation) else _ARBITRARY).rebuild(raise_errors=True)
             return each
     return Any
 
@@ -218,7 +216,7 @@ def _readable(error: ValidationError, given: Mapping[str, Any]) -> str:
     for each in error.errors(include_url=False):
         key = str(each["loc"][0]) if each["loc"] else "settings"
         message = each["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        allowed = "is required" if each["type"] == "missing" else message
+        allowed = {"missing": "is required", "sequence_str": "should be a list"}.get(each["type"], message)
         before = clauses.setdefault(key, [])
         before.append(allowed.removeprefix("should be ") if before else allowed)
     return "; ".join(
