@@ -7,11 +7,12 @@ names, annotations and defaults. :func:`settings_model` gives the model in both 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Union
 
@@ -96,7 +97,7 @@ def refuse_unknown(
     known = accepted_names(make)
     for key in given:
         if known is not None and key not in known:
-            raise UnknownNameError(f"setting of {what}:", key, known, others(key))
+            raise UnknownNameError(f"setting of {what}:", str(key), known, others(str(key)))
 
 
 def accepted_names(make: Callable[..., Any]) -> tuple[str, ...] | None:
@@ -119,6 +120,11 @@ def settings_model(make: Callable[..., Any]) -> type[BaseModel]:
     declared = _declared_model(make)
     if declared is not None:
         return declared
+    return _derived_model(make) if isinstance(make, Hashable) else _derived_model.__wrapped__(make)
+
+
+@functools.lru_cache(maxsize=256)  # a model takes milliseconds to build, and an environment makes its verifiers anew
+def _derived_model(make: Callable[..., Any]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for name, parameter in (_parameters(make) or {}).items():
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
