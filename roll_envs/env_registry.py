@@ -153,29 +153,28 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
     Raises :class:`UnknownNameError` for an id or argument that does not exist, :class:`PluginError` when the package
     that registers it is broken, :class:`ConfigError` when its spaces are not text.
     """
-    name = _imported(id)
-    if name in ENVIRONMENTS or name not in gymnasium.registry:
-        env = build(name, kwargs)
-    else:
-        spec = copy.deepcopy(gymnasium.registry[name])
-        spec.order_enforce = False
-        env = gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    env = build(id, kwargs)
     spaces = {space: getattr(env, space, None) for space in ("observation_space", "action_space")}
     for space, found in spaces.items():
         if not isinstance(env, TextEnv) and (not isinstance(found, gymnasium.Space) or found.dtype != np.dtype(str)):
             env.close()
             raise ConfigError(
-                f"environment {name!r} has the {space} {found}, which is not text; roll_envs.make takes spaces such as "
-                f"roll_envs.AnyText() and gymnasium.spaces.Text(80); gymnasium.make({name!r}) makes any environment"
+                f"environment {id!r} has the {space} {found}, which is not text; roll_envs.make takes spaces such as "
+                f"roll_envs.AnyText() and gymnasium.spaces.Text(80); gymnasium.make({id!r}) makes any environment"
             )
     return env
 
 
 def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Like :func:`make`, for any ``gymnasium.Env`` class that has a card."""
+    """Like :func:`make`, whatever the spaces are."""
     from roll_envs.settings import accepted_names, refuse_unknown  # imports pydantic, which importing the hub must not
 
-    cls, found = environment_class(id), card(id)
+    name = _imported(id)
+    if name not in ENVIRONMENTS and name in gymnasium.registry:
+        spec = copy.deepcopy(gymnasium.registry[name])
+        spec.order_enforce = False
+        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    cls, found = environment_class(name), card(name)
     given = {**found.kwargs, **kwargs}
     accepted = accepted_names(cls)
     render_mode = None if accepted is None or "render_mode" in accepted else given.pop("render_mode", None)

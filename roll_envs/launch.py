@@ -1,6 +1,6 @@
 """The commands of the trainer, started by name, so that a folder called ``trainer`` of the user's own is explained.
 
-Nothing of the trainer is imported before it is known to be ours.
+Nothing of the trainer is imported before it is known to be this project's.
 """
 
 from __future__ import annotations

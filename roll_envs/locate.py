@@ -1,4 +1,4 @@
-"""Why a module cannot be imported: says when a folder of the same name, earlier on ``sys.path``, hides ours.
+"""Why a module cannot be imported: says when a folder of the same name, earlier on ``sys.path``, hides it.
 
 ``envs`` and ``trainer`` are common names of users' own folders. Python takes the first one on its path; this module
 finds out which one that was and where the wanted one stands.

@@ -138,7 +138,7 @@ class Registry(Generic[T]):
         return f"{self.kind} {name!r} of {self.source(name)} cannot be loaded: {reason}"
 
     def entry(self, name: str) -> EntryPoint | None:
-        """The entry point behind a name; None where it is ours or registered in this process."""
+        """The entry point behind a name; None where it is built in or registered in this process."""
         own = name in self._registered or name in self._built_in
         return None if own or name not in self._declared() else _chosen(self._declared()[name])
 
@@ -292,7 +292,7 @@ def _unreadable() -> Mapping[str, str]:
 
 
 def _chosen(entries: list[EntryPoint]) -> EntryPoint:
-    """Of entry points with one name, ours before any other."""
+    """Of entry points with one name, this package's before any other."""
     return next((entry for entry in entries if package_of(entry) == OUR_PACKAGE), entries[0])
 
 

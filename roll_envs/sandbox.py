@@ -1,4 +1,4 @@
-"""Sandboxes: the contract for running programs that nobody trusts, and ``make_sandbox``.
+"""Sandboxes: the contract for running untrusted programs, and ``make_sandbox``.
 
 A sandbox runs whole programs (:meth:`Sandbox.run`) and holds sessions whose files, and for Python the interpreter's
 state, stay from one call to the next (:meth:`Sandbox.session`). What a program does is always a :class:`RunResult`;
@@ -146,9 +146,9 @@ class SandboxSession(abc.ABC):
 
 
 class Sandbox(abc.ABC):
-    """Runs programs that nobody trusts. Safe to use from many threads; ``slots`` programs run at one time.
+    """Runs untrusted programs. Safe to use from many threads; ``slots`` programs run at one time.
 
-    Every method raises :class:`~roll_envs.errors.SandboxError` for a fault of ours, and
+    Every method raises :class:`~roll_envs.errors.SandboxError` for an infrastructure failure, and
     :class:`~roll_envs.errors.DeadlineExceededError` when no slot was free in time; neither says anything about the
     program.
     """

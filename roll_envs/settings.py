@@ -7,11 +7,12 @@ names, annotations and defaults. :func:`settings_model` gives the model in both 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Union
 
@@ -96,7 +97,7 @@ def refuse_unknown(
     known = accepted_names(make)
     for key in given:
         if known is not None and key not in known:
-            raise UnknownNameError(f"setting of {what}:", key, known, others(key))
+            raise UnknownNameError(f"setting of {what}:", str(key), known, others(str(key)))
 
 
 def accepted_names(make: Callable[..., Any]) -> tuple[str, ...] | None:
@@ -119,6 +120,11 @@ def settings_model(make: Callable[..., Any]) -> type[BaseModel]:
     declared = _declared_model(make)
     if declared is not None:
         return declared
+    return _derived_model(make) if isinstance(make, Hashable) else _derived_model.__wrapped__(make)
+
+
+@functools.lru_cache(maxsize=256)  # a model takes milliseconds to build, and an environment makes its verifiers anew
+def _derived_model(make: Callable[..., Any]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for name, parameter in (_parameters(make) or {}).items():
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -166,17 +172,15 @@ def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | N
 
 def _annotation(make: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """The annotation of a parameter as a type; ``Any`` where it has none or it cannot be read."""
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        return Any
-    if not isinstance(annotation, str):
-        return annotation
+    annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
     code = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
     names = getattr(inspect.unwrap(code), "__globals__", None) or vars(sys.modules[make.__module__])
     try:
-        return eval(annotation, dict(names))  # as typing.get_type_hints does, which gives up at the first unknown name
+        while isinstance(annotation, str):  # typing.get_type_hints would give up all at the first unknown name
+            annotation = eval(annotation, dict(names))
     except Exception:  # annotations of others
         return Any
+    return annotation
 
 
 def _text(parameter: inspect.Parameter) -> str:
@@ -200,7 +204,7 @@ def _checkable(annotation: Any) -> Any:
         return Any
     for each in tries:
         with contextlib.suppress(Exception):  # annotations of others; pydantic raises errors of many types
-            TypeAdapter(each, config=None if _has_own_config(annotation) else _ARBITRARY)
+            TypeAdapter(each, config=None if _has_own_config(annotation) else _ARBITRARY).rebuild(raise_errors=True)
             return each
     return Any
 
@@ -218,7 +222,7 @@ def _readable(error: ValidationError, given: Mapping[str, Any]) -> str:
     for each in error.errors(include_url=False):
         key = str(each["loc"][0]) if each["loc"] else "settings"
         message = each["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        allowed = "is required" if each["type"] == "missing" else message
+        allowed = {"missing": "is required", "sequence_str": "should be a list"}.get(each["type"], message)
         before = clauses.setdefault(key, [])
         before.append(allowed.removeprefix("should be ") if before else allowed)
     return "; ".join(

@@ -39,8 +39,8 @@ def _parser(used: str) -> _Parser:
 
 def _names(used: str) -> list[str]:
     """The commands to show: all of them, or the built-in one that is used, which needs no look at any package."""
-    ours = list(COMMANDS.built_in())
-    return [used] if used in ours else ours + [name for name in COMMANDS.names() if name not in ours]
+    built_in = list(COMMANDS.built_in())
+    return [used] if used in built_in else built_in + [name for name in COMMANDS.names() if name not in built_in]
 
 
 def _add(commands: _Commands, name: str, summary: str, description: str | None) -> _Parser:

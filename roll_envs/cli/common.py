@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import gymnasium
 
 from roll_envs import env_registry as registry
-from roll_envs.errors import ConfigError, RollError, UnknownNameError
+from roll_envs.errors import ConfigError, RollError
 
 __all__ = ["add_kwargs", "coloured", "make_env", "paint", "parse_kwargs", "print_json", "table"]
 
@@ -59,10 +59,6 @@ def make_env(id: str, pairs: Iterable[str]) -> gymnasium.Env[Any, Any]:
     kwargs = parse_kwargs(pairs)
     try:
         return registry.build(id, kwargs)
-    except UnknownNameError:
-        if id in gymnasium.registry and id not in {r.id for r in registry.environments()}:
-            return gymnasium.make(id, **kwargs)
-        raise
     except RollError:
         raise
     except Exception as error:  # the constructor is code of others

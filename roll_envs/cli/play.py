@@ -7,17 +7,27 @@ lists what can be done, type the number of an action, or the first letter of a f
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import re
+import select
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from roll_envs.cli.board import draw, legend
+try:
+    import termios
+    import tty
+except ImportError:  # not a Unix terminal: answers are typed as lines
+    HAVE_KEYS = False
+else:
+    HAVE_KEYS = True
+
 from roll_envs.cli.common import add_kwargs, coloured, make_env, paint, parse_kwargs, print_json
-from roll_envs.cli.keys import HAVE_KEYS, action_keys, raw_keys, read_key
 from roll_envs.cli.session import Session
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = ["SUMMARY", "action_keys", "add_arguments", "draw", "legend", "run"]
 
 SUMMARY = "play an environment yourself"
 
@@ -210,3 +220,113 @@ def _help(keys: dict[str, str], *, over: bool) -> str:
     moves = "arrows or wasd move   " if "w" in keys or "up" in keys else ""
     digits = "".join(f"{key} {name}   " for key, name in keys.items() if key.isdigit())
     return f"{moves}{digits}u undo   h hint   r new episode   t type an answer   ? rules   q quit"
+
+
+# -- single keys of a terminal -----------------------------------------------------------------------------------------
+
+_ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left"}
+_WASD = {"w": "up", "s": "down", "d": "right", "a": "left"}
+
+
+def action_keys(actions: Sequence[str]) -> dict[str, str]:
+    """Key -> action name: arrows and wasd where the actions are directions, digits 1 to 9 for the others.
+
+    ``action_keys(["Up", "Jump"])`` is ``{"up": "Up", "w": "Up", "1": "Jump"}``.
+    """
+    directions = {name.lower(): name for name in actions if name.lower() in _ARROWS.values()}
+    keys = dict(directions)
+    keys.update({key: directions[way] for key, way in _WASD.items() if way in directions})
+    others = [name for name in actions if name.lower() not in directions]
+    if len(others) <= 9:
+        keys.update({str(i): name for i, name in enumerate(others, start=1)})
+    return keys
+
+
+@contextlib.contextmanager
+def raw_keys() -> Iterator[Callable[[str], str]]:
+    """The terminal gives every key at once and shows none, until the end of the block; Ctrl-C still interrupts.
+
+    Yields a function that asks for a whole line in between, shown and edited as usual.
+    """
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+
+    def ask(prompt: str) -> str:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+        try:
+            return input(prompt)
+        except EOFError:
+            return ""
+        finally:
+            tty.setcbreak(handle)
+
+    tty.setcbreak(handle)
+    try:
+        yield ask
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+
+
+def read_key() -> str:
+    """The next key: a character, ``up``/``down``/``left``/``right``, or empty at the end of the input."""
+    handle = sys.stdin.fileno()
+    first = os.read(handle, 1)
+    if first != b"\x1b":
+        while first and not _whole(first) and len(first) < 4:
+            first += os.read(handle, 1)
+        return first.decode(errors="replace")
+    # An arrow is ESC [ A or ESC O A; a lone ESC is followed by nothing.
+    rest = b""
+    while len(rest) < 6 and select.select([handle], [], [], 0.03)[0]:
+        rest += os.read(handle, 1)
+        if len(rest) > 1 and rest[-1:].isalpha():
+            break
+    return _ARROWS.get(rest[-1:].decode(errors="replace"), "esc") if rest[:1] in (b"[", b"O") else "esc"
+
+
+def _whole(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# -- colours for observations that are boards of symbols ---------------------------------------------------------------
+
+_MEANING = re.compile(r"(?:^|[\s,])(\S): ([a-z][a-z ]*)", re.MULTILINE)
+_STYLES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("on target", ("green", "bold")),
+    ("on goal", ("green", "bold")),
+    ("hole", ("red",)),
+    ("player", ("cyan", "bold")),
+    ("wall", ("dim",)),
+    ("box", ("yellow", "bold")),
+    ("target", ("magenta", "bold")),
+    ("goal", ("magenta", "bold")),
+    ("empty", ("dim",)),
+    ("floor", ("dim",)),
+    ("frozen", ("blue",)),
+)
+"""The first word found in a symbol's meaning gives its style."""
+
+
+def legend(instructions: str) -> dict[str, str]:
+    """Symbols and their meanings, as far as the instructions list them in the form ``#: wall, _: empty``."""
+    return dict(_MEANING.findall(instructions))
+
+
+def draw(observation: str, meanings: dict[str, str], *, wide: bool, on: bool) -> str:
+    """The board in colours, with a space between symbols when ``wide``; other text unchanged."""
+    lines = observation.split("\n")
+    symbols = {c for line in lines for c in line if not c.isspace()}
+    if len(lines) < 2 or not symbols or not symbols <= set(meanings):
+        return observation
+    styles = {symbol: _style(meanings[symbol]) for symbol in symbols}
+    spaced = wide and not any(c.isspace() for line in lines for c in line)
+    gap = " " if spaced else ""
+    return "\n".join(gap.join(paint(c, *styles[c], on=on) if c in styles else c for c in line) for line in lines)
+
+
+def _style(meaning: str) -> tuple[str, ...]:
+    return next((style for word, style in _STYLES if word in meaning), ("bold",))

@@ -84,7 +84,7 @@ def run(name: str, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None]:
-    """Errors of another package's command become a :class:`PluginError`; those of ours stay as they are."""
+    """Errors of another package's command become a :class:`PluginError`; those of built-in ones are left alone."""
     try:
         yield
     except (RollError, BrokenPipeError):

@@ -110,12 +110,10 @@ class _Make:
     def __call__(self) -> gymnasium.Env[Any, Any]:
         if not isinstance(self.target, str):
             env = self.target(**self.kwargs)
-        elif self.card is not None:
-            if self.card.id not in {r.id for r in registry.environments()}:
+        else:
+            if self.card is not None and self.card.id not in registry.ENVIRONMENTS:
                 registry.register(self.card)  # in another process, for a card that was registered in this one only
             env = registry.build(self.target, self.kwargs)
-        else:
-            env = gymnasium.make(self.target, **self.kwargs)
         while isinstance(env, PassiveEnvChecker | OrderEnforcing):
             env = env.env
         return env

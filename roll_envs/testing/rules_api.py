@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from roll_envs.env import TextEnv
 from roll_envs.parsing import FreeFormat
 from roll_envs.testing.subject import Rule, Subject, need, need_text_env, skip
-from roll_envs.testing.trace import mixed, turn_limit
+from roll_envs.testing.trace import mixed, steps
 
 __all__ = ["API_RULES"]
 
@@ -99,9 +99,7 @@ def info(subject: Subject) -> str:
     for seed in subject.seeds:
         _, first = env.reset(seed=seed)
         _need_json(first, "reset")
-        answer = mixed(seed)
-        for _ in range(turn_limit(env)):
-            _, reward, terminated, truncated, found = env.step(answer(env))
+        for _, (_, reward, terminated, truncated, found) in steps(env, mixed(seed)):
             need(math.isfinite(float(reward)), f"the reward is {reward!r}; it must be a finite number")
             for name, flag in (("terminated", terminated), ("truncated", truncated)):
                 need(isinstance(flag, bool), f"{name} is a {type(flag).__name__}; return bool(...)")
@@ -112,8 +110,6 @@ def info(subject: Subject) -> str:
                 )
             need(found["format_penalty"] <= 0, f"info['format_penalty'] is {found['format_penalty']}; it must be <= 0")
             _need_json(found, "step")
-            if terminated or truncated:
-                break
     return ", ".join(_INFO)
 
 
@@ -131,17 +127,13 @@ def reward_parts(subject: Subject) -> str:
     names: set[str] = set()
     for seed in subject.seeds:
         env.reset(seed=seed)
-        answer = mixed(seed)
-        for _ in range(turn_limit(env)):
-            _, reward, terminated, truncated, found = env.step(answer(env))
+        for _, (_, reward, _, _, found) in steps(env, mixed(seed)):
             parts = found.get("reward_parts", {})
             names |= set(parts)
             need(
                 math.isclose(sum(parts.values()), float(reward), abs_tol=1e-9),
                 f"reward_parts {parts} sum to {sum(parts.values())}, but the reward is {reward}",
             )
-            if terminated or truncated:
-                break
     return ", ".join(sorted(names))
 
 
@@ -173,8 +165,7 @@ def step_outside_an_episode(subject: Subject) -> str:
     said = mixed(0, garbage=0)(env)
     _must_raise(env, said, "before reset()")
     env.reset(seed=subject.seeds[0])
-    for _ in range(turn_limit(env)):
-        result = env.step(said)
+    for _, result in steps(env, lambda env: said):
         if result[2] or result[3]:
             _must_raise(env, said, "after the end of the episode")
             env.reset(seed=subject.seeds[0])

@@ -16,7 +16,7 @@ import numpy as np
 
 from roll_envs.env import TextEnv
 from roll_envs.testing.subject import Failure, Rule, Subject, need, need_text_env, skip
-from roll_envs.testing.trace import Trace, difference, mixed, plain, play, play_seeds, turn_limit
+from roll_envs.testing.trace import Trace, difference, mixed, plain, play, play_seeds, steps, turn_limit
 
 __all__ = ["DETERMINISM_RULES"]
 
@@ -206,13 +206,7 @@ def snapshots(subject: Subject) -> str:
 
 def _play_on(env: TextEnv, answer: Callable[[Any], Any]) -> Trace:
     """The rest of the running episode, and the first observation of the next one (drawn from the own generator)."""
-    trace: Trace = []
-    for _ in range(turn_limit(env)):
-        said = answer(env)
-        result = env.step(said)
-        trace.append(plain([said, *result]))
-        if result[2] or result[3]:
-            break
+    trace: Trace = [plain([said, *result]) for said, result in steps(env, answer)]
     trace.append(plain(["next episode", env.reset()[0]]))
     return [["", {}], *trace]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import gymnasium
 
 from roll_envs.env import TextEnv
 from roll_envs.testing.subject import Failure, Rule, Subject, need, need_text_env, skip
-from roll_envs.testing.trace import mixed, turn_limit
+from roll_envs.testing.trace import Answer, mixed, steps, turn_limit
 
 __all__ = ["PLAY_RULES", "STRANGE_ANSWERS"]
 
@@ -48,17 +47,14 @@ class _Played:
     turns: int
 
 
-def _play(env: gymnasium.Env[Any, Any], seed: int, answer: Callable[[], Any]) -> _Played:
+def _play(env: gymnasium.Env[Any, Any], seed: int, answer: Answer) -> _Played:
     env.reset(seed=seed)
     total = penalties = 0.0
     success, turns = False, 0
-    for _ in range(turn_limit(env)):
-        _, reward, terminated, truncated, info = env.step(answer())
+    for _, (_, reward, _, _, info) in steps(env, answer):
         total, turns = total + float(reward), turns + 1
         penalties += float(info.get("format_penalty", 0.0))
         success = bool(info.get("success", False))
-        if terminated or truncated:
-            break
     return _Played(total=total, penalties=penalties, success=success, turns=turns)
 
 
@@ -92,7 +88,7 @@ def floor(subject: Subject) -> str:
     if not isinstance(env.action_space.sample(), str):
         skip("the action space holds no text")
     for seed in subject.seeds:
-        played = _play(env, seed, lambda: "")
+        played = _play(env, seed, _idle)
         need(not played.success, f"seed {seed} is solved by empty answers; such a task says nothing about an agent")
         need(played.total <= 0, f"empty answers earn {played.total} in seed {seed}; reward progress only")
     return "empty answers earn nothing"
@@ -116,14 +112,19 @@ def ends(subject: Subject) -> str:
     return f"within {limit} turns" if isinstance(limit, int) else "no episode ended in both ways"
 
 
+def _script(answers: Iterable[str]) -> Answer:
+    """A player that gives these answers, and empty ones after them."""
+    left = iter(answers)
+    return lambda env: next(left, "")
+
+
 def _idle(env: gymnasium.Env[Any, Any]) -> str:
     return ""
 
 
-def _follow(env: gymnasium.Env[Any, Any], seed: int, answer: Callable[[Any], Any]) -> tuple[bool, int]:
+def _follow(env: gymnasium.Env[Any, Any], seed: int, answer: Answer) -> tuple[bool, int]:
     env.reset(seed=seed)
-    for turn in range(1, turn_limit(env) + 1):
-        result = env.step(answer(env))
+    for turn, (_, result) in enumerate(steps(env, answer), start=1):
         _need_one_end(result, f"turn {turn} of seed {seed}")
         if result[2] or result[3]:
             return True, turn
@@ -164,13 +165,11 @@ def oracle(subject: Subject) -> str:
         need(
             len(way) <= env.max_turns, f"oracle() needs {len(way)} turns for seed {seed}; max_turns is {env.max_turns}"
         )
-        answers = iter(way)
-        try:
-            played = _play(env, seed, functools.partial(next, answers))
-        except StopIteration:
-            raise Failure(
-                f"after the {len(way)} answers of oracle() the episode of seed {seed} has not ended"
-            ) from None
+        played = _play(env, seed, _script(way))
+        need(
+            played.turns <= len(way),
+            f"after the {len(way)} answers of oracle() the episode of seed {seed} has not ended",
+        )
         need(played.success, f"the oracle's answers do not solve seed {seed} (success is False at the end)")
         need(played.turns == len(way), f"seed {seed} ends after {played.turns} of the oracle's {len(way)} answers")
         solved, best = solved + 1, max(best, played.total)
@@ -187,8 +186,7 @@ def oracle(subject: Subject) -> str:
 
 
 def _random_player(env: gymnasium.Env[Any, Any], seed: int, attempt: int) -> _Played:
-    player = mixed(1000 * attempt + seed, garbage=0)
-    return _play(env, seed, lambda: player(env))
+    return _play(env, seed, mixed(1000 * attempt + seed, garbage=0))
 
 
 def reward_range(subject: Subject) -> str:
@@ -204,11 +202,10 @@ def reward_range(subject: Subject) -> str:
     for seed in subject.seeds:
         played = [_random_player(env, seed, attempt) for attempt in range(5)]
         if isinstance(env.action_space.sample(), str):
-            played.append(_play(env, seed, lambda: ""))
+            played.append(_play(env, seed, _idle))
         if isinstance(env, TextEnv):
             env.reset(seed=seed)
-            way = iter(env.oracle() or ())
-            played.append(_play(env, seed, functools.partial(next, way, "")))
+            played.append(_play(env, seed, _script(env.oracle() or ())))
         totals += [p.total - p.penalties for p in played]
     need(
         min(totals) >= low - _TOLERANCE and max(totals) <= high + _TOLERANCE,

@@ -10,7 +10,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -19,7 +19,7 @@ import numpy as np
 from roll_envs.env import TextEnv
 from roll_envs.parsing import FreeFormat
 
-__all__ = ["Answer", "MakeEnv", "Trace", "difference", "mixed", "plain", "play", "play_seeds", "turn_limit"]
+__all__ = ["Answer", "MakeEnv", "Trace", "difference", "mixed", "plain", "play", "play_seeds", "steps", "turn_limit"]
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 Answer = Callable[[gymnasium.Env[Any, Any]], Any]
@@ -57,6 +57,16 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
     return answer
 
 
+def steps(env: gymnasium.Env[Any, Any], answer: Answer, most: int | None = None) -> Iterator[tuple[Any, Any]]:
+    """Each answer and what ``step`` returned for it, from where the episode stands to its end or ``most`` turns."""
+    for _ in range(turn_limit(env) if most is None else most):
+        said = answer(env)
+        result = env.step(said)
+        yield said, result
+        if result[2] or result[3]:
+            return
+
+
 def play(
     env: gymnasium.Env[Any, Any],
     seed: int | None,
@@ -69,15 +79,14 @@ def play(
     if between is not None:
         between()
     trace: Trace = [plain(list(env.reset(seed=seed)))]
-    for _ in range(turn_limit(env) if turns is None else turns):
+
+    def asked(env: gymnasium.Env[Any, Any]) -> Any:
         said = answer(env)
         if between is not None:
             between()
-        result = env.step(said)
-        trace.append(plain([said, *result]))
-        if result[2] or result[3]:
-            break
-    return trace
+        return said
+
+    return trace + [plain([said, *result]) for said, result in steps(env, asked, turns)]
 
 
 def play_seeds(make: MakeEnv, seeds: Sequence[int]) -> list[Trace]:

@@ -25,13 +25,17 @@ def install(
     modules: Mapping[str, str],
     *,
     group: str = "roll_envs",
+    others: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Write a package with entry points of the group and modules (name -> source) into ``folder``."""
+    """Write a package with modules (name -> source) and entry points of the group into ``folder``; ``others`` are
+    entry points of more groups."""
     info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    lines = [f"{name} = {target}" for name, target in entry_points.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    lines = []
+    for name, points in {group: entry_points, **(others or {})}.items():
+        lines += [f"[{name}]", *(f"{point} = {target}" for point, target in points.items()), ""]
+    (info / "entry_points.txt").write_text("\n".join(lines))
     for name, source in modules.items():
         (folder / f"{name}.py").write_text(source)
 

@@ -18,9 +18,8 @@ import pytest
 
 import roll_envs
 from roll_envs.cli import main
-from roll_envs.cli.board import draw, legend
 from roll_envs.cli.common import parse_kwargs
-from roll_envs.cli.keys import action_keys
+from roll_envs.cli.play import action_keys, draw, legend
 from roll_envs.testing import COUNTER_CARD
 
 COUNTER = COUNTER_CARD.id

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import roll_envs
 from roll_envs.cli import main
-from roll_envs.cli.choices import Choices, available_actions
+from roll_envs.cli.session import Choices, available_actions
 
 SHOP = counter_shop.CARD.id
 

@@ -193,5 +193,5 @@ def test_a_server_that_cannot_start_is_told() -> None:
 def test_wrong_arguments_are_told() -> None:
     with pytest.raises(ConfigError, match="either command"):
         make_tools("mcp")
-    with pytest.raises(ConfigError, match="command must be a list"):
+    with pytest.raises(ConfigError, match=r"command should be a list, not 'python server.py'"):
         _tools(command="python server.py")

@@ -10,7 +10,7 @@ from envs.webshop.pages import Page
 from envs.webshop.serve.outcome import Outcome, explain
 from envs.webshop.serve.replay import Replay
 from envs.webshop.serve.visits import Visit
-from roll_envs.cli.choices import available_actions
+from roll_envs.cli.session import available_actions
 
 __all__ = ["Done", "Scene", "of_replay", "of_visit"]
 
