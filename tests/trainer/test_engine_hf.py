@@ -292,11 +292,11 @@ def test_a_short_row_beside_a_long_one_takes_no_further_place(model: LanguageMod
         engine.close()
 
 
-@pytest.mark.parametrize("pass_work", [0.0, 1e15], ids=["apart", "padded"])
+@pytest.mark.parametrize("pass_tokens", [1, 20, 2**14])
 def test_answers_are_right_whatever_beginnings_slots_hold(
-    model: LanguageModel, pass_work: float, monkeypatch: pytest.MonkeyPatch
+    model: LanguageModel, pass_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.engines.prefix_cache._PASS_WORK", pass_work)
+    monkeypatch.setattr("trainer.engines.prefix_cache._PASS_TOKENS", pass_tokens)
     engine = HFEngine(model, max_running=5, max_tokens=400)
     rng = np.random.default_rng(30)
     known = [(9,) * 10]
