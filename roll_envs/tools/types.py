@@ -1,8 +1,8 @@
-"""The contract of tools: what an agent may call inside an episode, what it may use up, and what comes back.
+"""The contract of tools: specifications, calls, results and budgets of what an agent may call inside an episode.
 
 A mistake of the model (an unknown tool, arguments that do not fit, code that raises) is a :class:`ToolResult` with
-``ok=False`` whose text the model reads. A fault of ours (a dead sandbox, a server that does not answer) raises; the
-episode then becomes ``failed``. Neither is ever an empty answer.
+``ok=False`` whose text the model reads. An infrastructure failure (a dead sandbox, a server that does not answer)
+raises; the episode then becomes ``failed``. Neither is ever an empty answer.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Tool(abc.ABC):
     def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
         """Run with arguments that fit ``spec.parameters``, within ``deadline_s`` seconds.
 
-        Returns what the model is to read, its own mistakes included; raises for faults of ours only.
+        Returns what the model is to read, its own mistakes included; raises for infrastructure failures only.
         """
 
     def close(self) -> None:  # noqa: B027 - as above

@@ -85,7 +85,7 @@ class Visit:
             self.say("There is nothing to undo.")
 
     def hint(self) -> None:
-        """Say what the solver would do."""
+        """Show the next answer of the oracle as a notice."""
         self.session.hint()
         self.say(self.session.message[:1].upper() + self.session.message[1:])
 
@@ -95,7 +95,7 @@ class Visit:
 
 
 class Visits:
-    """Visits by a secret name. When there are too many, the one that was used longest ago ends."""
+    """Visits by a secret name. When there are too many, the least recently used one ends."""
 
     def __init__(self, make: Callable[[], WebShopEnv], most: int) -> None:
         self._make, self._most = make, most
