@@ -23,7 +23,7 @@ outside of this process and cannot be brought back."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolSpec:
-    """What a model is told about a tool."""
+    """The description of a tool that a model is shown."""
 
     name: str
     description: str
@@ -107,7 +107,7 @@ class Tool(abc.ABC):
     """Something an agent can call by name. One instance serves one episode at a time, from one thread at a time.
 
     The life of an instance: ``open`` at the start of an episode, ``call`` any number of times, ``close`` at its end,
-    again and again; ``dispose`` once when nobody needs it any more.
+    again and again; ``dispose`` once at the very end.
     """
 
     spec: ToolSpec

@@ -107,7 +107,7 @@ class Visits:
 
     @contextmanager
     def visit(self, name: str | None) -> Iterator[tuple[str, Visit]]:
-        """The visit called ``name``, or a new one with a new name; nobody else uses it until the block ends."""
+        """The visit called ``name``, or a new one with a new name; no other request uses it until the block ends."""
         with self._lock:
             found = self._visits.get(name) if name else None
         if found is None or name is None:
