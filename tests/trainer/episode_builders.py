@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from roll_envs.types import Completion, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
-from trainer.data.batches import Batch, make_batches
+from trainer.data.batches import Batch, Denominators, denominators_of, make_batches, scatter_back
 from trainer.data.sequences import TokenSequence
 from trainer.data.table import tokens_of
 
@@ -105,6 +105,16 @@ def batches_of(
         pack_tokens=pack_tokens,
         tokens_per_microbatch=tokens_per_microbatch,
     )
+
+
+def denominators(sequences: Sequence[TokenSequence]) -> Denominators:
+    """Of an optimiser step on all of ``sequences``."""
+    return denominators_of(tokens_of(sequences), range(len(sequences)))
+
+
+def scattered(sequences: Sequence[TokenSequence], batches: Sequence[Batch], values: Any) -> list[np.ndarray]:
+    """What batches of all ``sequences`` give, as one array per sequence, aligned with its ids."""
+    return on_ids(sequences, scatter_back(batches, values, tokens_of(sequences)))
 
 
 TOKENS = st.integers(0, 15)

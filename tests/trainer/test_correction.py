@@ -16,13 +16,13 @@ from loss_inputs import LossRow, packed, random_rows
 from tiny import tiny_model
 
 from trainer.algorithms.losses import correction_weights, policy_loss, within_second_moment
-from trainer.algorithms.state import AlgorithmState
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config.load import parse_config
 from trainer.data.batches import make_batches, scatter_back
-from trainer.data.sequences import rows_of
+from trainer.data.sequences import sequences_of
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
 
 def moved_row(
@@ -99,11 +99,11 @@ def test_rows_that_the_policy_has_left_are_dropped_where_they_were_bad() -> None
     """OPSM: the mean of log sampler - log policy is 0.3 here; the proximal policy has no part in it."""
     row = moved_row([5.0, 4.0], advantages=[-1.0, 1.0])
     row = replace(row, logp=row.sampler - np.array([0.2, 0.4]))
-    assert weights_of(row, row_delta=0.29)[0][0] == [0.0, 1.0]
-    assert weights_of(row, row_delta=0.31)[0][0] == [1.0, 1.0]
-    assert weights_of(row, row_delta=0.29)[1]["correction/off_policy_share"] == 1
+    assert weights_of(row, sequence_delta=0.29)[0][0] == [0.0, 1.0]
+    assert weights_of(row, sequence_delta=0.31)[0][0] == [1.0, 1.0]
+    assert weights_of(row, sequence_delta=0.29)[1]["correction/off_policy_share"] == 1
     risen = replace(row, logp=row.sampler + 0.4)
-    assert weights_of(risen, row_delta=0.29)[0][0] == [1.0, 1.0]
+    assert weights_of(risen, sequence_delta=0.29)[0][0] == [1.0, 1.0]
 
 
 def test_metrics_by_hand() -> None:
@@ -132,7 +132,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "tis", "level": "turn", "high": 1.1},
     {"name": "mis", "level": "row", "low": 0.7, "high": 1.5},
     {"name": "tis", "level": "geometric", "high": 1.05, "veto": 0.5},
-    {"reject": "geometric", "reject_low": 0.9, "reject_high": 1.1, "row_delta": 0.01},
+    {"reject": "geometric", "reject_low": 0.9, "reject_high": 1.1, "sequence_delta": 0.01},
 ]
 
 
@@ -258,7 +258,7 @@ def test_an_update_leaves_out_the_tokens_that_moved_most(cut: int) -> None:
     def played(shifts: Any) -> Any:
         made = []
         for m, ((prompt, sampled), shift) in enumerate(zip(ids, shifts, strict=True)):
-            (row,) = rows_of([group(trajectory(turn(prompt, sampled, logprobs=[0.0] * len(sampled))))])
+            (row,) = sequences_of([group(trajectory(turn(prompt, sampled, logprobs=[0.0] * len(sampled))))])
             batches = make_batches([row], pack_tokens=64, tokens_per_microbatch=64)
             (known,) = scatter_back(batches, learner.score(batches))
             logprobs = known[len(prompt) :] - np.array(shift)
@@ -266,7 +266,7 @@ def test_an_update_leaves_out_the_tokens_that_moved_most(cut: int) -> None:
         return [group(*made)]
 
     recorder = Recorder(learner)
-    parts = Parts(learner=recorder, state=AlgorithmState(kl_coef=0.0))  # type: ignore[arg-type]
+    parts = StepParts(learner=recorder, state=AlgorithmState(kl_coef=0.0))  # type: ignore[arg-type]
     groups = played(([0.1, 1.0, 0.2], [-0.2, 0.0]))
     metrics = update(config, parts, groups, step=0, version=0)
     (found,) = recorder.advantages

@@ -17,19 +17,19 @@ from loop_runs import values
 from roll_envs.types import Group, Outcome, Trajectory
 from trainer.algorithms.advantages import estimate, view_episodes
 from trainer.algorithms.estimators import find_estimator
-from trainer.algorithms.state import AlgorithmState
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.config.recipes import PRESETS
 from trainer.config.yaml_text import dump_yaml
-from trainer.data.balance import balance
+from trainer.data.batches import balance
 from trainer.data.batches import Denominators, denominators_of, make_batches
-from trainer.data.sequences import rows_of
+from trainer.data.sequences import sequences_of
 from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
 from trainer.rollout.session import Session
 from trainer.rollout.tasks import draw_tasks
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
 Gradients = dict[str, torch.Tensor]
 
@@ -90,7 +90,7 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
     if critic is not None:
         with torch.no_grad():
             critic._network["head"].weight.fill_(0.1)
-    parts = Parts(
+    parts = StepParts(
         learner=learner,
         state=AlgorithmState(kl_coef=config.reward.kl_coef),
         critic=critic,
@@ -100,7 +100,7 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
         parts.reference.load_weights({n: 0.9 * w for n, w in learner.weights().items()})
     greedy = (0.25,) * len(groups) if spec.needs_greedy else ()
     metrics = update(config, parts, groups, step=0, version=1, greedy=greedy)
-    assert metrics["learner/rows"] > 0
+    assert metrics["learner/sequences"] > 0
     found = {n: p.grad for n, p in own.network.named_parameters() if p.grad is not None}
     if critic is not None:
         found |= {f"critic {n}": p.grad for n, p in critic._network.named_parameters() if p.grad is not None}
@@ -194,7 +194,7 @@ def test_the_whole_is_the_sum_of_its_ranks(played: tuple[LanguageModel, list[Gro
     """Data parallelism: each rank runs its share of the rows with the denominators of all."""
     model, groups = played
     config = configured("dapo")
-    rows = rows_of(groups)
+    rows = sequences_of(groups)
     credit = estimate(config.advantage, view_episodes(groups, rows), rows).per_row
 
     def gradient(share: Sequence[int]) -> Gradients:

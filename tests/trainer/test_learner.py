@@ -18,17 +18,17 @@ from tiny import full_logits, tiny_model
 import trainer.learner.torch
 from roll_envs.errors import RollError, UnknownNameError
 from roll_envs.types import SamplingParams
-from trainer.algorithms.state import AlgorithmState
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import LossConfig, OptimizerConfig, RunConfig
 from trainer.config.load import parse_config
 from trainer.data.batches import Batch, denominators_of, make_batches, scatter_back
-from trainer.data.sequences import TokenSequence, rows_of
+from trainer.data.sequences import TokenSequence, sequences_of
 from trainer.engines.hf import HFEngine
 from trainer.learner import Learner, make_learner
 from trainer.learner.torch import TorchLearner
 from trainer.model.forward import up_to_the_last_label
 from trainer.model.network import LanguageModel
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
 """(pack_tokens, tokens_per_microbatch): each row alone, up to everything in one."""
@@ -107,8 +107,8 @@ def test_a_row_of_several_turns_counts_as_its_turns_alone() -> None:
     """The same sampled ids after the same prefixes: one row, or one row for each turn (token-mean)."""
     a = turn((10, 11), (12, 13), logprobs=(-5.0, -5.0))
     b = turn((10, 11, 12, 13, 14), (15,), logprobs=(-5.0,))
-    joined = rows_of([group(trajectory(a, b))])
-    apart = rows_of([group(trajectory(a), trajectory(b, member=1))])
+    joined = sequences_of([group(trajectory(a, b))])
+    apart = sequences_of([group(trajectory(a), trajectory(b, member=1))])
     assert (len(joined), len(apart)) == (1, 2)
     found = []
     for rows in (joined, apart):
@@ -243,7 +243,7 @@ def test_only_sampled_ids_are_learned() -> None:
     learner = learner_of(model, name="reinforce", temperature=1.0)
     a = turn((10, 11), (12,), logprobs=(-5.0,))
     b = turn((10, 11, 12, 99), (15,), logprobs=(-5.0,))
-    rows = rows_of([group(trajectory(a, b))])
+    rows = sequences_of([group(trajectory(a, b))])
     batches = make_batches(rows, [np.ones(5)], pack_tokens=9, tokens_per_microbatch=9)
 
     def probabilities() -> list[float]:
@@ -274,7 +274,7 @@ def test_sampler_and_learner_agree_at_the_temperature() -> None:
         turns.append(turn(prompt, completion.ids, logprobs=completion.logprobs))
         ids = (*prompt, *completion.ids)
     engine.close()
-    rows = rows_of([group(trajectory(*turns), trajectory(turns[0], member=1))])
+    rows = sequences_of([group(trajectory(*turns), trajectory(turns[0], member=1))])
     assert len(rows) == 2
     batches = make_batches(rows, pack_tokens=200, tokens_per_microbatch=200)
     scored = scatter_back(batches, learner_of(model, temperature=0.7).score(batches))
@@ -445,8 +445,8 @@ class Recorder:
         return self.inner.step(batches, denominators, lr=lr, on_policy=on_policy)
 
 
-def parts_of(learner: Any) -> Parts:
-    return Parts(learner=learner, state=AlgorithmState(kl_coef=0.0))
+def parts_of(learner: Any) -> StepParts:
+    return StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0))
 
 
 def recorded(config: RunConfig, groups: list[Any], model: LanguageModel) -> tuple[Recorder, dict[str, float]]:
@@ -475,7 +475,7 @@ def test_minibatches_and_epochs_take_the_ratio_to_the_policy_before_the_first_st
     assert metrics["learner/optimizer_steps"] == 6.0
     assert metrics["mismatch/logprob_diff_max"] < 1e-5
     assert metrics["loss/ratio"] != 1.0
-    rows = rows_of(groups)
+    rows = sequences_of(groups)
     expected = {row.ids: row.logprobs for row in rows}  # the sampler's are those of the first weights
     seen: list[tuple[int, ...]] = []
     for batches, denominators, _ in learner.steps:
@@ -499,7 +499,7 @@ def test_rows_without_advantage_count_in_the_denominators_only() -> None:
     assert sum(int(b.row_index.max()) + 1 for b in batches) == 4
     assert (denominators.rows, denominators.tokens) == (8, 24)
     assert metrics["loss/ratio"] == 1.0
-    assert metrics["learner/rows"] == 8.0
+    assert metrics["learner/sequences"] == 8.0
 
 
 def test_leaving_them_out_is_the_same_as_running_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,7 +544,7 @@ def test_nothing_to_learn_takes_no_step() -> None:
     assert learner.steps == []
     assert metrics["learner/optimizer_steps"] == 0.0
     failed = [group(trajectory(turn(), kind="failed"))]
-    assert update(run_config(), parts_of(learner), failed, step=0, version=0) == {"learner/rows": 0.0}
+    assert update(run_config(), parts_of(learner), failed, step=0, version=0) == {"learner/sequences": 0.0}
     assert all(torch.equal(before[n], w) for n, w in model.network.state_dict().items())
 
 

@@ -19,7 +19,7 @@ from loss_inputs import Packed, packed, random_rows
 
 from trainer.algorithms.losses import StepTokens, correction_weights, kl_loss, policy_loss
 from trainer.algorithms.losses.covariance import choose_between, choose_largest
-from trainer.algorithms.losses.value import value_loss
+from trainer.learner.critic import value_loss
 from trainer.config import CorrectionConfig, LossConfig
 
 
@@ -117,7 +117,7 @@ TRL_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "sapo": ({"loss_type": "sapo"}, {"name": "sapo", "aggregation": "seq-mean-token-mean"}, {}),
     "vespo": ({"loss_type": "vespo"}, {"name": "vespo"}, {}),
     "kl": ({"beta": 0.3}, {"name": "clip", "kl_coef": 0.3}, {}),
-    "off_policy_mask": ({"off_policy_mask_threshold": 0.05}, {"name": "clip"}, {"row_delta": 0.05}),
+    "off_policy_mask": ({"off_policy_mask_threshold": 0.05}, {"name": "clip"}, {"sequence_delta": 0.05}),
 }
 
 

@@ -161,7 +161,7 @@ def test_corrections_that_do_not_fit(settings: dict[str, Any], expected: str) ->
     [
         (["loss.proximal=sampler", "correction.name=tis"], "so that every ratio of the section correction is 1"),
         (["loss.proximal=sampler", "correction.second_moment=0.04"], "so that every ratio of the section correction"),
-        (["loss.proximal=sampler", "correction.row_delta=0.1"], None),
+        (["loss.proximal=sampler", "correction.sequence_delta=0.1"], None),
         (["loss.name=clip", "correction.name=tis"], None),
         *[
             ([f"loss.name={name}", "correction.name=mis"], f"loss '{name}' takes its ratio to the sampler itself")
