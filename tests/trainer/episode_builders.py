@@ -107,7 +107,7 @@ def batches_of(
     )
 
 
-def denominators(sequences: Sequence[TokenSequence]) -> Denominators:
+def counted(sequences: Sequence[TokenSequence]) -> Denominators:
     """Of an optimiser step on all of ``sequences``."""
     return denominators_of(tokens_of(sequences), range(len(sequences)))
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 import torch
+from episode_builders import batches_of, counted
 from loop_runs import values
+from trainer.algorithms.advantages import estimate, view_episodes
 
 from roll_envs.types import Group, Outcome, Trajectory
-from trainer.algorithms.advantages import estimate, view_episodes
 from trainer.algorithms.estimators import find_estimator
 from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.config.recipes import PRESETS
 from trainer.config.yaml_text import dump_yaml
-from trainer.data.batches import balance
-from trainer.data.batches import Denominators, denominators_of, make_batches
+from trainer.data.batches import Denominators, balance
 from trainer.data.sequences import sequences_of
 from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
@@ -200,11 +200,13 @@ def test_the_whole_is_the_sum_of_its_ranks(played: tuple[LanguageModel, list[Gro
     def gradient(share: Sequence[int]) -> Gradients:
         own = replace(model, network=copy.deepcopy(model.network))
         learner = make_learner("torch", own, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
-        mine, everyone = denominators_of([rows[i] for i in share]), denominators_of(rows)
-        batches = make_batches(
+        mine, everyone = counted([rows[i] for i in share]), counted(rows)
+        batches = batches_of(
             [rows[i] for i in share], [credit[i] for i in share], pack_tokens=64, tokens_per_microbatch=512
         )
-        denominators = Denominators(tokens=everyone.tokens, rows=everyone.rows, row_tokens=mine.row_tokens)
+        denominators = Denominators(
+            tokens=everyone.tokens, sequences=everyone.sequences, sequence_tokens=mine.sequence_tokens
+        )
         learner.step(batches, denominators, lr=0.0)
         return {n: p.grad for n, p in own.network.named_parameters() if p.grad is not None}
 

@@ -17,10 +17,12 @@ import pytest
 import torch
 from loss_inputs import Packed, packed, random_rows
 
-from trainer.algorithms.losses import StepTokens, correction_weights, kl_loss, policy_loss
+from trainer.algorithms.losses import StepTokens
 from trainer.algorithms.losses.covariance import choose_between, choose_largest
-from trainer.learner.critic import value_loss
+from trainer.algorithms.losses.objective import correction_weights, kl_loss, policy_loss
 from trainer.config import CorrectionConfig, LossConfig
+from trainer.config.parts import LOSSES, part_settings
+from trainer.learner.critic import value_loss
 
 
 def peer(module: str, package: str) -> Any:
@@ -220,7 +222,9 @@ def chosen(given: Packed, choose: Callable[..., Any], config: LossConfig) -> Non
     tokens = StepTokens(old_logp=given.logp.detach()[mask].numpy(), advantages=given.batch.advantages[mask].numpy())
     assert given.batch.selected is not None
     given.batch.selected.zero_()
-    given.batch.selected[mask] = torch.from_numpy(choose(tokens, config, np.random.default_rng(0)))
+    given.batch.selected[mask] = torch.from_numpy(
+        choose(tokens, part_settings(config, LOSSES.find(config.name)), np.random.default_rng(0))
+    )
     assert 0 < given.batch.selected.sum() < mask.sum()
 
 
@@ -253,9 +257,9 @@ def test_clip_cov_as_in_verl_where_all_eligible_tokens_are_drawn(verl: Any) -> N
     ("level", "threshold", "correction"),
     [
         ("token", 1.3, {"name": "tis", "high": 1.3}),
-        ("sequence", 1.3, {"name": "tis", "level": "row", "high": 1.3}),
+        ("sequence", 1.3, {"name": "tis", "level": "sequence-product", "high": 1.3}),
         ("token", "0.7_1.3", {"name": "icepop", "low": 0.7, "high": 1.3}),
-        ("sequence", "0.7_1.3", {"name": "mis", "level": "row", "low": 0.7, "high": 1.3}),
+        ("sequence", "0.7_1.3", {"name": "mis", "level": "sequence-product", "low": 0.7, "high": 1.3}),
     ],
 )
 def test_corrections_as_in_verl(verl: Any, level: str, threshold: Any, correction: dict[str, Any]) -> None:
