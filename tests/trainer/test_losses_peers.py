@@ -17,10 +17,12 @@ import pytest
 import torch
 from loss_inputs import LossRow, Packed, packed, random_rows
 
-from trainer.algorithms.losses import StepTokens, correction_weights, kl_loss, policy_loss
+from trainer.algorithms.losses import StepTokens
 from trainer.algorithms.losses.covariance import choose_between, choose_largest
-from trainer.algorithms.losses.value import value_loss
+from trainer.algorithms.losses.objective import correction_weights, kl_loss, policy_loss
 from trainer.config import CorrectionConfig, LossConfig
+from trainer.config.parts import LOSSES, part_settings
+from trainer.learner.critic import value_loss
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ TRL_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "sapo": ({"loss_type": "sapo"}, {"name": "sapo", "aggregation": "seq-mean-token-mean"}, {}),
     "vespo": ({"loss_type": "vespo"}, {"name": "vespo"}, {}),
     "kl": ({"beta": 0.3}, {"name": "clip", "kl_coef": 0.3}, {}),
-    "off_policy_mask": ({"off_policy_mask_threshold": 0.05}, {"name": "clip"}, {"row_delta": 0.05}),
+    "off_policy_mask": ({"off_policy_mask_threshold": 0.05}, {"name": "clip"}, {"sequence_delta": 0.05}),
 }
 
 
@@ -185,7 +187,8 @@ def choose(given: Packed, name: str, config: LossConfig) -> None:
     tokens = StepTokens(old_logp=given.logp.detach()[mask].numpy(), advantages=given.batch.advantages[mask].numpy())
     assert given.batch.selected is not None
     given.batch.selected.zero_()
-    given.batch.selected[mask] = torch.from_numpy(CHOICES[name](tokens, config, np.random.default_rng(0)))
+    settings = part_settings(config, LOSSES.find(config.name))
+    given.batch.selected[mask] = torch.from_numpy(CHOICES[name](tokens, settings, np.random.default_rng(0)))
     assert 0 < given.batch.selected.sum() < mask.sum()
 
 
@@ -218,7 +221,7 @@ def test_every_recorded_option_of_verl_is_compared() -> None:
 @pytest.mark.parametrize("record", VERL["corrections"], ids=lambda r: f"{r['level']}-{r['threshold']}")
 def test_corrections_as_in_verl(record: dict[str, Any]) -> None:
     given = recorded(record["inputs"])
-    level: dict[str, Any] = {} if record["level"] == "token" else {"level": "row"}
+    level: dict[str, Any] = {} if record["level"] == "token" else {"level": "sequence-product"}
     if isinstance(record["threshold"], str):  # two bounds: tokens or sequences outside are left out
         low, high = map(float, record["threshold"].split("_"))
         config = CorrectionConfig(name="mis" if level else "icepop", low=low, high=high, **level)
