@@ -1,9 +1,10 @@
 """The oracle: a whole training step once more in plain float64, to compare the trainer's ``update`` with.
 
 Written from the papers' formulas and the documented semantics (docs/algorithms.md, docs/train.md), without a call of
-the trainer: one sequence at a time through a small Llama written out below, logits of all positions, autograd of the
+the trainer: one sequence at a time through a small Llama written out plainly, logits of all positions, autograd of the
 plain loss. Nothing is packed, cut into micro-batches, shared, merged or left out because its gradient is known to be 0.
-Rewards and advantages are in :mod:`oracle_advantages`, losses in :mod:`oracle_losses`.
+The model and the sequences are in :mod:`oracle_sequences`, rewards and advantages in :mod:`oracle_advantages`, losses
+in :mod:`oracle_losses`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -27,139 +27,18 @@ from oracle_losses import (
     policy_losses,
     select,
 )
+from oracle_sequences import Played, Shape, TokenSequence, Weights, logprobs, played_episodes, states
 from torch import Tensor
 
-from roll_envs.types import Group, Trajectory
+from roll_envs.types import Group
 
-Weights = dict[str, Tensor]
 Numbers = dict[str, float]
 
-# -- the model ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    layers: int = 1
-    heads: int = 2
-    rope_theta: float = 30.0
-    norm_eps: float = 1e-6
-
-
-def _norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
-    return weight * x / (x.square().mean(-1, keepdim=True) + shape.norm_eps).sqrt()
-
-
-def _rotated(x: Tensor, shape: Shape) -> Tensor:
-    """Rotary positions of [H, T, E]; the angles begin as float32 numbers, as in transformers."""
-    half = x.shape[-1] // 2
-    speeds = (1.0 / shape.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)).double()
-    angles = torch.arange(x.shape[1]).double()[:, None] * speeds
-    cos, sin = angles.cos(), angles.sin()
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-
-def states(weights: Weights, ids: Sequence[int], shape: Shape) -> Tensor:
-    """Last hidden states [T, D] of one sequence."""
-    x = weights["model.embed_tokens.weight"][torch.tensor(ids)]
-    unseen = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)
-    for layer in range(shape.layers):
-        w = {name.removeprefix(f"model.layers.{layer}."): value for name, value in weights.items()}
-        h = _norm(x, w["input_layernorm.weight"], shape)
-        q, k, v = (
-            (h @ w[f"self_attn.{name}_proj.weight"].T).view(len(ids), shape.heads, -1).transpose(0, 1) for name in "qkv"
-        )
-        scores = _rotated(q, shape) @ _rotated(k, shape).transpose(1, 2) / math.sqrt(q.shape[-1])
-        seen = scores.masked_fill(unseen, -math.inf).softmax(-1) @ v
-        x = x + seen.transpose(0, 1).flatten(1) @ w["self_attn.o_proj.weight"].T
-        h = _norm(x, w["post_attention_layernorm.weight"], shape)
-        gate = torch.nn.functional.silu(h @ w["mlp.gate_proj.weight"].T)
-        x = x + (gate * (h @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
-    return _norm(x, weights["model.norm.weight"], shape)
-
-
-def logprobs(weights: Weights, ids: Sequence[int], temperature: float, shape: Shape) -> Tensor:
-    """log p [T, V] of what follows each position, at the temperature."""
-    return (states(weights, ids, shape) @ weights["model.embed_tokens.weight"].T / temperature).log_softmax(-1)
-
-
-# -- sequences ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(kw_only=True)
-class Token:
-    """A sampled id."""
-
-    position: int
-    turn: int
-    sampler: float
-    version: int
-    learnt: bool = True
-    """False where ``mask`` leaves it out."""
-    policy: float = 0.0
-    """Log-prob under the weights before the training step."""
-    reference: float = 0.0
-    value: float = 0.0
-    advantage: float = 0.0
-    weighted: float = 0.0
-    """The advantage as the loss sees it."""
-    goal: float = 0.0
-    """What the critic shall predict."""
-
-
-@dataclass(kw_only=True)
-class TokenSequence:
-    """Prompt and completions that continue each other to the letter."""
-
-    ids: list[int]
-    tokens: list[Token]
-    group: int
-    weight: float = 1.0
-
-    @property
-    def learnt(self) -> list[Token]:
-        return [t for t in self.tokens if t.learnt and t.position > 0]
-
-
-@dataclass(kw_only=True)
-class Played:
-    """A scored episode and its sequences."""
-
-    group: int
-    trajectory: Trajectory
-    sequences: list[TokenSequence]
-
-    @property
-    def tokens(self) -> list[Token]:
-        return [t for s in self.sequences for t in s.tokens]
-
-
-def _sequences(trajectory: Trajectory, group: int) -> list[TokenSequence]:
-    result: list[TokenSequence] = []
-    for number, turn in enumerate(trajectory.turns):
-        if not turn.completion.ids:
-            continue
-        prompt = list(turn.prompt_ids)
-        if not result or prompt[: len(result[-1].ids)] != result[-1].ids:
-            result.append(TokenSequence(ids=[], tokens=[], group=group))
-        result[-1].tokens += [
-            Token(position=len(prompt) + i, turn=number, sampler=logp, version=turn.completion.weight_version)
-            for i, logp in enumerate(turn.completion.logprobs)
-        ]
-        result[-1].ids = prompt + list(turn.completion.ids)
-    return result
-
-
-def _played(groups: Sequence[Group]) -> list[Played]:
-    return [
-        Played(group=g, trajectory=t, sequences=_sequences(t, g))
-        for g, group in enumerate(groups)
-        for t in group.trajectories
-        if t.outcome.kind in ("completed", "truncated") and t.turns
-    ]
-
-
 # -- the step ----------------------------------------------------------------------------------------------------------
+
+
+class Undecided(Exception):
+    """A choice by a number that is 0 but for rounding: either is right."""
 
 
 class Oracle:
@@ -194,7 +73,9 @@ class Oracle:
         s, result = self.settings, dict(self._base)
         for name in {name.rpartition(".")[0] for name in self._adapters}:
             change = self._adapters[f"{name}.B"] @ self._adapters[f"{name}.A"]
-            result[f"{name}.weight"] = result[f"{name}.weight"] + s["learner.lora_alpha"] / s["learner.lora_rank"] * change
+            result[f"{name}.weight"] = (
+                result[f"{name}.weight"] + s["learner.lora_alpha"] / s["learner.lora_rank"] * change
+            )
         return result
 
     def refresh_reference(self) -> None:
@@ -203,7 +84,7 @@ class Oracle:
 
     def update(self, groups: Sequence[Group], *, step: int, version: int, greedy: Sequence[float | None]) -> Numbers:
         """One training step; returns what to watch, in the order in which it comes about."""
-        s, played = self.settings, _played(groups)
+        s, played = self.settings, played_episodes(groups)
         sequences = [q for p in played for q in p.sequences]
         if not sequences:
             return {}
@@ -316,7 +197,9 @@ class Oracle:
                 losses.append(error.sum() / 2)
                 values.append(float(now.detach().sum()))
             loss = torch.stack(losses).sum() / count
-            norm = _step(loss, list(self.critic.values()), [self._critic_optimizer], s["critic.lr"], s["critic.max_grad_norm"])
+            norm = _step(
+                loss, list(self.critic.values()), [self._critic_optimizer], s["critic.lr"], s["critic.max_grad_norm"]
+            )
             goals_mean = sum(t.goal for q in part for t in q.learnt) / count
             taken.append(
                 {
@@ -337,23 +220,34 @@ class Oracle:
         if s["loss.proximal"] == "recompute" and not single:
             metrics |= _mismatch(sequences)
         rng = np.random.default_rng([s["seed"], step])
-        parts = (
-            [sequences]
-            if single
-            else _minibatches(sequences, s["learner.minibatches"], s["learner.epochs"], rng)
-        )
+        parts = [sequences] if single else _minibatches(sequences, s["learner.minibatches"], s["learner.epochs"], rng)
         lr = learning_rate(s, step)
-        everything = bool(s["loss.entropy_coef"] or s["loss.kl_coef"] or s["loss.name"] not in NO_STEP_WITHOUT_ADVANTAGES)
+        everything = bool(
+            s["loss.entropy_coef"] or s["loss.kl_coef"] or s["loss.name"] not in NO_STEP_WITHOUT_ADVANTAGES
+        )
         taken: list[Numbers] = []
         for part in parts:
             tokens = [t for q in part for t in q.learnt]
+            if not tokens:
+                continue
             old = [t.sampler if s["loss.proximal"] == "sampler" else t.policy for t in tokens]
             chosen = select(s, np.array(old), np.array([t.weighted for t in tokens]), rng)
-            if not tokens or not (everything or any(t.weighted for t in tokens)):
+            if not (everything or any(t.weighted for t in tokens)):
                 continue
+            rounding = [0 < abs(t.weighted) < 1e-12 for t in tokens]
+            by_sign = s["loss.name"] == "gmpo" or s["correction.sequence_delta"] is not None
+            if all(rounding) or (by_sign and any(rounding)):
+                raise Undecided
             selected = dict(zip(map(id, tokens), chosen, strict=True))
             loss, watched = self._loss(part, selected, single)
-            norm = _step(loss, list(self._learnt.values()), self._optimizers, lr, s["optimizer.max_grad_norm"], s["optimizer.skip_norm"])
+            norm = _step(
+                loss,
+                list(self._learnt.values()),
+                self._optimizers,
+                lr,
+                s["optimizer.max_grad_norm"],
+                s["optimizer.skip_norm"],
+            )
             skipped = s["optimizer.skip_norm"] is not None and norm > s["optimizer.skip_norm"]
             taken.append(
                 {
@@ -496,6 +390,8 @@ def _step(
     gradients = torch.autograd.grad(loss, weights, allow_unused=True)
     found = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
     norm = math.sqrt(sum(float(g.square().sum()) for g in found))
+    if 0 < norm < 1e-9:  # AdamW divides by what is rounding
+        raise Undecided
     if skip_norm is not None and norm > skip_norm:
         return norm
     for weight, gradient in zip(weights, found, strict=True):

@@ -221,7 +221,10 @@ def _on_tokens(values: Numbers, episodes: list[Episode]) -> PerToken:
 
 
 def _on_turns(values: PerToken, episodes: list[Episode]) -> PerToken:
-    return [[v for v, n in zip(vs, e.lengths, strict=True) for _ in range(n)] for vs, e in zip(values, episodes, strict=True)]
+    return [
+        [v for v, n in zip(vs, e.lengths, strict=True) for _ in range(n)]
+        for vs, e in zip(values, episodes, strict=True)
+    ]
 
 
 def _to_go(rewards: Numbers, gamma: float) -> Numbers:
@@ -288,7 +291,7 @@ def _rloo(s: Settings, group: list[Episode], returns: Numbers) -> Numbers:
 
 
 def _gpg(s: Settings, episodes: list[Episode]) -> PerToken:
-    active = sum(map(len, _compared(episodes)))
+    active = sum(map(len, _compared(episodes))) or 1
     return [[a * len(episodes) / active for a in e] for e in _group_relative(_dr_grpo)(s, episodes)]
 
 
@@ -338,7 +341,10 @@ def _gigpo(s: Settings, episodes: list[Episode]) -> PerToken:
     for places in states.values():
         for (i, t), a in zip(places, _standardized(s, [returns[i][t] for i, t in places]), strict=True):
             steps[i][t] = s["advantage.step_weight"] * a
-    return [[a + b for a, b in zip(*both, strict=True)] for both in zip(of_episodes, _on_turns(steps, episodes), strict=True)]
+    return [
+        [a + b for a, b in zip(*both, strict=True)]
+        for both in zip(of_episodes, _on_turns(steps, episodes), strict=True)
+    ]
 
 
 def _hgpo(s: Settings, episodes: list[Episode]) -> PerToken:
@@ -367,7 +373,7 @@ def _hgpo(s: Settings, episodes: list[Episode]) -> PerToken:
 
 def _gae_over(rewards: Numbers, values: Numbers, gamma: float, lam: float) -> Numbers:
     """The sum over k of (gamma lam)^k d_{t+k}."""
-    deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0], strict=True)]
+    deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0], strict=False)]
     return _to_go(deltas, gamma * lam)
 
 

@@ -122,26 +122,26 @@ DEFAULTS: Settings = {
 """The documented defaults of docs/configuration.md."""
 
 OF_ESTIMATOR: dict[str, dict[str, Sequence[Any]]] = {
-    "gamma": {name: (0.9, 0.5) for name in ("reinforce", "step_reinforce", "gigpo", "hgpo")},
-    "token_gamma": {name: (0.9, 0.8) for name in ("reinforce_token", "reinforce_pp", "gae", "bi_level_gae")},
-    "lam": {name: (0.9, 0.5) for name in GAE},
+    "gamma": dict.fromkeys(("reinforce", "step_reinforce", "gigpo", "hgpo"), (0.9, 0.5)),
+    "token_gamma": dict.fromkeys(("reinforce_token", "reinforce_pp", "gae", "bi_level_gae"), (0.9, 0.8)),
+    "lam": dict.fromkeys(GAE, (0.9, 0.5)),
     "high_gamma": {"bi_level_gae": (0.9, 0.5)},
     "high_lam": {"bi_level_gae": (0.9, 0.5)},
-    "normalize": {name: ("mean", "mean_std") for name in ("grpo", "pass_at_k", "gigpo", "hgpo", "step_reinforce")},
-    "across_steps": {name: (False, True) for name in ("grpo", "gigpo", "hgpo")},
+    "normalize": dict.fromkeys(("grpo", "pass_at_k", "gigpo", "hgpo", "step_reinforce"), ("mean", "mean_std")),
+    "across_steps": dict.fromkeys(("grpo", "gigpo", "hgpo"), (False, True)),
     "step_weight": {"gigpo": (0.5, 2.0)},
     "history": {"hgpo": (1, 2)},
     "history_power": {"hgpo": (0.5, 2.0)},
     "base_weight": {"hgpo": (0.0, 0.7)},
-    "epsilon": {
-        name: (1e-6, 0.1) for name in ("grpo", "pass_at_k", "gigpo", "hgpo", "step_reinforce", "lite_ppo", "maxrl")
-    },
+    "epsilon": dict.fromkeys(
+        ("grpo", "pass_at_k", "gigpo", "hgpo", "step_reinforce", "lite_ppo", "maxrl"), (1e-06, 0.1)
+    ),
 }
 """Values that are drawn for the keys of ``advantage`` that the estimators read."""
 
 OF_LOSS: dict[str, dict[str, Sequence[Any]]] = {
-    "clip_low": {name: (0.02, 0.1) for name in ("clip", "clip_cov", "gspo", "gspo_token", "gmpo", "cispo")},
-    "clip_high": {name: (0.03, 0.15) for name in ("clip", "clip_cov", "gspo", "gspo_token", "gmpo", "cispo", "raft_pp")},
+    "clip_low": dict.fromkeys(("clip", "clip_cov", "gspo", "gspo_token", "gmpo", "cispo"), (0.02, 0.1)),
+    "clip_high": dict.fromkeys(("clip", "clip_cov", "gspo", "gspo_token", "gmpo", "cispo", "raft_pp"), (0.03, 0.15)),
     "dual_clip": {"clip": (None, 1.05)},
     "ratio": {
         "clip": ("token", "turn-mean", "sequence-mean", "sequence-product"),
@@ -155,7 +155,7 @@ OF_LOSS: dict[str, dict[str, Sequence[Any]]] = {
     "divergence_low": {"dppo": (0.01, 0.05)},
     "divergence_high": {"dppo": (0.02, 0.03)},
     "divergence_coef": {"dppo": (0.1, 1.0)},
-    "covariance_share": {name: (0.2, 0.5) for name in ("clip_cov", "kl_cov")},
+    "covariance_share": dict.fromkeys(("clip_cov", "kl_cov"), (0.2, 0.5)),
     "covariance_low": {"clip_cov": (-1.0, 0.1)},
     "covariance_high": {"clip_cov": (0.5, 2.0)},
     "covariance_coef": {"kl_cov": (0.5, 2.0)},
@@ -192,7 +192,9 @@ def draw_settings(seed: int) -> Settings:
     if found["loss.aggregation"] == "constant":
         found["loss.constant_tokens"] = 7
     found |= _rewards(often, one_of) | _learner(often, one_of)
-    if often(0.3):
+    several = found.get("learner.minibatches", 1) * found.get("learner.epochs", 1) > 1
+    # kl_cov's |log r| has no slope at 0, where the first of several minibatches is when the policy is recomputed.
+    if often(0.3) or (several and found["loss.name"] == "kl_cov"):
         found["loss.proximal"] = "sampler"
     found |= _corrections(found, often, one_of)
     if often(0.4):
@@ -364,7 +366,7 @@ def _turn(
 ) -> Turn:
     logprobs = policy([*prompt, *ids]) if ids else np.zeros((0, 0))
     lag = int(rng.integers(0, min(version, 2) + 1))
-    noise = rng.normal(0.0, (0.0, 0.1, 0.4)[rng.integers(3)], len(ids))
+    noise = rng.normal(0.0, (0.03, 0.1, 0.4)[rng.integers(3)], len(ids))
     finish: FinishReason = ("length" if rng.random() < 0.25 else "stop") if ids else "abort"
     return Turn(
         prompt_ids=tuple(prompt),

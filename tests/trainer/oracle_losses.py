@@ -92,9 +92,7 @@ def policy_losses(s: Settings, t: Tokens) -> Tensor:
         "cispo": lambda: -own.clamp(1 - low, 1 + high).detach() * a * t.logp,
         "clip": lambda: _dual(s, _clipped(ratio_at(moved, t.turns, s["loss.ratio"]), a, low, high), a),
         "clip_cov": lambda: (1 - t.selected) * _clipped(own, a, low, high),
-        "dppo": lambda: (
-            -_still_near(s, t) * a * from_sampler.exp() + s["loss.divergence_coef"] * from_sampler.square()
-        ),
+        "dppo": lambda: -_still_near(s, t) * a * from_sampler.exp() + s["loss.divergence_coef"] * from_sampler.square(),
         "gmpo": lambda: -a * _held(moved, a, low, high).mean().exp(),
         "gspo": lambda: _clipped(whole, a, low, high),
         "gspo_token": lambda: _clipped(whole.detach() * (t.logp - t.logp.detach()).exp(), a, low, high),
@@ -128,19 +126,25 @@ def _still_near(s: Settings, t: Tokens) -> Tensor:
     return 1.0 - (risen | fallen).double()
 
 
+def _by_sign(positive: Tensor, first: float, second: float) -> Tensor:
+    return torch.tensor([first if p else second for p in positive.tolist()], dtype=torch.double)
+
+
 def _gate(s: Settings, ratio: Tensor, a: Tensor) -> Tensor:
-    tau = torch.where(a > 0, s["loss.tau_positive"], s["loss.tau_negative"]).double()
+    tau = _by_sign(a > 0, s["loss.tau_positive"], s["loss.tau_negative"])
     return -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * a
 
 
 def _topr_weights(s: Settings, ratio: Tensor, a: Tensor) -> Tensor:
-    return torch.where(a > 0, s["loss.positive_weight"], s["loss.negative_weight"] * ratio.clamp(max=1.0))
+    return _by_sign(a > 0, s["loss.positive_weight"], s["loss.negative_weight"]) * torch.where(
+        a > 0, 1, ratio.clamp(max=1)
+    )
 
 
 def _vespo_weight(s: Settings, moved: Tensor, a: Tensor) -> Tensor:
     w = moved.clamp(-20, 20).exp().clamp(min=1e-8)
-    k = torch.where(a >= 0, s["loss.power_positive"], s["loss.power_negative"]).double()
-    decay = torch.where(a >= 0, s["loss.decay_positive"], s["loss.decay_negative"]).double()
+    k = _by_sign(a >= 0, s["loss.power_positive"], s["loss.power_negative"])
+    decay = _by_sign(a >= 0, s["loss.decay_positive"], s["loss.decay_negative"])
     return w**k * (decay * (1 - w)).exp()
 
 

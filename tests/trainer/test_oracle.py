@@ -1,22 +1,23 @@
 """The trainer's ``update`` beside the oracle: the same rewards, advantages, losses, gradients and new weights.
 
 Configurations and episodes are drawn by seed, and both take several training steps in a row. For the comparison the
-trainer computes in float64 throughout, so that what is left is the order of sums, some 1e-15: the tolerance of 1e-8
-leaves room for a small deviation by which many numbers are divided, and for AdamW, whose update is the gradient over its
-own size.
+trainer computes in float64 throughout, so that what is left is the order of sums, some 1e-15: the tolerance of 1e-7
+leaves room for small deviations by which other numbers are divided, and for AdamW, whose update is the gradient over
+its own size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from oracle import Oracle, Shape, logprobs
+from oracle import Oracle, Undecided
 from oracle_advantages import Settings
 from oracle_cases import DEFAULTS, draw_groups, draw_settings
+from oracle_sequences import Shape, logprobs
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from roll_envs.types import Group, Metrics
@@ -28,10 +29,10 @@ from trainer.run.update import Parts, update
 
 VOCABULARY = 20
 SHAPE = Shape(layers=1, heads=2, rope_theta=30.0)
-TOLERANCE = 1e-8
+TOLERANCE = 1e-7
 STEPS = 3
 
-# -- the trainer as the comparison sees it: everything that depends on its interfaces stands here ------------------------
+# -- the trainer as the comparison sees it: everything that depends on its interfaces stands here ----------------------
 
 NAMES = {
     "turn-mean": "turn",
@@ -44,7 +45,10 @@ CORRECTION_NAMES = {"turn-product": "turn", "sequence-product": "row", "sequence
 
 def configuration(settings: Settings) -> RunConfig:
     tree: dict[str, object] = {"format": 1, "name": "oracle", "env": {"id": "roll/A-v0"}}
+    always = ("seed", "steps", "advantage.name", "loss.name")
     for key, value in settings.items():
+        if value == DEFAULTS[key] and key not in always:
+            continue
         section, _, name = key.rpartition(".")
         if key == "loss.ratio":
             value = NAMES.get(value, value)
@@ -60,7 +64,7 @@ class Trainer:
     """The trainer on a small Llama."""
 
     def __init__(self, settings: Settings) -> None:
-        config = self.config = configuration({k: v for k, v in settings.items() if v != DEFAULTS[k]} | {"seed": settings["seed"]})
+        config = self.config = configuration(settings)
         network = _network(settings["seed"])
         self.first = {name: value.clone() for name, value in network.named_parameters()}
         self.learner = make_learner(
@@ -128,13 +132,12 @@ def _network(seed: int) -> LlamaForCausalLM:
 
 
 @pytest.fixture(autouse=True)
-def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the trainer and transformers say float32, they get float64."""
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(np, "float32", np.float64)
     monkeypatch.setitem(precision.DTYPES, "float32", torch.float64)
-    yield
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
@@ -150,7 +153,7 @@ def compare(seed: int, changes: Settings | None = None, steps: int = STEPS) -> N
 
     def policy(ids: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
-            return logprobs(oracle.weights, ids, temperature, SHAPE).numpy()  # type: ignore[no-any-return]
+            return logprobs(oracle.weights, ids, temperature, SHAPE).numpy()
 
     rng = np.random.default_rng([seed, 3])
     for step in range(steps):
@@ -159,7 +162,10 @@ def compare(seed: int, changes: Settings | None = None, steps: int = STEPS) -> N
         if settings["advantage.name"] == "remax":
             greedy = [None if rng.random() < 0.2 else float(rng.normal()) for _ in groups]
         found = trainer.update(groups, step=step, version=step + 1, greedy=greedy)
-        wanted = oracle.update(groups, step=step, version=step + 1, greedy=greedy)
+        try:
+            wanted = oracle.update(groups, step=step, version=step + 1, greedy=greedy)
+        except Undecided:
+            pytest.skip("a number that is 0 but for rounding decides")
         place = f"seed {seed}, step {step}: {drawn}"
         for name, value in wanted.items():
             assert name in found, f"{name} is missing; {place}"
@@ -173,9 +179,7 @@ def compare(seed: int, changes: Settings | None = None, steps: int = STEPS) -> N
         assert trainer.memory["returns_count"] == len(oracle.memory.returns), place
 
 
-def _compare_weights(
-    what: str, found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], place: str
-) -> None:
+def _compare_weights(what: str, found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], place: str) -> None:
     for name, value in wanted.items():
         if name not in found:
             continue

@@ -80,7 +80,10 @@ def update(
     views, shaped = shape_rewards(config.reward, episodes.views, parts.state, _kl(episodes, rows, scores))
     advantages = estimate(config.advantage, episodes.with_views(views), rows)
     masked = apply_masks(config.mask, groups, rows)
-    credits = [a * w for a, w in zip(advantages.per_row, masked.weights, strict=True)]
+    # Nothing is left of the advantages of masked tokens, which must not decide whether a step is taken.
+    credits = [
+        a * w * np.array(row.mask) for a, w, row in zip(advantages.per_row, masked.weights, masked.rows, strict=True)
+    ]
     metrics.update({**shaped, **advantages.metrics, **masked.metrics})
     if parts.critic is not None:
         metrics.update(_train_critic(config, parts.critic, masked.rows, scores, advantages, step))
