@@ -30,6 +30,10 @@ NO_STEP_WITHOUT_ADVANTAGES = frozenset(
 """Losses for which a minibatch whose advantages are all 0 is no optimiser step."""
 
 
+class Undecided(Exception):
+    """A choice by a number that is 0 but for rounding: either is right."""
+
+
 @dataclass(kw_only=True)
 class Tokens:
     """The tokens of one sequence that are learnt from."""
@@ -204,7 +208,10 @@ def select(s: Settings, old: np.ndarray, advantages: np.ndarray, rng: np.random.
     covariance = (advantages - advantages.mean()) * (old - old.mean())
     count = max(1, int(s["loss.covariance_share"] * len(old)))
     if s["loss.name"] == "kl_cov":
-        chosen[sorted(range(len(old)), key=lambda i: -covariance[i])[:count]] = 1.0
+        order = sorted(range(len(old)), key=lambda i: -covariance[i])
+        if count < len(old) and covariance[order[count - 1]] - covariance[order[count]] < 1e-12:
+            raise Undecided
+        chosen[order[:count]] = 1.0
         return chosen
     low, high = s["loss.covariance_low"], s["loss.covariance_high"]
     between = np.array([i for i, c in enumerate(covariance) if low < c < high], dtype=np.int64)

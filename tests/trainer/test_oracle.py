@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from oracle import Oracle, Undecided
+from oracle import Oracle
 from oracle_advantages import Settings
 from oracle_cases import DEFAULTS, draw_groups, draw_settings
+from oracle_losses import Undecided
 from oracle_sequences import Shape, logprobs
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -183,7 +184,7 @@ def _compare_weights(what: str, found: dict[str, torch.Tensor], wanted: dict[str
     for name, value in wanted.items():
         if name not in found:
             continue
-        error = float((found[name] - value).abs().max())
+        error = float((found[name] - value.detach()).abs().max())
         assert error < TOLERANCE, f"{what}: {name} differs by {error}; {place}"
 
 
