@@ -149,7 +149,9 @@ def _train_policy(
     everything = bool(loss.entropy_coef or loss.kl_coef) or not part.only_advantages
     assert tokens.advantage is not None
     assert tokens.weight is not None
-    tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=tokens.advantage * tokens.weight))
+    # Nothing is left of the advantages of masked tokens, which must not decide whether a step is taken.
+    advantage = tokens.advantage * tokens.weight * tokens.trained
+    tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=advantage))
     if on_policy and part.linear_on_policy and not config.correction.weighs and not everything:
         tokens = _merged(
             sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"

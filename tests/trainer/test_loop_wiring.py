@@ -1,0 +1,145 @@
+"""What the loop gives to ``update`` and does between two of them, which the oracle cannot see.
+
+One run is watched from the side: what ``update`` is given at each step, and what checkpoints say in between. Everything
+that depends on how the loop is written stands in :func:`watched`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop_runs import run
+from oracle import learning_rate
+from oracle_cases import DEFAULTS
+
+from roll_envs.types import Group, Task, Trajectory
+from trainer.rollout.session import Session
+from trainer.run import loop
+from trainer.run.checkpoint import load_checkpoint
+from trainer.run.folder import read_metrics
+
+WARM, STEPS, REFRESH = 25, 6, 2
+
+SETTINGS: dict[str, Any] = {
+    "steps": STEPS,
+    "env": {"id": "roll/FrozenLake-v0", "kwargs": {"action_format": "word", "max_turns": 3, "format_penalty": -0.1}},
+    "warm_start": {"steps": WARM, "episodes_per_step": 12},
+    "rollout": {"groups_per_step": 3, "group_size": 4},
+    "advantage": {"name": "remax"},
+    "filter": {"zero_variance": True, "refill_rounds": 2},
+    "loss": {"kl_coef": 0.02},
+    "reference": {"refresh_every": REFRESH},
+    "learner": {"minibatches": 1},
+    "optimizer": {"lr": 2e-2, "lr_schedule": "cosine", "lr_warmup_steps": 2},
+    "evaluation": {"tasks": 2, "every": 3},
+    "checkpoint": {"every": 1, "keep": 20},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one call of ``update`` was given, and the networks before it."""
+
+    step: int
+    version: int
+    groups: tuple[Group, ...]
+    greedy: tuple[float | None, ...]
+    policy: dict[str, torch.Tensor]
+    reference: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    path: Path
+    calls: list[Call]
+    greedy: dict[int, float]
+    """Return of the greedy episode of each task, by the task's index."""
+
+
+def _copy(weights: Any) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in dict(weights).items()}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    calls: list[Call] = []
+    greedy: dict[int, float] = {}
+    update, collect_greedy = loop.update, Session.collect_greedy
+
+    def watched_update(config: Any, parts: Any, groups: Sequence[Group], **given: Any) -> Any:
+        calls.append(
+            Call(
+                step=given["step"],
+                version=given["version"],
+                groups=tuple(groups),
+                greedy=tuple(given["greedy"]),
+                policy=_copy(parts.learner.weights()),
+                reference=_copy(parts.reference.weights()),
+            )
+        )
+        return update(config, parts, groups, **given)
+
+    def watched_greedy(session: Session, tasks: Sequence[Task]) -> list[Trajectory]:
+        played = collect_greedy(session, tasks)
+        greedy.update({t.task.index: t.total_reward for t in played})
+        return played
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "update", watched_update)
+        patch.setattr(Session, "collect_greedy", watched_greedy)
+        path, _ = run(tmp_path_factory.mktemp("wiring"), **SETTINGS)
+    return Watched(path=path, calls=calls, greedy=greedy)
+
+
+def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+def test_steps_and_versions_count_up_and_episodes_are_of_the_newest_weights(watched: Watched) -> None:
+    assert [call.step for call in watched.calls] == list(range(STEPS))
+    assert [call.version for call in watched.calls] == [WARM + step for step in range(STEPS)]
+    for call in watched.calls:
+        sampled = {turn.completion.weight_version for g in call.groups for t in g.trajectories for turn in t.turns}
+        assert sampled <= {call.version}
+    assert any(call.groups for call in watched.calls)
+    assert load_checkpoint(watched.path).version == WARM + STEPS
+
+
+def test_tasks_are_drawn_on_from_the_cursor_with_refills(watched: Watched) -> None:
+    cursor, refilled = 0, 0
+    for call, record in zip(watched.calls, read_metrics(watched.path, "train"), strict=True):
+        played = int(record["filter/groups"])
+        refilled += played > SETTINGS["rollout"]["groups_per_step"]
+        kept = [group.task.index for group in call.groups]
+        assert kept == sorted(set(kept))
+        assert all(cursor <= index < cursor + played for index in kept), (kept, cursor, played)
+        assert len(kept) == record["filter/kept"]
+        cursor += played
+    assert refilled, "no step drew further tasks"
+    assert load_checkpoint(watched.path).cursor == cursor
+
+
+def test_the_greedy_return_is_that_of_the_groups_task(watched: Watched) -> None:
+    for call in watched.calls:
+        assert len(call.greedy) == len(call.groups)
+        assert list(call.greedy) == [watched.greedy[group.task.index] for group in call.groups]
+    assert len(set(watched.greedy.values())) > 1, "all greedy episodes return the same"
+
+
+def test_the_reference_is_the_policy_of_the_last_refresh(watched: Watched) -> None:
+    for call in watched.calls:
+        last = call.step // REFRESH * REFRESH
+        assert _same(call.reference, watched.calls[last].policy), call.step
+    assert not _same(watched.calls[-1].policy, watched.calls[0].policy)
+
+
+def test_each_step_has_the_rate_of_its_number(watched: Watched) -> None:
+    settings = DEFAULTS | {f"optimizer.{key}": value for key, value in SETTINGS["optimizer"].items()} | {"steps": STEPS}
+    found = [(step, r["learner/lr"]) for step, r in enumerate(read_metrics(watched.path, "train")) if "learner/lr" in r]
+    assert found == [(step, pytest.approx(learning_rate(settings, step))) for step, _ in found]
+    assert len(found) > 2

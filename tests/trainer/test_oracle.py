@@ -1,0 +1,199 @@
+"""The trainer's ``update`` beside the oracle: the same rewards, advantages, losses, gradients and new weights.
+
+Configurations and episodes are drawn by seed, and both take several training steps in a row. For the comparison the
+trainer computes in float64 throughout, so that what is left is the order of sums, some 1e-15: the tolerance of 1e-7
+leaves room for small deviations by which other numbers are divided, and for AdamW, whose update is the gradient over
+its own size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from oracle import Oracle
+from oracle_advantages import Settings
+from oracle_cases import DEFAULTS, draw_groups, draw_settings
+from oracle_losses import Undecided
+from oracle_sequences import Shape, logprobs
+from trainer.algorithms.state import AlgorithmState
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from roll_envs.types import Group, Metrics
+from trainer.config import RunConfig
+from trainer.learner import make_learner, precision
+from trainer.model.network import LanguageModel
+from trainer.run.update import Parts, update
+
+VOCABULARY = 20
+SHAPE = Shape(layers=1, heads=2, rope_theta=30.0)
+TOLERANCE = 1e-7
+STEPS = 3
+
+# -- the trainer as the comparison sees it: everything that depends on its interfaces stands here ----------------------
+
+NAMES = {
+    "turn-mean": "turn",
+    "turn-product": "turn",
+    "sequence-mean": "row",
+    "sequence-product": "row-product",
+}
+CORRECTION_NAMES = {"turn-product": "turn", "sequence-product": "row", "sequence-mean": "geometric"}
+
+
+def configuration(settings: Settings) -> RunConfig:
+    tree: dict[str, object] = {"format": 1, "name": "oracle", "env": {"id": "roll/A-v0"}}
+    always = ("seed", "steps", "advantage.name", "loss.name")
+    for key, value in settings.items():
+        if value == DEFAULTS[key] and key not in always:
+            continue
+        section, _, name = key.rpartition(".")
+        if key == "loss.ratio":
+            value = NAMES.get(value, value)
+        if key in ("correction.level", "correction.reject"):
+            value = CORRECTION_NAMES.get(value, value)
+        if key == "correction.sequence_delta":
+            name = "row_delta"
+        (tree.setdefault(section, {}) if section else tree)[name] = value  # type: ignore[index]
+    return RunConfig.model_validate(tree)
+
+
+class Trainer:
+    """The trainer on a small Llama."""
+
+    def __init__(self, settings: Settings) -> None:
+        config = self.config = configuration(settings)
+        network = _network(settings["seed"])
+        self.first = {name: value.clone() for name, value in network.named_parameters()}
+        self.learner = make_learner(
+            config.learner.backend,
+            LanguageModel(network=network, tokenizer=None),
+            loss=config.loss,
+            optimizer=config.optimizer,
+            temperature=config.sampling.temperature,
+            correction=config.correction,
+            settings=config.learner,
+        )
+        values = settings["advantage.name"] in ("gae", "bi_level_gae")
+        self.parts = Parts(
+            learner=self.learner,
+            state=AlgorithmState(kl_coef=config.reward.kl_coef),
+            critic=self.learner.critic(config.critic) if values else None,
+            reference=self.learner.reference() if config.reward.kl_coef or config.loss.kl_coef else None,
+        )
+
+    def update(self, groups: Sequence[Group], *, step: int, version: int, greedy: Sequence[float | None]) -> Metrics:
+        return update(self.config, self.parts, groups, step=step, version=version, greedy=greedy)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return dict(self.learner.weights())
+
+    @property
+    def adapters(self) -> dict[str, torch.Tensor]:
+        """LoRA's matrices by "LAYER.A" and "LAYER.B"; empty without LoRA."""
+        return dict(self.learner.optimizer_state().get("lora", {}).get("adapters", {}))
+
+    @property
+    def critic(self) -> dict[str, torch.Tensor]:
+        """The critic's weights as the oracle names them; empty without one."""
+        found = {} if self.parts.critic is None else dict(self.parts.critic.weights())
+        return {name.replace("body.", "model."): value for name, value in found.items()}
+
+    @property
+    def memory(self) -> Metrics:
+        state = self.parts.state
+        return {"kl_coef": state.kl_coef, "returns_mean": state.returns.mean, "returns_count": state.returns.count}
+
+
+def _network(seed: int) -> LlamaForCausalLM:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=16,
+                intermediate_size=24,
+                num_hidden_layers=SHAPE.layers,
+                num_attention_heads=SHAPE.heads,
+                max_position_embeddings=64,
+                rope_parameters={"rope_type": "default", "rope_theta": SHAPE.rope_theta},
+                initializer_range=0.4,
+                tie_word_embeddings=True,
+                attn_implementation="sdpa",
+            )
+        )
+        for name, value in network.named_parameters():
+            if "norm" in name:
+                value.data.add_(0.2 * torch.randn_like(value))
+    return network.double()
+
+
+@pytest.fixture(autouse=True)
+def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the trainer and transformers say float32, they get float64."""
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(np, "float32", np.float64)
+    monkeypatch.setitem(precision.DTYPES, "float32", torch.float64)
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+def compare(seed: int, changes: Settings | None = None, steps: int = STEPS) -> None:
+    """Both take ``steps`` training steps; fails at the first number that differs, with the configuration."""
+    drawn = draw_settings(seed) if changes is None else {"seed": seed, **changes}
+    settings = DEFAULTS | drawn
+    trainer = Trainer(settings)
+    oracle = Oracle(settings, trainer.first, SHAPE, trainer.adapters)
+    temperature = settings["sampling.temperature"]
+
+    def policy(ids: Sequence[int]) -> np.ndarray:
+        with torch.no_grad():
+            return logprobs(oracle.weights, ids, temperature, SHAPE).numpy()
+
+    rng = np.random.default_rng([seed, 3])
+    for step in range(steps):
+        groups = draw_groups(seed, step, step + 1, VOCABULARY, policy)
+        greedy: list[float | None] = []
+        if settings["advantage.name"] == "remax":
+            greedy = [None if rng.random() < 0.2 else float(rng.normal()) for _ in groups]
+        found = trainer.update(groups, step=step, version=step + 1, greedy=greedy)
+        try:
+            wanted = oracle.update(groups, step=step, version=step + 1, greedy=greedy)
+        except Undecided:
+            pytest.skip("a number that is 0 but for rounding decides")
+        place = f"seed {seed}, step {step}: {drawn}"
+        for name, value in wanted.items():
+            assert name in found, f"{name} is missing; {place}"
+            assert math.isclose(found[name], value, rel_tol=TOLERANCE, abs_tol=TOLERANCE), (
+                f"{name} is {found[name]}, expected {value}; {place}"
+            )
+        _compare_weights("weights", trainer.weights, oracle.weights, place)
+        if trainer.critic:
+            _compare_weights("critic", trainer.critic, oracle.critic, place)
+        assert trainer.memory["kl_coef"] == pytest.approx(oracle.memory.kl_coef, rel=1e-12), place
+        assert trainer.memory["returns_count"] == len(oracle.memory.returns), place
+
+
+def _compare_weights(what: str, found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], place: str) -> None:
+    for name, value in wanted.items():
+        if name not in found:
+            continue
+        error = float((found[name] - value.detach()).abs().max())
+        assert error < TOLERANCE, f"{what}: {name} differs by {error}; {place}"
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_the_trainer_does_what_the_oracle_does(seed: int) -> None:
+    compare(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(36, 400))
+def test_the_trainer_does_what_the_oracle_does_over_many_configurations(seed: int) -> None:
+    compare(seed)
