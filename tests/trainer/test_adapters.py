@@ -112,6 +112,31 @@ def test_a_reference_that_is_refreshed_is_a_copy_of_the_merged_policy() -> None:
     assert all(torch.equal(frozen[n], w) for n, w in reference.weights())
 
 
+def test_a_fixed_reference_is_the_base_model_without_a_copy() -> None:
+    rows, _ = some_rows()
+    batches = make_batches(rows, pack_tokens=40, tokens_per_microbatch=80)
+    model = tiny_model()
+    learner = learner_of(model)
+    fixed, copied = learner.reference(), learner.reference(fixed=False)
+    held = {w.data_ptr() for w in learner._network.state_dict().values()}
+    assert all(w.data_ptr() in held for _, w in fixed.weights())
+    steps(learner, 3, lr=1e-2)
+    trained = scores(learner)
+    expected = copied.score(batches)  # made before the steps, when the policy was the base model
+    for one, other in zip(fixed.score(batches), expected, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-7)
+    assert not torch.allclose(trained, torch.cat([torch.from_numpy(x) for x in scatter_back(batches, expected)]))
+    assert torch.equal(scores(learner), trained)  # adapters are on again
+    before = {n: w.clone() for n, w in learner.weights()}
+    steps(learner, 1, lr=1e-2)
+    assert any(not torch.equal(before[n], w) for n, w in learner.weights())  # and are still trained
+    saved = dict(copied.weights())
+    assert all(torch.equal(saved[n], w) for n, w in fixed.weights())
+    fixed.load_weights(saved.items())
+    with pytest.raises(CheckpointError, match="the checkpoint's reference does not fit"):
+        fixed.load_weights(list(saved.items())[1:])
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_it_goes_on_where_it_was_saved(precision: str) -> None:
     settings = {"precision": precision}

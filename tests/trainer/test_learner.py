@@ -14,20 +14,23 @@ from episode_builders import batches_of, counted, group, scattered, trajectory, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import full_logits, tiny_model
+from torch.overrides import TorchFunctionMode
 
 import trainer.learner.torch
-from roll_envs.errors import RollError, UnknownNameError
+from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
+from roll_envs.settings import Settings, setting
 from roll_envs.types import SamplingParams
 from trainer.algorithms.rewards import AlgorithmState
-from trainer.config import LearnerConfig, LossConfig, OptimizerConfig, RunConfig
+from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig, RunConfig
 from trainer.config.load import parse_config
+from trainer.config.parts import BACKENDS
 from trainer.data.batches import Batch
 from trainer.data.sequences import TokenSequence, sequences_of
 from trainer.engines.hf import HFEngine
-from trainer.learner import Learner, make_learner
+from trainer.learner import BackendPart, Learner, TorchSettings, make_learner
 from trainer.learner.torch import TorchLearner
 from trainer.model.forward import up_to_the_last_label
-from trainer.model.network import LanguageModel, load_weights
+from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
 from trainer.run.update import StepParts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
@@ -403,6 +406,137 @@ def test_backends_by_name() -> None:
             temperature=1.0,
             settings=LearnerConfig(backend="fsdp9"),
         )
+
+
+def test_a_backend_is_one_object_registered_by_name() -> None:
+    class OwnSettings(Settings):
+        shards: int = setting(1, "Ranks that share a layer.", ge=1)
+
+    given: dict[str, Any] = {}
+
+    def make(model: LanguageModel, **arguments: Any) -> Any:
+        given.update(arguments, model=model)
+        return "learner"
+
+    BACKENDS.register("own", BackendPart(settings=OwnSettings, make=make))
+    try:
+        model = tiny_model()
+        made: Any = make_learner(
+            model, loss=LossConfig(), optimizer=OptimizerConfig(), temperature=0.5,
+            settings=LearnerConfig(backend="own"), device="cpu",
+        )  # fmt: skip
+    finally:
+        BACKENDS.unregister("own")
+    assert made == "learner"
+    assert given["model"] is model
+    assert given["settings"] == OwnSettings(shards=1)
+    assert (given["temperature"], given["device"], given["threads"]) == (0.5, "cpu", 1)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "adapters", "checkpointed"])
+def test_threads_change_no_bit(kind: str) -> None:
+    if kind == "adapters":
+        pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    special = {
+        "float32": TorchSettings(),
+        "bfloat16": TorchSettings(precision="bfloat16"),
+        "adapters": TorchSettings(lora_rank=2),
+        "checkpointed": TorchSettings(gradient_checkpointing=True),
+    }
+    rows, advantages = some_rows(20)
+    batches = batches_of(rows, advantages, pack_tokens=30, tokens_per_microbatch=30)
+    assert len(batches) > 6
+    found = []
+    for threads in (1, 3):
+        model = tiny_model()
+        learner = TorchLearner(
+            model, loss=LossConfig(), optimizer=OptimizerConfig(lr=1e-2), temperature=0.7, settings=special[kind],
+            threads=threads,
+        )  # fmt: skip
+        metrics = [learner.step(batches, counted(rows), lr=1e-2)[0] for _ in range(3)]
+        assert all(p.grad is None or p.requires_grad for p in model.network.parameters())
+        found.append((metrics, {n: w.clone() for n, w in learner.weights()}, learner.score(batches)))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(w, found[1][1][n]) for n, w in found[0][1].items())
+    assert all(torch.equal(a, b) for a, b in zip(found[0][2], found[1][2], strict=True))
+
+
+class EveryDeviceNamed(TorchFunctionMode):
+    """Refuses tensors that are made on the default device, whatever it is."""
+
+    made = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        factories = {
+            torch.zeros, torch.ones, torch.empty, torch.full, torch.arange, torch.tensor, torch.rand, torch.randn,
+            torch.eye, torch.linspace, torch.as_tensor,
+        }  # fmt: skip
+        if function in factories:
+            self.made += 1
+            assert (kwargs or {}).get("device") is not None, f"{function.__name__} without a device"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_step_makes_no_tensor_on_a_default_device(lora_rank: int) -> None:
+    """With CUDA, what is made on the CPU by default fails, or costs a copy and a wait."""
+    if lora_rank:
+        pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    rows, advantages = some_rows()
+    batches = batches_of(
+        rows, advantages, pack_tokens=40, tokens_per_microbatch=80,
+        reference_logp=[np.array(r.logprobs) for r in rows],
+    )  # fmt: skip
+    learner = TorchLearner(
+        tiny_model(), loss=LossConfig(kl_coef=0.1, entropy_coef=0.1), optimizer=OptimizerConfig(), temperature=0.7,
+        settings=TorchSettings(lora_rank=lora_rank), device="cpu",
+    )  # fmt: skip
+    reference = learner.reference()
+    critic = learner.critic(CriticConfig())
+    values = batches_of(
+        rows, pack_tokens=40, tokens_per_microbatch=80, value=[np.zeros(len(r.ids)) for r in rows],
+        return_=[np.ones(len(r.ids)) for r in rows],
+    )  # fmt: skip
+    denominators = counted(rows)
+    with EveryDeviceNamed() as mode:
+        for scorer in (learner, reference, critic):
+            scorer.score(batches)
+        learner.step(batches, denominators, lr=1e-3)
+        critic.step(values, denominators, lr=1e-3)
+        dict(learner.weights())
+    assert mode.made > 0
+    with pytest.raises(AssertionError, match="zeros without a device"), EveryDeviceNamed():
+        torch.zeros(2)
+
+
+@pytest.mark.parametrize("name", ["cuda", "tpu"])
+def test_a_device_that_is_not_there_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=f"device '{name}'"):
+        choose_device(name)
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == torch.device("cuda")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_weights_leave_and_come_back_as_a_stream() -> None:
+    source, other = tiny_model(), tiny_model(seed=3)
+    stream = weights_of(source.network)
+    names = [name for name, _ in weights_of(source.network)]
+    assert "lm_head.weight" not in names  # tied to the embedding, as in a Hugging Face folder
+    assert {*names, "lm_head.weight"} == source.network.state_dict().keys()
+    load_weights(other.network, stream)
+    assert all(torch.equal(w, other.network.state_dict()[n]) for n, w in source.network.state_dict().items())
+    assert all(w.data_ptr() == source.network.state_dict()[n].data_ptr() for n, w in weights_of(source.network))
+    for spoilt, reason in (
+        ({"x": torch.zeros(1)}, "the model has no x"),
+        ({names[0]: torch.zeros(1, 2)}, rf"{names[0]} has shape \(1, 2\), the model's \("),
+    ):
+        with pytest.raises(CheckpointError, match=reason):
+            load_weights(other.network, {**dict(weights_of(source.network)), **spoilt}.items())
+    with pytest.raises(CheckpointError, match=f"{names[0]} is missing; .*and {len(names) - 4} more"):
+        load_weights(other.network, list(weights_of(source.network))[:0] + list(weights_of(source.network))[-1:])
 
 
 # -- update() ----------------------------------------------------------------------------------------------------------

@@ -102,8 +102,18 @@ LOSSES: Registry[Any] = Registry(
 """Policy losses by the name that ``loss.name`` uses."""
 
 ENGINES: Registry[Any] = Registry("engine", "roll_envs.engines", _part, built_in={"hf": "trainer.engines:HF"})
-BACKENDS: Registry[Any] = Registry("learner backend", "roll_envs.learners", _part, built_in={})
-OPTIMIZERS: Registry[Any] = Registry("optimizer", "roll_envs.optimizers", _part, built_in={})
+BACKENDS: Registry[Any] = Registry(
+    "learner backend", "roll_envs.learners", _part, built_in={"torch": "trainer.learner:TORCH"}
+)
+"""Learner backends by the name that ``learner.backend`` uses."""
+
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimiser",
+    "roll_envs.optimizers",
+    _part,
+    built_in={"adamw": "trainer.learner.optimizers:ADAMW", "muon": "trainer.learner.optimizers:MUON"},
+)
+"""Optimisers by the name that ``optimizer.name`` uses."""
 
 
 class PartKind(NamedTuple):

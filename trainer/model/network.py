@@ -187,7 +187,10 @@ def write_weights(file: SupportsWrite, source: WeightSource) -> None:
 
     https://github.com/huggingface/safetensors#format
     """
-    shapes = {name: (tensor.dtype, tuple(tensor.shape), tensor.nbytes) for name, tensor in source()}
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...], int]] = {}
+    for name, tensor in source():
+        shapes[name] = (tensor.dtype, tuple(tensor.shape), tensor.nbytes)
+        del tensor  # the next one may be merged on demand; no two are alive
     sizes = sorted({dtype.itemsize for dtype, _, _ in shapes.values()}, reverse=True)
     header: dict[str, Any] = {}
     end = 0
@@ -204,6 +207,8 @@ def write_weights(file: SupportsWrite, source: WeightSource) -> None:
             if tensor.dtype.itemsize == size:
                 plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
                 file.write(memoryview(plain.numpy()))  # type: ignore[arg-type]
+                del plain
+            del tensor
 
 
 def save_model(model: LanguageModel, folder: Path) -> None:
