@@ -1,8 +1,8 @@
 # `make quickstart` and `make test` are the only set-up: each installs what it lacks into .venv, once.
 #
 # When nothing has changed, pip is not called and no network is needed. PYTHON=... chooses the Python that makes .venv,
-# ARGS=... is passed on: make quickstart ARGS="seed=1", make test ARGS="-k sokoban". Paths are relative throughout, so
-# that a folder with spaces in its name works.
+# ARGS=... is passed on: make quickstart ARGS="seed=1", make test ARGS="-k sokoban", make test ARGS="-n0 --pdb". Paths
+# are relative throughout, so that a folder with spaces in its name works.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -26,11 +26,17 @@ quickstart: .venv/train.stamp ## train a small model to play FrozenLake (minutes
 	.venv/bin/roll-train configs/frozenlake_tiny.yaml $(ARGS)
 
 # Small models are quicker on one thread, above all on a busy machine.
+PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest
+# Two processes; tests of one file stay together because they share what is slow to make. Files start in the order of
+# their names: xdist's own order is by the number of tests, which leaves the few long ones for the end.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+BROWSER := tests/envs/test_webshop_browser.py
+
 test: .venv/dev.stamp ## the quick tests
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m "not slow and not docker" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not slow and not docker" $(ARGS)
 
 test-slow: .venv/dev.stamp ## the long tests, and those with real parts
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m "slow and not docker" $(ARGS); \
+	@$(PYTEST) $(PARALLEL) -m "slow and not docker" --ignore=$(BROWSER) $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
 
 test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
@@ -44,7 +50,7 @@ test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
 		fi; \
 	}
 	@.venv/bin/python -c "import selenium" 2>/dev/null || $(PIP) -e ".[browser]"
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -m slow tests/envs/test_webshop_browser.py $(ARGS)
+	$(PYTEST) -m slow $(BROWSER) $(ARGS)
 
 # Takes the engine that answers, or starts one of its own for the time of the tests.
 test-docker: .venv/docker.stamp ## the tests of the Docker sandbox, on a real engine
@@ -70,11 +76,9 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 	$(PIP) -e ".[train]" || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
-# trl without its dependencies: tests read its folder of real chat templates, and nothing of it is imported.
 .venv/dev.stamp: .venv/place $(SPEC)
 	@echo "Installing the trainer and the development tools into .venv; this is done once."
-	$(PIP) -e ".[train,lora,service,verifiers,mcp,dev]" || { echo "$$FAILED"; exit 1; }
-	$(PIP) --no-deps trl || { echo "$$FAILED"; exit 1; }
+	$(PIP) -e ".[train,lora,service,verifiers,mcp,data,dev]" || { echo "$$FAILED"; exit 1; }
 	@touch .venv/train.stamp $@
 
 .venv/docker.stamp: .venv/dev.stamp

@@ -22,7 +22,7 @@ import roll_envs
 import trainer.engines.hf as hf
 from roll_envs.types import SamplingParams
 from trainer.config import ModelConfig
-from trainer.learner.precision import DTYPES, cast_weights
+from trainer.learner.gradients import DTYPES, cast_weights
 from trainer.model.network import LanguageModel, build_model
 from trainer.model.renderer import ChatRenderer
 

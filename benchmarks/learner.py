@@ -194,9 +194,10 @@ def run_ours(options: argparse.Namespace, case: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from trainer.config import LearnerConfig, LossConfig, OptimizerConfig
+    from trainer.config import LossConfig, OptimizerConfig
     from trainer.data.batches import denominators_of, make_batches
     from trainer.data.sequences import TokenSequence
+    from trainer.learner import TorchSettings
     from trainer.learner.torch import TorchLearner
     from trainer.model.network import LanguageModel
 
@@ -207,7 +208,7 @@ def run_ours(options: argparse.Namespace, case: str) -> Any:
         loss=LossConfig(),
         optimizer=OptimizerConfig(lr=LR, betas=(0.9, 0.999), max_grad_norm=1.0),
         temperature=1.0,
-        settings=LearnerConfig(logits_mib=options.logits_mib),
+        settings=TorchSettings(logits_mib=options.logits_mib),
     )
     rows, advantages = [], []
     for number, (ids, prompt, advantage) in enumerate(make_rows(options, case)):

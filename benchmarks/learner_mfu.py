@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.config import LearnerConfig, LossConfig, OptimizerConfig
+from trainer.config import LossConfig, OptimizerConfig
 from trainer.data.batches import denominators_of, make_batches
 from trainer.data.sequences import TokenSequence
+from trainer.learner import TorchSettings
 from trainer.learner.torch import TorchLearner
 from trainer.model.network import LanguageModel
 
@@ -87,7 +88,7 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
         loss=LossConfig(),
         optimizer=OptimizerConfig(lr=1e-6),
         temperature=1.0,
-        settings=LearnerConfig(
+        settings=TorchSettings(
             precision=options.precision,
             attention=options.attention,
             logits_mib=options.logits_mib,

@@ -29,7 +29,7 @@ from roll_envs.errors import (
 from roll_envs.parsing import ActionFormat, FreeFormat, ParsedAnswer, make_action_format, make_free_format
 from roll_envs.policy import Policy, Renderer
 from roll_envs.sandbox import Isolation, Limits, Program, RunResult, Sandbox, SandboxSession, make_sandbox
-from roll_envs.types import Completion, Group, Message, Outcome, SamplingParams, Task, Trajectory, Turn
+from roll_envs.types import Completion, Group, Message, Outcome, SamplingParams, Task, Trajectory, Turn, VersionSpan
 from roll_envs.verifiers import Failed, Score, Verifier, make_verifier, register_verifier
 
 __version__ = "0.1.0"
@@ -71,6 +71,7 @@ __all__ = [
     "Turn",
     "UnknownNameError",
     "Verifier",
+    "VersionSpan",
     "__version__",
     "card",
     "discover",

@@ -1,28 +1,51 @@
 """Contracts between episodes and whatever answers them: Policy (ids in, ids out) and Renderer (messages to ids).
 
-Both are Protocols; real ones live in ``trainer`` and are reached by name, fakes in :mod:`roll_envs.testing`.
+Real ones live in ``trainer`` and are reached by name, fakes in :mod:`roll_envs.testing`.
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Protocol, runtime_checkable
 
+from roll_envs.errors import DeadlineExceededError
 from roll_envs.types import Completion, Message, SamplingParams
 
 __all__ = ["Policy", "Renderer"]
 
 
-@runtime_checkable
-class Policy(Protocol):
+class Policy(abc.ABC):
     """Something that continues token ids. Called from many threads at once."""
 
-    def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Completion:
-        """Sample a continuation.
+    answer_name = "the engine's answer"
+    """What a deadline says was waited for."""
 
-        Raises :class:`~roll_envs.errors.DeadlineExceededError` after ``timeout_s`` seconds and
-        :class:`~roll_envs.errors.EngineError` when the policy cannot answer.
+    @abc.abstractmethod
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
+        """Ask for a continuation and return at once.
+
+        The future gets the completion, a :class:`~roll_envs.errors.DeadlineExceededError` once ``timeout_s`` seconds
+        have passed, or an :class:`~roll_envs.errors.EngineError` when the policy cannot answer. Its callbacks run in a
+        thread of the policy and hold up everybody else's answers, so they should only hand the future on. Cancelling
+        it withdraws the request.
+
+        Raises :class:`~roll_envs.errors.EngineError` at once for a request that can never be answered.
         """
+
+    def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Completion:
+        """:meth:`submit`, and wait: returns the completion or raises what the future holds.
+
+        The deadline also holds for a policy that does not keep its own.
+        """
+        future = self.submit(prompt_ids, sampling, timeout_s=timeout_s)
+        try:
+            return future.result(timeout=timeout_s)
+        except FutureTimeoutError:
+            future.cancel()
+            raise DeadlineExceededError(self.answer_name, timeout_s) from None
 
 
 @runtime_checkable

@@ -28,17 +28,7 @@ from roll_envs.locate import HUB_ROOT, hidden_by
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from roll_envs.settings import Part, Settings, setting
-else:
-
-    def __getattr__(name: str) -> Any:
-        """``Part``, ``Settings`` and ``setting`` at their first use: importing the hub must not import pydantic."""
-        if name not in ("Part", "Settings", "setting"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module("roll_envs.settings"), name)
-
-
-__all__ = ["MakerRegistry", "Part", "Registration", "Registry", "Settings", "error_and_place", "setting"]
+__all__ = ["MakerRegistry", "Registration", "Registry", "error_and_place"]
 
 T = TypeVar("T")
 

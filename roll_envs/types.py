@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 __all__ = [
     "Completion",
@@ -23,6 +23,7 @@ __all__ = [
     "Task",
     "Trajectory",
     "Turn",
+    "VersionSpan",
 ]
 
 Metrics = dict[str, float]
@@ -62,14 +63,41 @@ class Task:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+class VersionSpan(NamedTuple):
+    """So many consecutive ids of a completion were sampled by one version of the weights."""
+
+    version: int
+    tokens: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """What an engine returned: ids exactly as sampled (stop token included), one log-prob per id."""
+    """What an engine returned: ids exactly as sampled (stop token included), one log-prob per id.
+
+    Weights may be replaced while a completion is sampled: ``spans`` says which version sampled which ids. Five ids, two
+    of them by version 3 and the rest by version 4: ``spans=((3, 2), (4, 3))``, ``weight_version=3``.
+
+    Raises ValueError when spans do not add up to the ids, or the oldest of them is not ``weight_version``.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason
     weight_version: int
+    """The oldest version that sampled any of the ids; for no ids, the version in use when the completion ended."""
+    spans: tuple[VersionSpan, ...] = ()
+    """Versions in the order of the ids; made of ``weight_version`` when left out, and empty where there are no ids."""
+
+    def __post_init__(self) -> None:
+        count = len(self.ids)
+        if not self.spans:
+            if count:
+                object.__setattr__(self, "spans", (VersionSpan(self.weight_version, count),))
+            return
+        if min(tokens for _, tokens in self.spans) < 1 or sum(tokens for _, tokens in self.spans) != count:
+            raise ValueError(f"spans {self.spans} of a completion with {count} ids; each needs a token, together all")
+        if min(version for version, _ in self.spans) != self.weight_version:
+            raise ValueError(f"weight_version {self.weight_version} is not the oldest version of spans {self.spans}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +19,25 @@ hypothesis.settings.load_profile("here")
 # A shell starts what it puts into the background with Ctrl-C ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder() -> Iterator[None]:
+    """Each process of ``pytest -n`` has its own, so that tests can count what is left there."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        yield
+        return
+    before = os.environ.get("TMPDIR")
+    folder = tempfile.mkdtemp(prefix=f"tests-{worker}-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    yield
+    tempfile.tempdir = None
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,7 @@ def test_the_examples_of_contributing_register_what_they_say(tmp_path: Path) -> 
         "\nfound = ESTIMATORS['best_of_group'].estimate(episodes, AdvantageConfig(name='best_of_group'))"
         "\nassert [a.tolist() for a in found.advantages] == [[1.0] * 3, [-1.0] * 3]"
         "\nengine = make_engine(None, EngineConfig(name='first_token'))"
-        "\nengine.update_weights({}, 3)"
+        "\nengine.update_weights({}.items(), 3)"
         "\nanswer = engine.generate((1,), SamplingParams(stop_ids=(7,)), timeout_s=1)"
         "\nassert (answer.ids, answer.weight_version) == ((7,), 3)"
     )

@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll_envs.errors import MissingExtraError, RollError, UnknownNameError
+from roll_envs.errors import MissingExtraError, RollError
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -102,17 +102,12 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    from trainer.algorithms.plugins import plugin_names
     from trainer.config.load import dump_config
-    from trainer.config.read_keys import LOSS_KEYS
     from trainer.run.plan import make_plan
     from trainer.run.report import Report
 
     config = _load(options)
-    _check_names(config)
-    losses = {*LOSS_KEYS, *plugin_names("roll_envs.losses")}  # what find_loss knows, without torch
-    if config.loss.name not in losses:
-        raise UnknownNameError("policy loss", config.loss.name, losses)
+    _check_environment(config)
     sys.stdout.write(dump_config(config))
     sys.stdout.flush()
     report = Report()
@@ -126,12 +121,10 @@ def _train(options: argparse.Namespace) -> int:
     from trainer.run.report import Report
 
     config = _load(options)
-    _check_names(config)
-    from trainer.algorithms.losses import find_loss
+    _check_environment(config)
     from trainer.model.network import check_model_folder
     from trainer.run.loop import train
 
-    find_loss(config.loss.name)
     if config.model.path is not None:
         check_model_folder(Path(config.model.path))
     report = Report()
@@ -174,22 +167,11 @@ def _load(options: argparse.Namespace) -> RunConfig:
     return load_config(options.config, [*options.overrides, *output])
 
 
-def _check_names(config: RunConfig) -> None:
-    """Fail before a folder is made: an environment that cannot be built, a part that is not there."""
+def _check_environment(config: RunConfig) -> None:
+    """Fail before a folder is made where the environment cannot be built."""
     import roll_envs
-    from trainer.algorithms.estimators import find_estimator
-    from trainer.engines import ENGINES
-    from trainer.learner import BACKENDS
 
     roll_envs.make(config.env.id, **config.env.kwargs).close()
-    parts: list[tuple[str, str, Mapping[str, object]]] = [
-        ("engine", config.engine.name, ENGINES),
-        ("learner backend", config.learner.backend, BACKENDS),
-    ]
-    for kind, name, known in parts:
-        if name not in known:
-            raise UnknownNameError(kind, name, known)
-    find_estimator(config.advantage.name)
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

@@ -6,11 +6,15 @@ and failures and delays come where a test wants them.
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 
 from roll_envs.errors import DeadlineExceededError
+from roll_envs.policy import Policy
 from roll_envs.types import Completion, FinishReason, Message, SamplingParams
 
 __all__ = ["CharRenderer", "ScriptedPolicy"]
@@ -50,17 +54,21 @@ class CharRenderer:
         return tuple(ord(c) + self.FIRST for c in text)
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(Policy):
     """A :class:`roll_envs.policy.Policy` that answers from a script; calls may come from many threads.
 
     ``script`` is a list of answers, used in turn and then from the start again, or a function of the prompt's ids.
     A text becomes the ids of ``renderer`` and its stop id; ids are returned as they are. A completion longer than
     ``max_new_tokens`` is cut, with finish ``length``. Every id has the log-probability ``logprob``.
 
-    ``failures`` maps the number of a call (from 0) to the error it raises. ``delay_s`` is slept before each answer;
-    a delay past the caller's deadline raises :class:`DeadlineExceededError` when the deadline comes. ``abort`` holds
-    numbers of calls that end with finish ``abort`` and no ids. ``weight_version`` may be set between calls.
+    Faults and latencies are ordered by the number of a request (from 0). ``failures`` maps it to the error of its
+    future. ``abort`` holds numbers of requests that end with finish ``abort`` and no ids. ``delay_s`` is the time until
+    an answer comes, or a function from the number to it; past the request's deadline, a
+    :class:`DeadlineExceededError` comes at the deadline instead. Without a delay, :meth:`submit` returns a future that
+    is done. ``weight_version`` may be set between requests.
     """
+
+    answer_name = "the scripted policy"
 
     def __init__(
         self,
@@ -69,7 +77,7 @@ class ScriptedPolicy:
         renderer: CharRenderer | None = None,
         weight_version: int = 0,
         logprob: float = -0.5,
-        delay_s: float = 0.0,
+        delay_s: float | Callable[[int], float] = 0.0,
         failures: Mapping[int, Exception] | None = None,
         abort: Sequence[int] = (),
     ) -> None:
@@ -78,29 +86,79 @@ class ScriptedPolicy:
         self.renderer = renderer or CharRenderer()
         self.weight_version = weight_version
         self.prompts: list[tuple[int, ...]] = []
-        """The prompts of all calls so far, in the order they came."""
+        """The prompts of all requests so far, in the order they came."""
         self._script, self._logprob, self._delay_s = script, logprob, delay_s
         self._failures, self._abort = dict(failures or {}), frozenset(abort)
         self._lock = threading.Lock()
+        self._timer = _Timer()
 
-    def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Completion:
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
         with self._lock:
             number, version = len(self.prompts), self.weight_version
             self.prompts.append(tuple(prompt_ids))
-        if self._delay_s:
-            time.sleep(min(self._delay_s, timeout_s))
-            if self._delay_s > timeout_s:
-                raise DeadlineExceededError("the scripted policy", timeout_s)
-        if number in self._failures:
-            raise self._failures[number]
-        if number in self._abort:
-            return Completion(ids=(), logprobs=(), finish="abort", weight_version=version)
-        ids = self._answer(number, tuple(prompt_ids))
-        kept = ids[: sampling.max_new_tokens]
-        stopped = bool(kept) and kept[-1] in (sampling.stop_ids or self.renderer.stop_ids)
-        finish: FinishReason = "stop" if stopped else "length"
-        return Completion(ids=kept, logprobs=(self._logprob,) * len(kept), finish=finish, weight_version=version)
+        answer: Future[Completion] = Future()
+        delay_s = self._delay_s(number) if callable(self._delay_s) else self._delay_s
+        if delay_s > timeout_s:
+            self._timer.after(timeout_s, lambda: _fail(answer, DeadlineExceededError(self.answer_name, timeout_s)))
+        elif delay_s > 0:
+            self._timer.after(delay_s, lambda: self._resolve(answer, number, version, sampling))
+        else:
+            self._resolve(answer, number, version, sampling)
+        return answer
 
-    def _answer(self, number: int, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
-        said = self._script(prompt_ids) if callable(self._script) else self._script[number % len(self._script)]
+    def _resolve(self, answer: Future[Completion], number: int, version: int, sampling: SamplingParams) -> None:
+        try:
+            if number in self._failures:
+                raise self._failures[number]
+            ids = () if number in self._abort else self._ids(number)[: sampling.max_new_tokens]
+        except Exception as error:  # one that was ordered, or the script's own
+            _fail(answer, error)
+            return
+        stopped = bool(ids) and ids[-1] in (sampling.stop_ids or self.renderer.stop_ids)
+        finish: FinishReason = "abort" if number in self._abort else "stop" if stopped else "length"
+        with contextlib.suppress(InvalidStateError):  # cancelled
+            answer.set_result(
+                Completion(ids=ids, logprobs=(self._logprob,) * len(ids), finish=finish, weight_version=version)
+            )
+
+    def _ids(self, number: int) -> tuple[int, ...]:
+        script = self._script
+        said = script(self.prompts[number]) if callable(script) else script[number % len(script)]
         return (*self.renderer.encode(said), CharRenderer.STOP) if isinstance(said, str) else tuple(said)
+
+
+def _fail(answer: Future[Completion], error: Exception) -> None:
+    with contextlib.suppress(InvalidStateError):  # cancelled
+        answer.set_exception(error)
+
+
+class _Timer:
+    """Calls functions at later times from one thread, which lives as long as there is something to call."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._changed = threading.Condition()
+        self._count = 0
+        self._running = False
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + delay_s, self._count, call))
+            self._count += 1
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="scripted-policy", daemon=True).start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._due:
+                    self._running = False
+                    return
+                wait_s = self._due[0][0] - time.monotonic()
+                if wait_s > 0:
+                    self._changed.wait(wait_s)
+                    continue
+                call = heapq.heappop(self._due)[2]
+            call()

@@ -59,6 +59,30 @@ def test_failures_aborts_and_delays_come_where_they_are_asked_for() -> None:
         ScriptedPolicy([])
 
 
+def test_latencies_are_ordered_by_request_and_take_no_thread_each() -> None:
+    slow_first = ScriptedPolicy([(i, 3) for i in range(10, 14)], delay_s=lambda number: (0.2, 0.0, 0.1, 60.0)[number])
+    done: list[int] = []
+    before = threading.active_count()
+    futures = [slow_first.submit((1,), SAMPLING, timeout_s=0.3) for _ in range(4)]
+    assert threading.active_count() <= before + 1
+    assert [f.done() for f in futures] == [False, True, False, False]
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: done.append(number))
+    assert [f.result(5).ids[0] for f in futures[:3]] == [10, 11, 12]
+    with pytest.raises(DeadlineExceededError, match="scripted policy"):
+        futures[3].result(5)
+    assert done == [1, 2, 0, 3]
+
+
+def test_errors_come_through_the_future_and_a_cancelled_request_is_let_go() -> None:
+    policy = ScriptedPolicy(lambda ids: 1 / 0, failures={0: EngineError("it died")}, delay_s=0.05)  # type: ignore[arg-type]
+    ordered, withdrawn, own = (policy.submit((1,), SAMPLING, timeout_s=1) for _ in range(3))
+    assert withdrawn.cancel()
+    assert isinstance(ordered.exception(5), EngineError)
+    assert isinstance(own.exception(5), ZeroDivisionError)
+    assert len(policy.prompts) == 3
+
+
 def test_many_threads_get_each_answer_once() -> None:
     policy = ScriptedPolicy([(i, 3) for i in range(10, 90)])
     got: list[int] = []

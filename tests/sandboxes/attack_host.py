@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import threading
@@ -40,7 +41,18 @@ class Host:
 
 @contextlib.contextmanager
 def hostile_host(*, port: int = 0, abstract: str = "sbx_canary") -> Iterator[Host]:
-    """A listener on the loopback interface, one on an abstract unix socket, and a secret in the environment."""
+    """A listener on the loopback interface, one on an abstract unix socket, and a secret in the environment.
+
+    One at a time on a machine, since attacks know the addresses: tests in another process wait.
+    """
+    with Path(__file__).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with _listening(port, abstract) as host:
+            yield host
+
+
+@contextlib.contextmanager
+def _listening(port: int, abstract: str) -> Iterator[Host]:
     host = Host()
     listeners = [socket.socket(socket.AF_INET), socket.socket(socket.AF_UNIX)]
     os.environ["HOST_SECRET"] = SECRET

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.run import atomic
+from trainer.run import folder as run_folder
 
 
 @contextlib.contextmanager
@@ -52,4 +52,4 @@ def full_after(monkeypatch: pytest.MonkeyPatch, byte_count: int) -> None:
         left -= written
         return written
 
-    monkeypatch.setattr(atomic.os, "write", write)
+    monkeypatch.setattr(run_folder.os, "write", write)

@@ -131,5 +131,6 @@ def assert_same_curve(a: Path, b: Path, tolerance: float = 1e-5) -> None:
                 assert value == other[name], where
     left, right = load_checkpoint(a), load_checkpoint(b)
     assert (left.step, left.version, left.cursor) == (right.step, right.version, right.cursor)
-    for name, tensor in left.model.items():
-        assert float((tensor - right.model[name]).abs().max()) < 1e-3, name
+    others = dict(right.model())
+    for name, tensor in left.model():
+        assert float((tensor - others[name]).abs().max()) < 1e-3, name

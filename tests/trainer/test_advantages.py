@@ -10,11 +10,11 @@ import pytest
 from episode_builders import group, group_of_returns, groups, trajectories, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.algorithms.advantages import Advantages, view_episodes
+from trainer.algorithms.advantages import estimate as estimate_views
 
 from roll_envs.errors import UnknownNameError
 from roll_envs.types import Group, Trajectory
-from trainer.algorithms.advantages import Advantages, view_episodes
-from trainer.algorithms.advantages import estimate as estimate_views
 from trainer.algorithms.estimators import (
     ESTIMATORS,
     EpisodeView,

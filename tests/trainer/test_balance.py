@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.data.balance import balance, cost, imbalance
 
 from roll_envs.errors import ConfigError
-from trainer.data.balance import balance, cost, imbalance
 
 
 def test_by_hand() -> None:

@@ -16,17 +16,20 @@ import torch
 from disks import fill, full_after, small_disk
 
 from roll_envs.errors import CheckpointError, RollError
+from trainer.model.network import WeightSource
 from trainer.run.checkpoint import (
     CheckpointState,
+    NamedGenerator,
     best_checkpoints,
+    capture_random_states,
     clean_unfinished,
     latest_good,
     list_checkpoints,
     load_checkpoint,
+    restore_random_states,
     save_checkpoint,
     set_aside_after,
 )
-from trainer.run.random_states import NamedGenerator, capture_random_states, restore_random_states
 
 
 def trained() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
@@ -39,12 +42,16 @@ def trained() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
     return model, optimizer
 
 
+def source(tensors: dict[str, torch.Tensor]) -> WeightSource:
+    return lambda: iter(tensors.items())
+
+
 def state(step: int, *, generators: dict[str, NamedGenerator] | None = None, **more: Any) -> CheckpointState:
     model, optimizer = trained()
     values: dict[str, Any] = {
         "step": step,
         "version": step + 1,
-        "model": model.state_dict(),
+        "model": source(model.state_dict()),
         "optimizer": optimizer.state_dict(),
         "random": capture_random_states(generators),
         "cursor": 10 * step,
@@ -78,16 +85,16 @@ def test_everything_comes_back_exactly(tmp_path: Path) -> None:
         loaded = load_checkpoint(place)
         assert (loaded.step, loaded.version, loaded.cursor) == (7, 8, 70)
         assert loaded.progress == saved.progress
-        assert_same(dict(sorted(loaded.model.items())), dict(sorted(saved.model.items())))
+        assert_same(dict(sorted(loaded.model())), dict(sorted(saved.model())))
         assert_same(loaded.optimizer, dict(saved.optimizer))
 
 
 def test_an_optimizer_continues_bit_for_bit(tmp_path: Path) -> None:
     model, optimizer = trained()
-    save_checkpoint(tmp_path, state(1, model=model.state_dict(), optimizer=optimizer.state_dict()))
+    save_checkpoint(tmp_path, state(1, model=source(model.state_dict()), optimizer=optimizer.state_dict()))
     loaded = load_checkpoint(tmp_path)
     other = torch.nn.Linear(4, 3)
-    other.load_state_dict(dict(loaded.model))
+    other.load_state_dict(dict(loaded.model()))
     again = torch.optim.AdamW(other.parameters())
     again.load_state_dict(dict(loaded.optimizer))
     for network, optim in ((model, optimizer), (other, again)):
@@ -99,8 +106,8 @@ def test_an_optimizer_continues_bit_for_bit(tmp_path: Path) -> None:
 
 def test_half_precision_and_tied_weights(tmp_path: Path) -> None:
     weight = torch.randn(3, 2, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    save_checkpoint(tmp_path, state(1, model={"embed": weight, "head": weight, "turned": weight.T}))
-    model = load_checkpoint(tmp_path).model
+    save_checkpoint(tmp_path, state(1, model=source({"embed": weight, "head": weight, "turned": weight.T})))
+    model = dict(load_checkpoint(tmp_path).model())
     assert_same(model["embed"], weight)
     assert_same(model["head"], weight)
     assert torch.equal(model["turned"], weight.T)
@@ -280,13 +287,16 @@ from trainer.run import checkpoint
 def die(*_): os.kill(os.getpid(), 9)
 if sys.argv[3] == "rename": os.rename = die
 else:
-    real, count = checkpoint.write_synced, 0
-    def write(path, data):
-        global count
-        count += 1
-        if count == int(sys.argv[3]): path.write_bytes(data[: len(data) // 2]); die()
-        real(path, data)
-    checkpoint.write_synced = write
+    real, count = checkpoint.SyncedFile, 0
+    class File(real):
+        def __init__(self, path):
+            global count
+            count += 1
+            super().__init__(path)
+        def write(self, data):
+            if count != int(sys.argv[3]): return super().write(data)
+            super().write(data[: len(data) // 2]); die()
+    checkpoint.SyncedFile = File
 checkpoint.save_checkpoint(sys.argv[1], state(2), keep=1)
 """
 
@@ -320,8 +330,8 @@ def test_the_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
 
 def test_other_networks_come_back_and_are_checked_too(tmp_path: Path) -> None:
     critic = {"head": torch.arange(4.0)}
-    path = save_checkpoint(tmp_path, state(1, others={"critic": critic}))
-    assert_same(dict(load_checkpoint(path).others["critic"]), critic)
+    path = save_checkpoint(tmp_path, state(1, others={"critic": source(critic)}))
+    assert_same(dict(load_checkpoint(path).others["critic"]()), critic)
     raw = bytearray((path / "critic.safetensors").read_bytes())
     raw[-1] ^= 1
     (path / "critic.safetensors").write_bytes(raw)

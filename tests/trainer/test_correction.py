@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_inputs import LossRow, packed, random_rows
 from tiny import tiny_model
+from trainer.algorithms.state import AlgorithmState
 
 from trainer.algorithms.losses import correction_weights, policy_loss, within_second_moment
-from trainer.algorithms.state import AlgorithmState
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config.load import parse_config
 from trainer.data.batches import make_batches, scatter_back

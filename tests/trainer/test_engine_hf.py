@@ -14,11 +14,8 @@ import pytest
 import torch
 from tiny import full_logits, reference_completion, tiny_model
 
-from roll_envs.errors import DeadlineExceededError, EngineError, UnknownNameError
-from roll_envs.policy import Policy
+from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
-from trainer.config import EngineConfig
-from trainer.engines import ENGINES, make_engine, register_engine
 from trainer.engines.hf import HFEngine
 from trainer.model.network import LanguageModel
 
@@ -53,6 +50,10 @@ def together(engine: HFEngine, requests: list[tuple[tuple[int, ...], SamplingPar
     futures = [engine.submit(p, s, timeout_s=FOREVER) for p, s in requests]
     engine.resume()
     return [f.result(timeout=FOREVER) for f in futures]
+
+
+def free_slots(engine: HFEngine) -> int:
+    return len(engine._network.empty) + len(engine._network.left)
 
 
 def check_reference(model: LanguageModel, prompt: tuple[int, ...], sampling: SamplingParams, got: Completion) -> None:
@@ -153,24 +154,24 @@ def test_stop_ids_end_an_answer_and_stand_in_it(engine: HFEngine) -> None:
 
 def passes_when_done(engine: HFEngine, future: Future[Completion]) -> list[int]:
     seen: list[int] = []
-    future.add_done_callback(lambda _: seen.append(engine.passes))
+    future.add_done_callback(lambda _: seen.append(engine._network.passes))
     return seen
 
 
 def test_a_short_request_that_arrives_later_finishes_first(engine: HFEngine) -> None:
     entered = threading.Event()
-    forward = engine._forward
+    forward = engine._network._forward
 
     def watched(*args: Any) -> torch.Tensor:
-        if engine.passes >= 20:
+        if engine._network.passes >= 20:
             entered.set()
         return forward(*args)
 
-    engine._forward = watched  # type: ignore[method-assign]
+    engine._network._forward = watched  # type: ignore[method-assign]
     long = engine.submit(prompts(1)[0], params(1, n=200), timeout_s=FOREVER)
     long_done = passes_when_done(engine, long)
     assert entered.wait(FOREVER)
-    asked = engine.passes
+    asked = engine._network.passes
     short = engine.submit((9, 8, 7), params(2, n=3), timeout_s=FOREVER)
     short_done = passes_when_done(engine, short)
     short.result(FOREVER)
@@ -186,18 +187,18 @@ def test_finished_rows_free_their_slots(engine: HFEngine) -> None:
     """16 requests on 4 slots. Lock-step batches of 4 would need 4 times the longest."""
     lengths = [40, 2, 2, 2] * 4
     requests = [(p, params(i, n=n)) for i, (p, n) in enumerate(zip(prompts(16, seed=7), lengths, strict=True))]
-    before = engine.passes
+    before = engine._network.passes
     done = together(engine, requests)
     assert [len(c.ids) for c in done] == lengths
-    used = engine.passes - before
+    used = engine._network.passes - before
     assert used < 4 * 40, "finished rows keep their slots"
-    assert len(engine._free) == 4
+    assert free_slots(engine) == 4
 
 
 def test_rows_share_passes(engine: HFEngine) -> None:
-    before = engine.passes
+    before = engine._network.passes
     together(engine, [(p, params(i, n=10)) for i, p in enumerate(prompts(4))])
-    assert engine.passes - before <= 11
+    assert engine._network.passes - before <= 11
 
 
 # -- prefix reuse ------------------------------------------------------------------------------------------------------
@@ -221,10 +222,10 @@ def conversation(
 
 def test_the_next_turn_pays_for_its_new_tokens_only(model: LanguageModel, engine: HFEngine) -> None:
     fresh = prompts(6, seed=8, longest=40)
-    before = engine.tokens_computed
+    before = engine._network.tokens_computed
     asked = conversation(engine, 6, fresh)
     # Each token is run once but for the last sampled one of each answer, which only the next prompt needs.
-    assert engine.tokens_computed - before == len(asked[-1][0]) + 5 - 1
+    assert engine._network.tokens_computed - before == len(asked[-1][0]) + 5 - 1
     for turn, (prompt, completion) in enumerate(asked):
         check_reference(model, prompt, params(turn, n=5), completion)
 
@@ -253,8 +254,10 @@ def test_requests_with_the_same_prompt_share_one_run(model: LanguageModel) -> No
         done = together(engine, requests)
         for (prompt, sampling), completion in zip(requests, done, strict=True):
             check_reference(model, prompt, sampling, completion)
-        sampled_after_the_first = sum(len(completion.ids) - 1 for completion in done)
-        assert engine.tokens_computed == len(a) + len(b) + len(c) + sampled_after_the_first
+        # What two of them sampled alike is run once too.
+        grown = {p + answer.ids[:n] for p, answer in zip(order, done, strict=True) for n in range(1, len(answer.ids))}
+        assert len(grown) < sum(len(completion.ids) - 1 for completion in done)
+        assert engine._network.tokens_computed == len(a) + len(b) + len(c) + len(grown)
     finally:
         engine.close()
 
@@ -264,11 +267,11 @@ def test_a_beginning_that_another_prompt_had_is_not_run_again(model: LanguageMod
     requests = [(rules + here, params(1)), (rules + there, params(2)), (rules + here, params(3))]
     costs = []
     for prompt, sampling in requests:
-        before = engine.tokens_computed
+        before = engine._network.tokens_computed
         check_reference(model, prompt, sampling, engine.generate(prompt, sampling, timeout_s=FOREVER))
-        costs.append(engine.tokens_computed - before)
-    # 11 further passes after the prompt; at least one token of a prompt is run.
-    assert costs == [len(rules + here) + 11, len(there) + 11, 1 + 11]
+        costs.append(engine._network.tokens_computed - before)
+    # 11 further tokens after the prompt, whose logits are those of the first request in the third.
+    assert costs == [len(rules + here) + 11, len(there) + 11, 11]
 
 
 def test_a_short_row_beside_a_long_one_takes_no_further_place(model: LanguageModel) -> None:
@@ -277,14 +280,14 @@ def test_a_short_row_beside_a_long_one_takes_no_further_place(model: LanguageMod
     try:
         engine.generate(short, params(0, n=1), timeout_s=FOREVER)
         seen: list[int] = []
-        engine._network.base_model.register_forward_pre_hook(
+        engine._network.network.base_model.register_forward_pre_hook(
             lambda _, __, given: seen.append(int(given["position_ids"].max())), with_kwargs=True
         )
         requests = [(long, params(1, n=1)), ((*short, 7), params(2, n=1))]  # 60 tokens to run, and 1 behind 60
         for (prompt, sampling), got in zip(requests, together(engine, requests), strict=True):
             check_reference(model, prompt, sampling, got)
         assert seen == [60]
-        assert engine._cache.keys.shape[3] == 64
+        assert engine._network.keys_values.keys.shape[3] == 64
     finally:
         engine.close()
 
@@ -293,7 +296,7 @@ def test_a_short_row_beside_a_long_one_takes_no_further_place(model: LanguageMod
 def test_answers_are_right_whatever_beginnings_slots_hold(
     model: LanguageModel, pass_work: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.engines.hf._PASS_WORK", pass_work)
+    monkeypatch.setattr("trainer.engines.prefix_cache._PASS_WORK", pass_work)
     engine = HFEngine(model, max_running=5, max_tokens=400)
     rng = np.random.default_rng(30)
     known = [(9,) * 10]
@@ -308,7 +311,7 @@ def test_answers_are_right_whatever_beginnings_slots_hold(
                 requests.append((prompt, params(100 * batch + i, n=1 + int(rng.integers(4)))))
             for (prompt, sampling), got in zip(requests, together(engine, requests), strict=True):
                 check_reference(model, prompt, sampling, got)
-        assert engine.tokens_computed < 0.75 * sum(map(len, known))  # answers included
+        assert engine._network.tokens_computed < 0.75 * sum(map(len, known))  # answers included
     finally:
         engine.close()
 
@@ -330,18 +333,18 @@ def test_new_weights_are_used_by_the_next_answer_and_caches_are_dropped(engine: 
     (prompt,) = prompts(1, seed=10)
     first = engine.generate(prompt, params(0, n=6), timeout_s=FOREVER)
     assert (first.weight_version, engine.version) == (0, 0)
-    engine.update_weights(new.network.state_dict(), 5)
+    engine.update_weights(new.network.state_dict().items(), 5)
     more = (*prompt, *first.ids, 7, 8)
-    before = engine.tokens_computed
+    before = engine._network.tokens_computed
     second = engine.generate(more, params(1, n=6), timeout_s=FOREVER)
-    assert engine.tokens_computed - before == len(more) + 5
+    assert engine._network.tokens_computed - before == len(more) + 5
     assert second.weight_version == 5
     check_reference(new, more, params(1, n=6), second)
 
 
 def test_the_engine_has_weights_of_its_own(engine: HFEngine) -> None:
     source = tiny_model(seed=2)
-    engine.update_weights(source.network.state_dict(), 1)
+    engine.update_weights(source.network.state_dict().items(), 1)
     kept = tiny_model(seed=2)
     with torch.no_grad():
         for parameter in source.network.parameters():
@@ -350,27 +353,104 @@ def test_the_engine_has_weights_of_its_own(engine: HFEngine) -> None:
     check_reference(kept, prompt, params(0), engine.generate(prompt, params(0), timeout_s=FOREVER))
 
 
-def test_weights_that_change_under_a_running_request(engine: HFEngine) -> None:
-    """It ends, tagged with the oldest weights that sampled it, and what its slot holds is not used again."""
-    running = threading.Event()
-    forward = engine._forward
+def logprobs_after(
+    networks: list[tuple[LanguageModel, int]], prompt: tuple[int, ...], ids: tuple[int, ...], temperature: float
+) -> list[float]:
+    """Log-probs of ``ids`` where each network samples so many of them, and reads the keys and values that those before
+    it made: one plain forward pass for each."""
+    from transformers import DynamicCache
 
-    def watched(*args: Any) -> torch.Tensor:
-        if engine.passes >= 5:
-            running.set()
+    whole, cache, done = (*prompt, *ids), DynamicCache(), 0
+    found: list[float] = []
+    for model, count in networks:
+        upto = len(prompt) + len(found) + count - 1  # the last sampled id is run by whoever samples the next
+        with torch.inference_mode():
+            new = torch.tensor([whole[done:upto]])
+            logits = model.network(input_ids=new, past_key_values=cache, use_cache=True).logits[0, -count:]
+        logp = (logits.double() / temperature).log_softmax(-1)
+        found += logp[range(count), list(ids[len(found) : len(found) + count])].tolist()
+        done = upto
+    return found
+
+
+def test_a_request_that_lives_through_updates_has_a_span_for_each_version(
+    engine: HFEngine, model: LanguageModel
+) -> None:
+    forward = engine._network._forward
+    entered, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def by_hand(*args: Any) -> torch.Tensor:
+        entered.release()
+        assert go_on.acquire(timeout=FOREVER)
         return forward(*args)
 
-    engine._forward = watched  # type: ignore[method-assign]
-    new = tiny_model(seed=3)
+    engine._network._forward = by_hand  # type: ignore[method-assign]
     (prompt,) = prompts(1, seed=12)
-    future = engine.submit(prompt, params(0, n=300), timeout_s=FOREVER)
-    assert running.wait(FOREVER)
-    engine.update_weights(new.network.state_dict(), 9)
-    assert not future.done()
+    sampling = params(0, n=14)
+    future = engine.submit(prompt, sampling, timeout_s=FOREVER)
+    models, counts = [model, tiny_model(seed=3), tiny_model(seed=4)], [5, 2, 7]
+    for number, count in enumerate(counts):
+        for place in range(count):
+            assert entered.acquire(timeout=FOREVER)
+            if place == count - 1 and number < 2:  # new weights come in right behind this pass
+                new = list(models[number + 1].network.state_dict().items())
+                update = threading.Thread(target=lambda new=new, v=number: engine.update_weights(new, 7 + 2 * v))
+                update.start()
+                while not engine._visitors:
+                    time.sleep(0.001)
+                go_on.release()
+                update.join(FOREVER)
+            else:
+                go_on.release()
     mixed = future.result(FOREVER)
-    assert (mixed.weight_version, len(mixed.ids)) == (0, 300)
+    assert mixed.spans == ((0, 5), (7, 2), (9, 7))
+    assert mixed.weight_version == 0
+    expected = logprobs_after(list(zip(models, counts, strict=True)), prompt, mixed.ids, sampling.temperature)
+    assert np.allclose(mixed.logprobs, expected, atol=1e-5)
+    # What its slot holds is of mixed weights and must not be read by others.
+    engine._network._forward = forward  # type: ignore[method-assign]
     more = (*prompt, *mixed.ids, 4)
-    check_reference(new, more, params(1, n=3), engine.generate(more, params(1, n=3), timeout_s=FOREVER))
+    check_reference(models[-1], more, params(1, n=3), engine.generate(more, params(1, n=3), timeout_s=FOREVER))
+    assert engine.generate(prompt, params(1, n=3), timeout_s=FOREVER).spans == ((9, 3),)
+
+
+def test_weights_come_as_a_stream_and_one_name_of_tied_ones_is_enough(engine: HFEngine) -> None:
+    new = tiny_model(seed=5)
+    state = new.network.state_dict()
+    assert state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
+    (prompt,) = prompts(1, seed=14)
+    for left_out in ("lm_head.weight", "model.embed_tokens.weight"):
+        engine.update_weights(tiny_model(seed=6).network.state_dict().items(), 1)
+        engine.update_weights(((n, w) for n, w in reversed(state.items()) if n != left_out), 2)
+        check_reference(new, prompt, params(0), engine.generate(prompt, params(0), timeout_s=FOREVER))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop("model.norm.weight"), "1 weights of the model are not in the stream: model.norm.weight"),
+        (lambda w: w.update({"model.norms.weight": w.pop("model.norm.weight")}), "did you mean 'model.norm.weight'"),
+        (
+            lambda w: w.update({"model.norm.weight": torch.ones(1)}),
+            r"'model.norm.weight' is \[1\]; the model's is \[16\]",
+        ),
+    ],
+    ids=["missing", "unknown", "shape"],
+)
+def test_weights_that_do_not_fit_are_refused_and_so_are_requests_until_others_come(
+    engine: HFEngine, change: Any, words: str
+) -> None:
+    good = tiny_model(seed=5)
+    weights = dict(good.network.state_dict())
+    change(weights)
+    waiting = engine.submit((5, 6), params(0, n=390), timeout_s=FOREVER)
+    with pytest.raises(EngineError, match=words):
+        engine.update_weights(weights.items(), 4)
+    for act in (lambda: waiting.result(FOREVER), engine.health, lambda: engine.submit((5,), params(0), timeout_s=1)):
+        with pytest.raises(EngineError, match=f"update to weight version 4 failed and must be repeated: .*{words}"):
+            act()
+    engine.update_weights(good.network.state_dict().items(), 5)
+    check_reference(good, (5, 6), params(0), engine.generate((5, 6), params(0), timeout_s=FOREVER))
 
 
 # -- limits, ends and faults -------------------------------------------------------------------------------------------
@@ -397,13 +477,13 @@ def test_a_request_that_does_not_fit_is_refused_and_harms_nobody(
 
 
 def slow_passes(engine: HFEngine, seconds: float) -> None:
-    forward = engine._forward
+    forward = engine._network._forward
 
     def slow(*args: Any) -> torch.Tensor:
         time.sleep(seconds)
         return forward(*args)
 
-    engine._forward = slow  # type: ignore[method-assign]
+    engine._network._forward = slow  # type: ignore[method-assign]
 
 
 def test_a_deadline_ends_running_and_queued_requests(engine: HFEngine) -> None:
@@ -417,7 +497,7 @@ def test_a_deadline_ends_running_and_queued_requests(engine: HFEngine) -> None:
         engine.generate((5,), params(0, n=300), timeout_s=0.1)
     assert time.monotonic() - started < 5
     assert len(engine.generate((5,), params(0, n=2), timeout_s=FOREVER).ids) == 2
-    assert len(engine._free) == 4
+    assert free_slots(engine) == 4
 
 
 def test_a_deadline_while_paused(engine: HFEngine) -> None:
@@ -444,9 +524,9 @@ def test_pause_stops_between_passes_and_resume_goes_on(engine: HFEngine, model: 
         future = engine.submit(prompt, params(0, n=60), timeout_s=FOREVER)
         time.sleep(0.0005 * round_)
         engine.pause()
-        passes = engine.passes
+        passes = engine._network.passes
         time.sleep(0.002)
-        assert engine.passes == passes, "a pass began after pause() had returned"
+        assert engine._network.passes == passes, "a pass began after pause() had returned"
         engine.resume()
         future.result(FOREVER)
     check_reference(model, prompt, params(0, n=60), future.result())
@@ -456,10 +536,19 @@ def test_others_come_in_while_the_engine_is_busy(engine: HFEngine) -> None:
     """New weights are not held up until every running request has ended."""
     futures = [engine.submit((5, 6), params(i, n=390), timeout_s=FOREVER) for i in range(4)]
     for version in range(1, 6):
-        engine.update_weights(engine._network.state_dict(), version)
+        engine.update_weights(engine._network.network.state_dict().items(), version)
     assert not any(f.done() for f in futures)
     engine.abort()
     assert all(f.result(FOREVER).finish == "abort" for f in futures)
+
+
+def test_a_cancelled_request_is_withdrawn_and_harms_nobody(engine: HFEngine) -> None:
+    slow_passes(engine, 0.01)
+    futures = [engine.submit((5, 6), params(i, n=20), timeout_s=FOREVER) for i in range(6)]  # 4 slots
+    assert futures[0].cancel()
+    assert futures[5].cancel()
+    assert [len(f.result(FOREVER).ids) for f in futures[1:5]] == [20] * 4
+    engine.health()
 
 
 def test_a_closed_engine_answers_with_an_error(model: LanguageModel) -> None:
@@ -472,7 +561,7 @@ def test_a_closed_engine_answers_with_an_error(model: LanguageModel) -> None:
     for act in (
         lambda: closed.generate((5,), params(0), timeout_s=1),
         closed.health,
-        lambda: closed.update_weights({}, 1),
+        lambda: closed.update_weights({}.items(), 1),
     ):
         with pytest.raises(EngineError, match="closed"):
             act()
@@ -483,12 +572,12 @@ def test_a_fault_of_the_engines_thread_reaches_everybody(model: LanguageModel) -
     broken = HFEngine(model, max_running=2, max_tokens=400)
 
     def fault(*_: Any) -> torch.Tensor:
-        if broken.passes < 3:
+        if broken._network.passes < 3:
             return forward(*_)  # type: ignore[no-any-return]
         raise MemoryError("no memory left")
 
-    forward: Any = broken._forward
-    broken._forward = fault  # type: ignore[method-assign]
+    forward: Any = broken._network._forward
+    broken._network._forward = fault  # type: ignore[method-assign]
     futures = [broken.submit((5,), params(i, n=300), timeout_s=FOREVER) for i in range(5)]
     for future in futures:
         with pytest.raises(EngineError, match="the engine stopped: MemoryError: no memory left"):
@@ -505,7 +594,7 @@ def test_a_fault_while_admitting_reaches_those_just_taken_from_the_queue(model: 
     def fault(*_: Any) -> torch.Tensor:
         raise RuntimeError("shape")
 
-    broken._forward = fault  # type: ignore[method-assign]
+    broken._network._forward = fault  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="RuntimeError: shape"):
         broken.generate((5,), params(0), timeout_s=5)
     broken.close()
@@ -515,19 +604,8 @@ def test_weights_that_are_not_finite_are_an_error_not_an_answer(engine: HFEngine
     broken = tiny_model()
     with torch.no_grad():
         next(broken.network.parameters()).fill_(float("nan"))
-    engine.update_weights(broken.network.state_dict(), 3)
+    engine.update_weights(broken.network.state_dict().items(), 3)
     with pytest.raises(EngineError, match=r"logits are not finite \(weight version 3\)"):
         engine.generate((5,), params(0), timeout_s=FOREVER)
-    engine.update_weights(tiny_model().network.state_dict(), 4)
+    engine.update_weights(tiny_model().network.state_dict().items(), 4)
     assert engine.generate((5,), params(0), timeout_s=FOREVER).weight_version == 4
-
-
-def test_engines_by_name(model: LanguageModel) -> None:
-    made = make_engine(model, EngineConfig())
-    assert isinstance(made, Policy)
-    made.close()
-    with pytest.raises(UnknownNameError, match="no engine 'fh'; known: 'hf'"):
-        make_engine(model, EngineConfig(name="fh"))
-    register_engine("hf", ENGINES["hf"])
-    with pytest.raises(ValueError, match="already registered"):
-        register_engine("hf", lambda m, c: made)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from plugin_builders import install
+from trainer.algorithms.plugins import load_plugin, plugin_names
 
 from roll_envs.errors import ConfigError, PluginError
-from trainer.algorithms.plugins import load_plugin, plugin_names
 
 GROUP = "roll_envs.test_parts"
 

@@ -9,9 +9,9 @@ import pytest
 from episode_builders import group, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.algorithms.advantages import estimate, view_episodes
 from view_builders import flat, view, views
 
-from trainer.algorithms.advantages import estimate, view_episodes
 from trainer.algorithms.estimators import EpisodeView, Estimator, bi_level_gae, gae, on_last_tokens
 from trainer.algorithms.estimators.gae import generalized_advantages
 from trainer.config import AdvantageConfig

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from trainer.config.read_keys import ESTIMATOR_KEYS
 
 from roll_envs.errors import ConfigError
 from trainer.algorithms.estimators import ESTIMATORS, EpisodeView
 from trainer.config.algorithm import AdvantageConfig
 from trainer.config.load import parse_config
-from trainer.config.read_keys import ESTIMATOR_KEYS
 
 OTHER: dict[str, Any] = {
     "gamma": 0.5, "token_gamma": 0.5, "lam": 0.3, "high_gamma": 0.4, "high_lam": 0.3, "normalize": "mean",

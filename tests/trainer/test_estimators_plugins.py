@@ -9,9 +9,9 @@ import pytest
 from episode_builders import group_of_returns
 from plugin_builders import install
 from pydantic import ValidationError
+from trainer.algorithms.advantages import estimate, view_episodes
 
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
-from trainer.algorithms.advantages import estimate, view_episodes
 from trainer.algorithms.estimators import ESTIMATORS, GROUP, estimator_names, find_estimator, grpo
 from trainer.config import AdvantageConfig
 from trainer.config.load import parse_config

@@ -13,10 +13,10 @@ import pytest
 from episode_builders import group, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.algorithms.advantages import estimate, view_episodes
 from view_builders import GRID, flat, of_returns, views
 
 from roll_envs.types import Group
-from trainer.algorithms.advantages import estimate, view_episodes
 from trainer.algorithms.estimators import ESTIMATORS, EpisodeView
 from trainer.algorithms.estimators.types import by_group
 from trainer.config import AdvantageConfig

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.algorithms.estimators.anchors import alike, anchor_states
 from view_builders import flat, view
 
 from trainer.algorithms.estimators import EpisodeView, gigpo, hgpo
-from trainer.algorithms.estimators.anchors import alike, anchor_states
 from trainer.config import AdvantageConfig
 
 A = view(0.0, 0.0, 1.0, anchors=("s0", "s1", "s2"))

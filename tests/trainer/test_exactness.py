@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 from loop_runs import values
+from trainer.algorithms.advantages import estimate, view_episodes
+from trainer.algorithms.state import AlgorithmState
+from trainer.data.balance import balance
 
 from roll_envs.types import Group, Outcome, Trajectory
-from trainer.algorithms.advantages import estimate, view_episodes
 from trainer.algorithms.estimators import find_estimator
-from trainer.algorithms.state import AlgorithmState
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.config.recipes import PRESETS
 from trainer.config.yaml_text import dump_yaml
-from trainer.data.balance import balance
 from trainer.data.batches import Denominators, denominators_of, make_batches
 from trainer.data.sequences import rows_of
 from trainer.learner import make_learner
@@ -78,7 +78,6 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
     """Of policy and critic, after one update."""
     own = replace(model, network=copy.deepcopy(model.network))
     learner = make_learner(
-        "torch",
         own,
         loss=config.loss,
         optimizer=config.optimizer,
@@ -97,7 +96,7 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
         reference=learner.reference() if config.loss.kl_coef or config.reward.kl_coef else None,
     )
     if parts.reference is not None:
-        parts.reference.load_weights({n: 0.9 * w for n, w in learner.weights().items()})
+        parts.reference.load_weights((n, 0.9 * w) for n, w in learner.weights())
     greedy = (0.25,) * len(groups) if spec.needs_greedy else ()
     metrics = update(config, parts, groups, step=0, version=1, greedy=greedy)
     assert metrics["learner/rows"] > 0
@@ -199,7 +198,7 @@ def test_the_whole_is_the_sum_of_its_ranks(played: tuple[LanguageModel, list[Gro
 
     def gradient(share: Sequence[int]) -> Gradients:
         own = replace(model, network=copy.deepcopy(model.network))
-        learner = make_learner("torch", own, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
+        learner = make_learner(own, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
         mine, everyone = denominators_of([rows[i] for i in share]), denominators_of(rows)
         batches = make_batches(
             [rows[i] for i in share], [credit[i] for i in share], pack_tokens=64, tokens_per_microbatch=512

@@ -14,12 +14,12 @@ from episode_builders import group, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import full_logits, tiny_model
+from trainer.algorithms.state import AlgorithmState
 
 import trainer.learner.torch
 from roll_envs.errors import RollError, UnknownNameError
 from roll_envs.types import SamplingParams
-from trainer.algorithms.state import AlgorithmState
-from trainer.config import LossConfig, OptimizerConfig, RunConfig
+from trainer.config import LearnerConfig, LossConfig, OptimizerConfig, RunConfig
 from trainer.config.load import parse_config
 from trainer.data.batches import Batch, denominators_of, make_batches, scatter_back
 from trainer.data.sequences import TokenSequence, rows_of
@@ -27,7 +27,7 @@ from trainer.engines.hf import HFEngine
 from trainer.learner import Learner, make_learner
 from trainer.learner.torch import TorchLearner
 from trainer.model.forward import up_to_the_last_label
-from trainer.model.network import LanguageModel
+from trainer.model.network import LanguageModel, load_weights
 from trainer.run.update import Parts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
@@ -126,7 +126,7 @@ def test_the_new_weights_do_not_depend_on_how_it_is_cut() -> None:
         for _ in range(3):
             batches = make_batches(rows, advantages, pack_tokens=pack, tokens_per_microbatch=micro)
             learner.step(batches, denominators_of(rows), lr=1e-3)
-        found.append({n: w.clone() for n, w in learner.weights().items()})
+        found.append({n: w.clone() for n, w in learner.weights()})
     for other in found[1:]:
         # Adam divides by the gradient's size: where that is about 0, rounding decides the direction.
         assert max(float((found[0][n] - other[n]).abs().max()) for n in other) < 2e-4
@@ -317,7 +317,7 @@ def test_broken_steps_are_skipped_and_change_nothing_and_too_many_are_an_error()
     good = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
     metrics, _ = learner.step(good, denominators_of(rows), lr=1e-3)
     assert metrics["learner/skipped_steps"] == 0.0
-    before = {n: w.clone() for n, w in learner.weights().items()}
+    before = {n: w.clone() for n, w in learner.weights()}
     state = learner.optimizer_state()["parts"][0]["state"][0]["exp_avg"].clone()
     bad = [replace(b, advantages=torch.full_like(b.advantages, float("nan"))) for b in good]
     for count in (1, 2):
@@ -331,11 +331,11 @@ def test_broken_steps_are_skipped_and_change_nothing_and_too_many_are_an_error()
         RollError, match=r"gradient norm is nan; the step was not taken, nor were the 2 before it. Lower"
     ):
         learner.step(bad, denominators_of(rows), lr=1e-3)
-    assert all(torch.equal(before[n], w) for n, w in learner.weights().items())
+    assert all(torch.equal(before[n], w) for n, w in learner.weights())
     assert torch.equal(learner.optimizer_state()["parts"][0]["state"][0]["exp_avg"], state)
     learner.step(good, denominators_of(rows), lr=1e-3)
     assert learner.optimizer_state()["skipped"] == 0
-    assert not all(torch.equal(before[n], w) for n, w in learner.weights().items())
+    assert not all(torch.equal(before[n], w) for n, w in learner.weights())
 
 
 def test_a_step_with_too_large_a_gradient_is_skipped() -> None:
@@ -345,11 +345,11 @@ def test_a_step_with_too_large_a_gradient_is_skipped() -> None:
     for bound, skipped in ((1.01 * norm, 0.0), (0.99 * norm, 1.0)):
         optimizer = OptimizerConfig(lr=1e-3, max_grad_norm=1e-3, skip_norm=bound)
         learner = TorchLearner(tiny_model(), loss=LossConfig(), optimizer=optimizer, temperature=0.7)
-        before = {n: w.clone() for n, w in learner.weights().items()}
+        before = {n: w.clone() for n, w in learner.weights()}
         metrics, _ = learner.step(batches, denominators_of(rows), lr=1e-3)
         assert metrics["learner/skipped_steps"] == skipped
         assert metrics["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)  # before it is cut
-        assert all(torch.equal(before[n], w) for n, w in learner.weights().items()) == bool(skipped)
+        assert all(torch.equal(before[n], w) for n, w in learner.weights()) == bool(skipped)
 
 
 def test_skipped_steps_are_counted_over_the_optimiser_steps_of_a_training_step() -> None:
@@ -367,12 +367,12 @@ def test_a_learning_rate_of_zero_leaves_every_bit() -> None:
     model = tiny_model()
     optimizer = OptimizerConfig(lr=0.0, weight_decay=0.1)
     learner = TorchLearner(model, loss=LossConfig(), optimizer=optimizer, temperature=1.0)
-    before = {n: w.clone() for n, w in learner.weights().items()}
+    before = {n: w.clone() for n, w in learner.weights()}
     for _ in range(3):
         learner.step(
             make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80), denominators_of(rows), lr=0.0
         )
-    assert all(torch.equal(before[n], w) for n, w in learner.weights().items())
+    assert all(torch.equal(before[n], w) for n, w in learner.weights())
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -382,23 +382,30 @@ def test_the_optimiser_goes_on_where_it_was_saved(name: str) -> None:
     optimizer = OptimizerConfig(name=name, lr=1e-3)  # type: ignore[arg-type]
 
     def fresh() -> Learner:
-        return make_learner("torch", tiny_model(), loss=LossConfig(), optimizer=optimizer, temperature=1.0)
+        return make_learner(tiny_model(), loss=LossConfig(), optimizer=optimizer, temperature=1.0)
 
     through, first, second = fresh(), fresh(), fresh()
     for _ in range(4):
         through.step(batches, denominators_of(rows), lr=1e-3)
     for _ in range(2):
         first.step(batches, denominators_of(rows), lr=1e-3)
-    second._network.load_state_dict(first.weights())  # type: ignore[attr-defined]
+    load_weights(second._network, first.weights())  # type: ignore[attr-defined]
     second.load_optimizer_state(first.optimizer_state())
     for _ in range(2):
         second.step(batches, denominators_of(rows), lr=1e-3)
-    assert all(torch.equal(w, second.weights()[n]) for n, w in through.weights().items())
+    weights = dict(second.weights())
+    assert all(torch.equal(w, weights[n]) for n, w in through.weights())
 
 
 def test_backends_by_name() -> None:
     with pytest.raises(UnknownNameError, match="no learner backend 'fsdp9'"):
-        make_learner("fsdp9", tiny_model(), loss=LossConfig(), optimizer=OptimizerConfig(), temperature=1.0)
+        make_learner(
+            tiny_model(),
+            loss=LossConfig(),
+            optimizer=OptimizerConfig(),
+            temperature=1.0,
+            settings=LearnerConfig(backend="fsdp9"),
+        )
 
 
 # -- update() ----------------------------------------------------------------------------------------------------------

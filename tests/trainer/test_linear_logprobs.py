@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model
 
-from trainer.model.logprobs import Head, head_of, linear_logprobs, rows_within
+from trainer.model.forward import Head, head_of, linear_logprobs, rows_within
 
 Numbers = tuple[torch.Tensor, torch.Tensor]
 

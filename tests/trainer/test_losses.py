@@ -12,6 +12,7 @@ from episode_builders import row
 from hypothesis import given
 from hypothesis import strategies as st
 from plugin_builders import install
+from trainer.algorithms.losses.aggregation import MODES
 
 from roll_envs.errors import PluginError, UnknownNameError
 from trainer.algorithms.losses import (
@@ -29,7 +30,6 @@ from trainer.algorithms.losses import (
     register_loss,
     reinforce,
 )
-from trainer.algorithms.losses.aggregation import MODES
 from trainer.config import LossConfig
 from trainer.data.batches import Denominators, denominators_of, make_batches
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from loss_formulas import FORMULAS
 from loss_inputs import LossRow, Numbers, packed, random_rows
+from trainer.algorithms.losses.aggregation import MODES
 
 from trainer.algorithms.losses import LOSSES, policy_loss
-from trainer.algorithms.losses.aggregation import MODES
 from trainer.config import LossConfig
 
 CASES: list[dict[str, Any]] = [

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from loss_inputs import Packed, packed, random_rows
+from trainer.algorithms.losses.value import value_loss
 
 from trainer.algorithms.losses import StepTokens, correction_weights, kl_loss, policy_loss
 from trainer.algorithms.losses.covariance import choose_between, choose_largest
-from trainer.algorithms.losses.value import value_loss
 from trainer.config import CorrectionConfig, LossConfig
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from loss_inputs import LossRow, packed, random_rows
 from pydantic import ValidationError
+from trainer.config.read_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS
 
 from roll_envs.errors import ConfigError
 from trainer.algorithms.losses import LOSSES, StepTokens
 from trainer.cli import main
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config.load import parse_config
-from trainer.config.read_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS
 
 OTHER: dict[str, Any] = {
     "clip_low": 0.05, "clip_high": 0.03, "dual_clip": 1.1, "ratio": "row", "positive_weight": 2.0,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from episode_builders import group, trajectory, turn
 from tiny import tiny_model
-
 from trainer.algorithms.state import AlgorithmState
+
 from trainer.config import CorrectionConfig, LossConfig, OptimizerConfig
 from trainer.config.load import parse_config
 from trainer.data.batches import denominators_of, make_batches, scatter_back

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from trainer.algorithms.losses.value import value_loss
+
 from trainer.data.metrics import explained_variance
 
 

@@ -11,8 +11,10 @@ from tiny import tiny_model
 
 from roll_envs.errors import RollError
 from trainer.config import OptimizerConfig
-from trainer.learner.optimizers import OPTIMIZERS, TrainedWeight, trained_weights
-from trainer.learner.step_guard import StepGuard
+from trainer.learner.gradients import StepGuard
+from trainer.learner.optimizers import TrainedWeight, make_optimizers, trained_weights
+
+MUON = OptimizerConfig(name="muon")
 
 
 def names_of(network: Any, parameters: Any) -> set[str]:
@@ -24,7 +26,7 @@ def names_of(network: Any, parameters: Any) -> set[str]:
 def test_matrices_decay_and_vectors_do_not(decay_embeddings: bool) -> None:
     network = tiny_model().network
     config = OptimizerConfig(weight_decay=0.1, decay_embeddings=decay_embeddings)
-    (optimizer,) = OPTIMIZERS["adamw"](trained_weights(network), config)
+    (optimizer,) = make_optimizers(config, trained_weights(network))
     decayed = {n for g in optimizer.param_groups if g["weight_decay"] for n in names_of(network, g["params"])}
     still = {n for g in optimizer.param_groups if not g["weight_decay"] for n in names_of(network, g["params"])}
     assert {g["weight_decay"] for g in optimizer.param_groups} == {0.1, 0.0}
@@ -41,14 +43,14 @@ def test_decay_by_hand() -> None:
     for value in (matrix, vector, table):
         value.grad = torch.zeros_like(value)
     config = OptimizerConfig(lr=0.1, weight_decay=0.5, decay_embeddings=False)
-    (optimizer,) = OPTIMIZERS["adamw"](weights, config)
+    (optimizer,) = make_optimizers(config, weights)
     optimizer.step()
     assert [round(float(v.flatten()[0].detach()), 6) for v in (matrix, vector, table)] == [0.95, 1.0, 1.0]
 
 
 def test_muon_takes_the_inner_matrices() -> None:
     network = tiny_model().network
-    orthogonal, rest = OPTIMIZERS["muon"](trained_weights(network), OptimizerConfig())
+    orthogonal, rest = make_optimizers(MUON, trained_weights(network))
     inner = {n for g in orthogonal.param_groups for n in names_of(network, g["params"])}
     others = {n for g in rest.param_groups for n in names_of(network, g["params"])}
     assert all(n.startswith("model.layers") and p.ndim == 2 for n, p in network.named_parameters() if n in inner)
@@ -59,9 +61,9 @@ def test_muon_takes_the_inner_matrices() -> None:
 
 def test_muon_without_vectors_or_without_matrices() -> None:
     matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
-    kinds = [type(o) for o in OPTIMIZERS["muon"]([TrainedWeight(matrix, False)], OptimizerConfig())]
+    kinds = [type(o) for o in make_optimizers(MUON, [TrainedWeight(matrix, False)])]
     assert kinds == [torch.optim.Muon]
-    kinds = [type(o) for o in OPTIMIZERS["muon"]([TrainedWeight(vector, False)], OptimizerConfig())]
+    kinds = [type(o) for o in make_optimizers(MUON, [TrainedWeight(vector, False)])]
     assert kinds == [torch.optim.AdamW]
 
 

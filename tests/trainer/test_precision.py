@@ -10,17 +10,18 @@ import torch
 from tiny import tiny_model
 
 from roll_envs.errors import CheckpointError
-from trainer.config import LearnerConfig, LossConfig, OptimizerConfig
+from trainer.config import LossConfig, OptimizerConfig
 from trainer.data.batches import denominators_of, make_batches
 from trainer.data.sequences import TokenSequence
-from trainer.learner.precision import MasterWeights, cast_weights
+from trainer.learner import TorchSettings
+from trainer.learner.gradients import MasterWeights, cast_weights
 from trainer.learner.torch import TorchLearner
-from trainer.model.network import LanguageModel
+from trainer.model.network import LanguageModel, load_weights
 
-HALF = LearnerConfig(precision="bfloat16")
+HALF = TorchSettings(precision="bfloat16")
 
 
-def learner_of(model: LanguageModel, settings: LearnerConfig | None = None, **optimizer: Any) -> TorchLearner:
+def learner_of(model: LanguageModel, settings: TorchSettings | None = None, **optimizer: Any) -> TorchLearner:
     values = {"lr": 1e-3, "max_grad_norm": 1e9, **optimizer}
     return TorchLearner(
         model, loss=LossConfig(), optimizer=OptimizerConfig(**values), temperature=0.7, settings=settings
@@ -104,13 +105,13 @@ def test_the_model_is_half_and_learns_what_float32_learns() -> None:
     assert b["loss/entropy"] == pytest.approx(a["loss/entropy"], rel=0.02)
     steps(full, 19)
     steps(half, 19)
-    moved = torch.cat([(w - start[n]).flatten() for n, w in full.weights().items() if n != "lm_head.weight"])
+    moved = torch.cat([(w - start[n]).flatten() for n, w in full.weights() if n != "lm_head.weight"])
     names = [n for n, _ in half_model.network.named_parameters()]
     copies = dict(zip(names, half.optimizer_state()["masters"], strict=True))
     moved_half = torch.cat([(copies[n] - start[n]).flatten() for n in start if n != "lm_head.weight"])
     assert float(moved.norm()) > 0.1
     assert float(torch.nn.functional.cosine_similarity(moved, moved_half, dim=0)) > 0.97
-    for name, weight in half.weights().items():
+    for name, weight in half.weights():
         assert weight.dtype == torch.bfloat16
         if name in copies:
             assert torch.equal(weight, copies[name].bfloat16())
@@ -120,10 +121,10 @@ def test_tiny_steps_add_up() -> None:
     """At a rate of 1e-6 no bfloat16 weight of size 0.4 moves in one step; the copies do, and so at last do weights."""
     model = tiny_model()
     learner = learner_of(model, HALF, lr=1e-6)
-    before = {n: w.clone() for n, w in learner.weights().items()}
+    before = {n: w.clone() for n, w in learner.weights()}
     steps(learner, 1, lr=1e-6)
     large = {n: before[n].float().abs() > 0.1 for n in before}
-    assert all(torch.equal(before[n][large[n]], w[large[n]]) for n, w in learner.weights().items())
+    assert all(torch.equal(before[n][large[n]], w[large[n]]) for n, w in learner.weights())
     copies = learner.optimizer_state()["masters"]
     assert all(bool((c != c.bfloat16()).any()) for c in copies)
 
@@ -132,11 +133,11 @@ def test_it_goes_on_where_it_was_saved() -> None:
     through, first, second = (learner_of(tiny_model(), HALF) for _ in range(3))
     steps(through, 4)
     steps(first, 2)
-    second._plain.load_state_dict(first.weights())
+    load_weights(second._plain, first.weights())
     second.load_optimizer_state(first.optimizer_state())
     steps(second, 2)
-    weights = through.weights()
-    assert all(torch.equal(weights[n], w) for n, w in second.weights().items())
+    weights = dict(through.weights())
+    assert all(torch.equal(weights[n], w) for n, w in second.weights())
 
 
 def test_another_precision_is_an_error() -> None:
@@ -150,7 +151,7 @@ def test_another_precision_is_an_error() -> None:
 def test_checkpointed_layers_give_the_same_gradient_and_are_run_twice() -> None:
     models = tiny_model(), tiny_model()
     plain = learner_of(models[0])
-    again = learner_of(models[1], LearnerConfig(gradient_checkpointing=True))
+    again = learner_of(models[1], TorchSettings(gradient_checkpointing=True))
     calls = [0, 0]
     for number, model in enumerate(models):
         layer = model.network.base_model.layers[0].mlp

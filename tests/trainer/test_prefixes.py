@@ -14,9 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from trainer.data.batches import make_batches
 from trainer.data.sequences import TokenSequence
-from trainer.model.attention import use_row_attention
+from trainer.model.attention import LEAST_SHARED, share_prefixes, use_row_attention
 from trainer.model.forward import label_states
-from trainer.model.prefixes import LEAST_SHARED, share_prefixes
 
 
 def tree_of(rows: list[list[int]]) -> Any:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.algorithms.state import AlgorithmState, Moments
 
 from roll_envs.errors import CheckpointError
 from trainer.algorithms.estimators import EpisodeView
 from trainer.algorithms.rewards import kl_estimate, overlong_penalty, shape_rewards
-from trainer.algorithms.state import AlgorithmState, Moments
 from trainer.config import RewardConfig
 
 

@@ -16,8 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from trainer.config import EnvConfig, RunConfig
-from trainer.run.atomic import TEMPORARY_SUFFIX, write_atomic
-from trainer.run.folder import RunFolder, read_metrics
+from trainer.run.folder import TEMPORARY_SUFFIX, RunFolder, read_metrics, write_atomic
 
 
 def config(output: Path, **more: Any) -> RunConfig:

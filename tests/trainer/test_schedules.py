@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.errors import UnknownNameError
-from trainer.learner.schedules import SCHEDULES, learning_rate
+from trainer.learner.optimizers import SCHEDULES, learning_rate
 
 
 def rates(name: str, steps: int, *, warmup_steps: int = 2, **shares: float) -> list[float]:

@@ -9,7 +9,7 @@ from episode_builders import group, trajectories, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_envs.types import Outcome, Trajectory
+from roll_envs.types import Completion, Outcome, Trajectory, VersionSpan
 from trainer.data.sequences import TokenSequence, rows_of, to_sequences
 
 
@@ -89,6 +89,18 @@ def test_masked_in_ids_are_the_completions_in_order(episode: Trajectory) -> None
         for index, t in enumerate(episode.turns)
         for i, logprob in zip(t.completion.ids, t.completion.logprobs, strict=True)
     ]
+
+
+def test_each_id_has_the_version_of_its_span() -> None:
+    completion = Completion(
+        ids=(7, 8, 9),
+        logprobs=(-1.0,) * 3,
+        finish="stop",
+        weight_version=3,
+        spans=(VersionSpan(3, 1), VersionSpan(5, 2)),
+    )
+    (row,) = to_sequences(trajectory(replace(turn((1, 2)), completion=completion)), group=0)
+    assert row.versions == (-1, -1, 3, 5, 5)
 
 
 @given(trajectories())

@@ -12,7 +12,7 @@ from test_prefixes import NETWORK
 import trainer.model.forward as forward
 from trainer.data.batches import Batch, make_batches
 from trainer.data.sequences import TokenSequence
-from trainer.model.logprobs import head_of
+from trainer.model.forward import head_of
 
 
 def row(ids: Sequence[int], sampled: Sequence[int], member: int) -> TokenSequence:

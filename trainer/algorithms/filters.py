@@ -1,7 +1,9 @@
-"""Which groups of a step are learnt from. Scored episodes alone decide, by the rewards of the environment as they are.
+"""What is learnt from: filters choose groups before advantages are taken, masks and weights choose tokens after.
 
-Filters come in this order: spread (``zero_variance``), share of successes (``success_low``, ``success_high``), and then
-``top_share`` of the groups that are left.
+Filters look at scored episodes alone, by the rewards of the environment as they are, and come in this order: spread
+(``zero_variance``), share of successes (``success_low``, ``success_high``), and then ``top_share`` of the groups that
+are left. Masks leave sampled tokens out of the loss though their episodes count in all statistics of groups and
+advantages; denominators count the tokens that are left.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from roll_envs.types import Group, Metrics
-from trainer.algorithms.estimators.types import FloatArray, equal
-from trainer.config.algorithm import FilterConfig
+from trainer.config.algorithm import FilterConfig, MaskConfig
+from trainer.data.table import FloatArray, StepTable, compare, equal
 
-__all__ = ["keep_groups"]
+__all__ = ["apply_masks", "keep_groups"]
 
 
 def keep_groups(config: FilterConfig, groups: Sequence[Group]) -> tuple[list[Group], Metrics]:
@@ -75,3 +77,48 @@ def _spread(group: Group) -> float:
     if not np.isfinite(returns).all():
         return math.inf
     return float(returns.std(ddof=1)) if _differs(group) else 0.0
+
+
+# -- masks and weights -------------------------------------------------------------------------------------------------
+
+
+def apply_masks(config: MaskConfig, table: StepTable) -> tuple[StepTable, Metrics]:
+    """The step with the columns ``trained`` and ``weight`` (mean 1 over sequences), and counts named ``mask/...``.
+
+    ``truncated_answers`` leaves out the tokens of turns whose answer was cut at the longest length (DAPO's overlong
+    filtering, per turn), ``truncated_episodes`` those of episodes that ended at their turn limit, ``error_max_tokens``
+    those of episodes without success that have more sampled tokens.
+
+    A sequence weighs ``1 + difficulty_weight * (1 - s)``, with s the share of successes among the scored episodes of
+    its task, times ``1 + length_weight * (longest - n) / (longest - shortest)``, with n the sampled tokens of its
+    episode; all over the mean of the sequences that have tokens left. Two sequences of tasks that are always and never
+    solved weigh 2/3 and 4/3 at a ``difficulty_weight`` of 1.
+    """
+    tokens, episodes, lengths = table.tokens, table.episodes, table.episode_tokens
+    left_out = np.zeros(len(episodes.group), dtype=np.bool_)
+    if config.truncated_episodes:
+        left_out |= episodes.truncated
+    if config.error_max_tokens is not None:
+        left_out |= ~episodes.success & (lengths > config.error_max_tokens)
+    trained = ~left_out[table.episode_of_token]
+    if config.truncated_answers:
+        trained &= ~table.turns.cut[table.turn_of_token]
+    of_episode = np.ones(len(left_out))
+    if config.difficulty_weight:
+        solved = compare(episodes.success.astype(np.float64), episodes.group).mean
+        of_episode *= 1.0 + config.difficulty_weight * (1.0 - solved)
+    if config.length_weight and lengths.any():
+        sampled = lengths[lengths > 0]  # an episode without a token has no sequence
+        of_episode *= 1.0 + config.length_weight * (sampled.max() - lengths) / max(float(np.ptp(sampled)), 1.0)
+    learnt, first = np.unique(tokens.sequence[trained], return_index=True)
+    weights = of_episode[table.episode_of_token[trained][first]]  # of the sequences that have tokens left
+    mean = float(weights.mean()) if len(learnt) else 1.0
+    weight = of_episode[table.episode_of_token] / mean if len(learnt) else np.ones(len(trained))
+    metrics: Metrics = {}
+    if config.truncated_answers or config.truncated_episodes or config.error_max_tokens is not None:
+        metrics["mask/tokens_share"] = float((~trained).sum() / max(len(trained), 1))
+        metrics["mask/sequences"] = float(len(np.unique(tokens.sequence)) - len(learnt))
+    if (config.difficulty_weight or config.length_weight) and len(learnt):
+        metrics["mask/weight_min"] = float(weights.min() / mean)
+        metrics["mask/weight_max"] = float(weights.max() / mean)
+    return table.with_tokens(trained=trained, weight=weight), metrics

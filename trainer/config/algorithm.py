@@ -5,12 +5,12 @@ Part of the tree in :mod:`trainer.config`. Numbers that belong to one method alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from trainer.config.read_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, ESTIMATOR_KEYS, LOSS_KEYS, unread_keys
+from roll_envs.settings import Settings, setting
 
 __all__ = [
     "AdvantageConfig",
@@ -20,6 +20,7 @@ __all__ = [
     "FilterConfig",
     "LossConfig",
     "MaskConfig",
+    "PartSection",
     "Positive",
     "ReferenceConfig",
     "RewardConfig",
@@ -36,41 +37,60 @@ AboveZero = Annotated[float, Field(gt=0)]
 Scope = Literal["none", "batch", "group", "env", "running"]
 
 
-class Section(BaseModel):
-    """A section of the configuration: frozen, strict, without unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+Section = Settings
+"""A section of the configuration: frozen, strict, without unknown keys."""
 
 
-def _changed(section: Section, keys: Iterable[str]) -> dict[str, Any]:
+class PartSection(Section):
+    """A section that chooses a part by name. Beside the keys below, which every part of the kind has, it holds those
+    that the chosen part declares beside its own code; :func:`trainer.config.parts.part_settings` gives them, checked.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+
+def changed(section: Section, keys: Iterable[str]) -> dict[str, Any]:
     """The defaults of those of ``keys`` that have another value, in order."""
     fields = type(section).model_fields
     defaults = {k: fields[k].get_default(call_default_factory=True) for k in sorted(keys)}
     return {k: default for k, default in defaults.items() if getattr(section, k) != default}
 
 
-def _special(table: Mapping[str, frozenset[str]]) -> set[str]:
-    """Keys that not everything in ``table`` reads."""
-    return {"kwargs"}.union(*table.values())
-
-
 class RewardConfig(Section):
     """Rewards of the environment, before advantages are taken: shaping, normalisation, KL."""
 
-    clip: AboveZero | None = Field(None, description="Each turn's reward is cut to [-clip, clip], first of all.")
-    scale: float = Field(1.0, description="Factor on each turn's reward.")
-    shift: float = Field(0.0, description="Added to each episode's last turn, after the factor.")
-    normalize_mean: Scope = Field("none", description="Whose mean is taken off each episode's return.")
-    normalize_std: Scope = Field("none", description="Whose standard deviation rewards are divided by.")
-    overlong_tokens: Positive | None = Field(
-        None, description="DAPO's soft overlong penalty: longest answer of a turn, in tokens; null leaves it out."
+    clip: AboveZero | None = setting(None, "Each turn's reward is cut to [-clip, clip], first of all.", origin="off")
+    scale: float = setting(1.0, "Factor on each turn's reward.", origin="as the environment pays")
+    shift: float = setting(
+        0.0, "Added to each episode's last turn, after the factor.", origin="as the environment pays"
     )
-    overlong_buffer: Positive = Field(4096, description="The penalty grows over so many tokens before the longest.")
-    overlong_factor: NonNegative = Field(1.0, description="The penalty of the longest answer.")
-    kl_coef: NonNegative = Field(0.0, description="KL to the reference taken off the reward of each token.")
-    kl_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Estimator of that KL.")
-    kl_target: AboveZero | None = Field(None, description="Target of an adaptive coefficient; null: a fixed one.")
-    kl_horizon: Positive = Field(10_000, description="Episodes over which the adaptive coefficient follows the target.")
+    normalize_mean: Scope = setting("none", "Whose mean is taken off each episode's return.", origin="off; as ROLL")
+    normalize_std: Scope = setting("none", "Whose standard deviation rewards are divided by.", origin="off; as ROLL")
+    overlong_tokens: Positive | None = setting(
+        None, "DAPO's soft overlong penalty: longest answer of a turn, in tokens; null leaves it out.", origin="off"
+    )
+    overlong_buffer: Positive = setting(
+        4096,
+        "The penalty grows over so many tokens before the longest.",
+        origin="DAPO's paper, for answers of 20480 tokens",
+    )
+    overlong_factor: NonNegative = setting(1.0, "The penalty of the longest answer.", origin="DAPO's paper")
+    kl_coef: NonNegative = setting(
+        0.0,
+        "KL to the reference taken off the reward of each token.",
+        origin="off; ROLL's 0.2 turns a reference on in silence",
+    )
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = setting(
+        "k1", "Estimator of that KL.", origin="k1, the one that is unbiased in a reward"
+    )
+    kl_target: AboveZero | None = setting(
+        None, "Target of an adaptive coefficient; null: a fixed one.", origin="off: a fixed coefficient"
+    )
+    kl_horizon: Positive = setting(
+        10_000,
+        "Episodes over which the adaptive coefficient follows the target.",
+        origin="Ziegler et al. 2019, ROLL, verl",
+    )
 
     @model_validator(mode="after")
     def _overlong_fits(self) -> Self:
@@ -87,13 +107,21 @@ class RewardConfig(Section):
 class FilterConfig(Section):
     """Which groups of episodes are learnt from."""
 
-    zero_variance: bool = Field(False, description="Leave out groups whose returns are all equal (DAPO).")
-    top_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="Keep this share of the groups, those with the most spread of returns (StarPO-S)."
+    zero_variance: bool = setting(
+        False,
+        "Leave out groups whose returns are all equal (DAPO).",
+        origin="off; such groups have no gradient in any case",
     )
-    success_low: Share = Field(0.0, description="Leave out groups whose share of successes is below this.")
-    success_high: Share = Field(1.0, description="Leave out groups whose share of successes is above this.")
-    refill_rounds: Count = Field(0, description="Rounds of further tasks to make up for groups left out (DAPO: 10).")
+    top_share: Annotated[float, Field(gt=0, le=1)] = setting(
+        1.0, "Keep this share of the groups, those with the most spread of returns (StarPO-S).", origin="off"
+    )
+    success_low: Share = setting(0.0, "Leave out groups whose share of successes is below this.", origin="off")
+    success_high: Share = setting(1.0, "Leave out groups whose share of successes is above this.", origin="off")
+    refill_rounds: Count = setting(
+        0,
+        "Rounds of further tasks to make up for groups left out (DAPO: 10).",
+        origin="off; DAPO's and verl's 10 belong to algorithm: dapo",
+    )
 
     @model_validator(mode="after")
     def _window_fits(self) -> Self:
@@ -112,172 +140,127 @@ class FilterConfig(Section):
 class MaskConfig(Section):
     """Which episodes are left out of the loss, though they count in the statistics; and what others weigh."""
 
-    truncated_answers: bool = Field(False, description="Leave out turns whose answer was cut at the longest length.")
-    truncated_episodes: bool = Field(False, description="Leave out episodes that ended at their turn limit.")
-    error_max_tokens: Positive | None = Field(
-        None, description="Leave out unsuccessful episodes with more sampled tokens than this."
+    truncated_answers: bool = setting(
+        False, "Leave out turns whose answer was cut at the longest length.", origin="off"
     )
-    difficulty_weight: NonNegative = Field(
-        0.0, description="Weight of episodes grows by this much from tasks always solved to tasks never solved."
+    truncated_episodes: bool = setting(False, "Leave out episodes that ended at their turn limit.", origin="off")
+    error_max_tokens: Positive | None = setting(
+        None, "Leave out unsuccessful episodes with more sampled tokens than this.", origin="off"
     )
-    length_weight: NonNegative = Field(
-        0.0, description="Weight of episodes grows by this much from the longest of the step to the shortest."
+    difficulty_weight: NonNegative = setting(
+        0.0, "Weight of episodes grows by this much from tasks always solved to tasks never solved.", origin="off"
+    )
+    length_weight: NonNegative = setting(
+        0.0, "Weight of episodes grows by this much from the longest of the step to the shortest.", origin="off"
     )
 
 
-class AdvantageConfig(Section):
-    """The advantage estimator."""
+class AdvantageConfig(PartSection):
+    """The advantage estimator; its own settings stand in this section too."""
 
-    name: str = Field("grpo", description="Registered estimator; docs/algorithms.md lists them.")
-    gamma: Share = Field(1.0, description="Discount per turn (reinforce, step_reinforce, gigpo, hgpo).")
-    token_gamma: Share = Field(
-        1.0, description="Discount per sampled token (reinforce_token, reinforce_pp, gae, bi_level_gae)."
+    name: str = setting(
+        "grpo",
+        "Registered estimator; docs/algorithms.md lists them.",
+        origin="GRPO, the common one that needs no critic",
     )
-    lam: Share = Field(0.95, description="Lambda per token (gae, bi_level_gae).")
-    high_gamma: Share = Field(0.95, description="Discount per turn of the upper level (bi_level_gae).")
-    high_lam: Share = Field(1.0, description="Lambda per turn of the upper level (bi_level_gae).")
-    normalize: Literal["mean", "mean_std"] = Field(
-        "mean_std", description="What is normalised by (grpo, pass_at_k, gigpo, hgpo, step_reinforce)."
-    )
-    across_steps: bool = Field(
-        False, description="An episode counts once per turn in its group's mean and deviation (grpo, gigpo, hgpo)."
-    )
-    step_weight: NonNegative = Field(1.0, description="Weight of the step advantage (gigpo).")
-    similarity: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="Anchor observations this alike are one state (gigpo); 1: only identical ones."
-    )
-    history: Positive = Field(2, description="Longest history that states are compared by (hgpo).")
-    history_power: NonNegative = Field(1.0, description="Longer histories weigh (k + 1) to this power (hgpo).")
-    base_weight: NonNegative = Field(0.0, description="Weight of the episode advantage beside the histories (hgpo).")
-    epsilon: AboveZero = Field(1e-6, description="Added to standard deviations.")
-    whiten: bool = Field(False, description="Advantages of all tokens of the step get mean 0 and deviation 1.")
-    clip: AboveZero | None = Field(None, description="Advantages are cut to [-clip, clip], last of all.")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Settings of an estimator of another package.")
-
-    @model_validator(mode="after")
-    def _every_key_is_read(self) -> Self:
-        problems = unread_keys("advantage", self.name, ESTIMATOR_KEYS, _changed(self, _special(ESTIMATOR_KEYS)))
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
-
-
-class LossConfig(Section):
-    """The policy loss."""
-
-    name: str = Field("clip", description="Registered loss; docs/algorithms.md lists them.")
-    proximal: Literal["recompute", "sampler"] = Field(
-        "recompute",
-        description="The policy the ratio is taken to: the weights before the training step (decoupled PPO), or as the "
-        "sampler said.",
-    )
-    clip_low: NonNegative | None = Field(
-        None,
-        description="Ratio is cut below 1 - clip_low; null: 0.2 (clip, clip_cov), 3e-4 (gspo, gspo_token), 0.4 of the "
-        "log-ratio (gmpo), 1 (cispo).",
-    )
-    clip_high: NonNegative | None = Field(
-        None,
-        description="Ratio is cut above 1 + clip_high; null: 0.28 (clip, clip_cov), 4e-4 (gspo, gspo_token), 0.4 of "
-        "the log-ratio (gmpo), 4 (cispo), 0.2 (raft_pp).",
-    )
-    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="Bound for negative advantages, in ratios (clip); INTELLECT-2's and TRL's delta."
-    )
-    ratio: Literal["token", "turn", "row", "row-product"] = Field(
-        "token",
-        description="The ratio of each token, the geometric mean of its turn's or its row's, or the product of its "
-        "row's (clip, topr).",
-    )
-    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = Field(
-        "token-mean", description="How the losses of tokens become one number; denominators are global."
-    )
-    constant_tokens: Positive = Field(
-        1024, description="Tokens per row that 'constant' divides by, whatever the rows are (Dr. GRPO)."
-    )
-    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus.")
-    kl_coef: NonNegative = Field(0.0, description="Weight of the KL to the reference.")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL.")
-    kl_unbiased: bool = Field(
+    whiten: bool = setting(
         False,
-        description="Give the KL its unbiased gradient (k2's, times the ratio to the sampler), at the same value.",
+        "Advantages of all tokens of the step get mean 0 and deviation 1.",
+        origin="off; PPO's recipes turn it on",
     )
-    positive_weight: NonNegative = Field(1.0, description="Weight of positive advantages (topr).")
-    negative_weight: NonNegative = Field(1.0, description="Weight of negative advantages (topr).")
-    tau_positive: AboveZero = Field(1.0, description="Temperature of the gate for positive advantages (sapo).")
-    tau_negative: AboveZero = Field(1.05, description="Temperature of the gate for negative advantages (sapo).")
-    proximal_coef: NonNegative = Field(0.1, description="Weight of half the squared log-ratio (kimi), tau.")
-    divergence_low: NonNegative = Field(0.2, description="Most that a probability may have fallen (dppo).")
-    divergence_high: NonNegative = Field(0.2, description="Most that a probability may have risen (dppo).")
-    divergence_coef: NonNegative = Field(1e-3, description="Weight of the squared log-ratio (dppo).")
-    covariance_share: Share = Field(2e-4, description="Share of the tokens that are chosen (clip_cov, kl_cov).")
-    covariance_low: float = Field(1.0, description="Least covariance of a chosen token (clip_cov).")
-    covariance_high: float = Field(5.0, description="Greatest covariance of a chosen token (clip_cov).")
-    covariance_coef: NonNegative = Field(1.0, description="Weight of the penalty on chosen tokens (kl_cov).")
-    power_positive: NonNegative = Field(2.0, description="Power of the row's ratio for positive advantages (vespo).")
-    decay_positive: NonNegative = Field(3.0, description="Decay with the row's ratio for positive advantages (vespo).")
-    power_negative: NonNegative = Field(3.0, description="Power of the row's ratio for negative advantages (vespo).")
-    decay_negative: NonNegative = Field(2.0, description="Decay with the row's ratio for negative advantages (vespo).")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Settings of a loss of another package.")
+    clip: AboveZero | None = setting(None, "Advantages are cut to [-clip, clip], last of all.", origin="off")
 
-    def bounds(self) -> tuple[float, float]:
-        """``clip_low`` and ``clip_high``, the loss's own where they are null (of ``clip``, for other packages')."""
-        low, high = CLIP_DEFAULTS.get(self.name, CLIP_DEFAULTS["clip"])
-        return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
+
+class LossConfig(PartSection):
+    """The policy loss; its own settings stand in this section too."""
+
+    name: str = setting("clip", "Registered loss; docs/algorithms.md lists them.", origin="PPO's")
+    proximal: Literal["recompute", "sampler"] = setting(
+        "recompute",
+        "The policy the ratio is taken to: the weights before the training step (decoupled PPO), or as the sampler "
+        "said.",
+        origin="AReaL: the sampler is not exactly the policy",
+    )
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = setting(
+        "token-mean",
+        "How the losses of tokens become one number; denominators are global.",
+        origin="DAPO: every token weighs the same",
+    )
+    constant_tokens: Positive = setting(
+        1024,
+        "Tokens per sequence that 'constant' divides by, whatever the sequences are (Dr. GRPO).",
+        origin="ours; set it to the longest sequence",
+    )
+    entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", origin="off")
+    kl_coef: NonNegative = setting(
+        0.0, "Weight of the KL to the reference.", origin="off; as DAPO and most recent recipes"
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = setting("k3", "Estimator of that KL.", origin="k3 as DeepSeekMath")
+    kl_unbiased: bool = setting(
+        False,
+        "Give the KL its unbiased gradient (k2's, times the ratio to the sampler), at the same value.",
+        origin="off as DeepSeekMath; DeepSeek-V3.2 corrects it",
+    )
 
     @model_validator(mode="after")
-    def _every_key_is_read(self) -> Self:
-        problems = unread_keys("loss", self.name, LOSS_KEYS, _changed(self, _special(LOSS_KEYS)))
-        if self.aggregation != "constant":
-            problems += [
-                f"loss.constant_tokens is set, but loss.aggregation is {self.aggregation!r}; 'constant' reads it"
-                for _ in _changed(self, {"constant_tokens"})
-            ]
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
-
-    @model_validator(mode="after")
-    def _covariances_fit(self) -> Self:
-        if self.covariance_low > self.covariance_high:
+    def _constant_is_read(self) -> Self:
+        if self.aggregation != "constant" and changed(self, {"constant_tokens"}):
             raise ValueError(
-                f"loss.covariance_low {self.covariance_low:g} is above loss.covariance_high {self.covariance_high:g}"
+                f"loss.constant_tokens is set, but loss.aggregation is {self.aggregation!r}; 'constant' reads it"
             )
         return self
 
 
 class CorrectionConfig(Section):
-    """Correction for rows that were sampled by other weights, or another engine, than the proximal policy's."""
+    """Correction for sequences that were sampled by other weights, or another engine, than the proximal policy's."""
 
-    name: Literal["none", "tis", "mis", "icepop"] = Field(
-        "none", description="tis cuts the weight at high; mis, and icepop per token, drop what is outside [low, high]."
+    name: Literal["none", "tis", "mis", "icepop"] = setting(
+        "none",
+        "tis cuts the weight at high; mis, and icepop per token, drop what is outside [low, high].",
+        origin="off; the mismatch is always measured",
     )
-    level: Literal["token", "turn", "row", "geometric"] = Field(
-        "token", description="Ratio per token, product over the turn or row, or geometric mean over the row."
+    level: Literal["token", "turn-product", "sequence-product", "sequence-mean"] = setting(
+        "token",
+        "Ratio (learner over sampler) per token, product over the turn or sequence, or geometric mean over the "
+        "sequence.",
+        origin="the token's, as verl, SkyRL and slime",
     )
-    low: NonNegative = Field(0.5, description="Least ratio that is kept (mis, icepop).")
-    high: AboveZero = Field(2.0, description="Greatest ratio that is kept, or the bound (tis; SkyRL: 5 for a row).")
-    reject: Literal["none", "token", "turn", "row", "geometric"] = Field(
-        "none", description="Also drop what has a ratio of this level outside [reject_low, reject_high]."
+    low: NonNegative = setting(0.5, "Least ratio that is kept (mis, icepop).", origin="slime's example")
+    high: AboveZero = setting(
+        2.0,
+        "Greatest ratio that is kept, or the bound (tis; SkyRL: 5 for a sequence).",
+        origin="verl, slime and SkyRL for tokens",
     )
-    reject_low: NonNegative | None = Field(
-        None, description="Least ratio that is not rejected (geometric: 0.999 in verl, 0.99 in SkyRL)."
+    reject: Literal["none", "token", "turn-product", "sequence-product", "sequence-mean"] = setting(
+        "none", "Also drop what has a ratio of this level outside [reject_low, reject_high].", origin="off"
     )
-    reject_high: AboveZero | None = Field(
-        None, description="Greatest ratio that is not rejected (geometric: 1.001 in verl, 1.01 in SkyRL)."
+    reject_low: NonNegative | None = setting(
+        None,
+        "Least ratio that is not rejected (sequence-mean: 0.999 in verl, 0.99 in SkyRL). verl's ratio is the inverse, "
+        "sampler over learner: its bounds [a, b] are [1 / b, 1 / a] here.",
+        origin="off",
     )
-    veto: NonNegative = Field(0.0, description="A row with a token's ratio below this is dropped (1e-4 in slime).")
-    row_delta: AboveZero | None = Field(
-        None, description="Rows with negative advantage whose mean log-ratio fell by more are dropped (OPSM: 1e-4)."
+    reject_high: AboveZero | None = setting(
+        None, "Greatest ratio that is not rejected (sequence-mean: 1.001 in verl, 1.01 in SkyRL).", origin="off"
     )
-    second_moment: AboveZero | None = Field(
-        None, description="Drop the tokens that moved most until the mean squared log-ratio is this (M2PO: 0.04)."
+    veto: NonNegative = setting(
+        0.0,
+        "A sequence with a token's ratio below this is dropped (1e-4 in slime).",
+        origin="off; slime's example 1e-4",
+    )
+    sequence_delta: AboveZero | None = setting(
+        None,
+        "Sequences with negative advantage whose mean log-ratio fell by more are dropped (OPSM: 1e-4).",
+        origin="off; slime's OPSM 1e-4",
+    )
+    second_moment: AboveZero | None = setting(
+        None, "Drop the tokens that moved most until the mean squared log-ratio is this (M2PO: 0.04).", origin="off"
     )
 
     @property
     def weighs(self) -> bool:
         """Whether policy losses get weights."""
-        return self.name != "none" or self.reject != "none" or bool(self.veto) or self.row_delta is not None
+        return self.name != "none" or self.reject != "none" or bool(self.veto) or self.sequence_delta is not None
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
@@ -291,7 +274,7 @@ class CorrectionConfig(Section):
         unread = {"none": {"level", "low", "high"}, "tis": {"low"}}.get(self.name, set())
         problems += [
             f"correction.{key} is set, but correction.name {self.name!r} does not read it; leave it out"
-            for key in _changed(self, unread)
+            for key in changed(self, unread)
         ]
         low, high = self.reject_low, self.reject_high
         if self.reject == "none" and (low is not None or high is not None):
@@ -299,7 +282,7 @@ class CorrectionConfig(Section):
         if self.reject != "none" and (low is None or high is None or low >= high):
             problems.append(
                 f"correction.reject {self.reject!r} needs correction.reject_low less than correction.reject_high, "
-                "such as 0.999 and 1.001 for 'geometric'"
+                "such as 0.999 and 1.001 for 'sequence-mean'"
             )
         if problems:
             raise ValueError("\n".join(problems))
@@ -313,12 +296,7 @@ def correction_problems(loss: LossConfig, correction: CorrectionConfig) -> list[
     if loss.proximal == "sampler" and (ratios or correction.second_moment is not None):
         problems.append(
             "loss.proximal is 'sampler', so that every ratio of the section correction is 1; take loss.proximal "
-            "'recompute', or leave all of correction but row_delta out"
-        )
-    if loss.name in ANCHORED_AT_SAMPLER and correction.name != "none":
-        problems.append(
-            f"loss {loss.name!r} takes its ratio to the sampler itself; correction.name {correction.name!r} would "
-            "weigh it twice, take 'none'"
+            "'recompute', or leave all of correction but sequence_delta out"
         )
     return problems
 
@@ -326,16 +304,28 @@ def correction_problems(loss: LossConfig, correction: CorrectionConfig) -> list[
 class CriticConfig(Section):
     """The critic of estimators that need values; a network of its own, begun from the policy's weights."""
 
-    lr: NonNegative = Field(1e-4, description="Learning rate.")
-    clip: AboveZero | None = Field(0.2, description="Values move at most this far per training step; null: freely.")
-    warmup_steps: Count = Field(0, description="Training steps in which the critic alone learns.")
-    minibatches: Positive = Field(1, description="Optimiser steps per training step.")
-    epochs: Positive = Field(1, description="Passes over the rows of a training step.")
-    tokens_per_microbatch: Positive = Field(8192, description="Tokens per forward and backward pass.")
-    max_grad_norm: AboveZero = Field(1.0, description="Gradient clipping.")
+    lr: NonNegative = setting(1e-4, "Learning rate.", origin="ours, for the small model; 1e-5 is usual for large ones")
+    clip: AboveZero | None = setting(
+        0.2,
+        "Values move at most this far per training step; null: freely.",
+        origin="SkyRL and slime; verl's and AReaL's 0.5 is looser",
+    )
+    warmup_steps: Count = setting(0, "Training steps in which the critic alone learns.", origin="ROLL")
+    minibatches: Positive = setting(
+        1, "Optimiser steps per training step.", origin="ours: one step for one step of the policy"
+    )
+    epochs: Positive = setting(
+        1, "Passes over the rows of a training step.", origin="ours: one step for one step of the policy"
+    )
+    tokens_per_microbatch: Positive = setting(
+        8192, "Tokens per forward and backward pass.", origin="memory alone; changes nothing else"
+    )
+    max_grad_norm: AboveZero = setting(1.0, "Gradient clipping.", origin="as every trainer")
 
 
 class ReferenceConfig(Section):
     """The reference policy of KL terms: the weights at the start of reinforcement learning."""
 
-    refresh_every: Count = Field(0, description="Take the current weights every so many training steps; 0: never.")
+    refresh_every: Count = setting(
+        0, "Take the current weights every so many training steps; 0: never.", origin="DeepSeekMath's first policy"
+    )

@@ -14,16 +14,24 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from roll_envs.errors import ConfigError, UnknownNameError
-from trainer.algorithms.estimators import estimator_names, find_estimator
-from trainer.config import FORMAT, RunConfig
-from trainer.config.keys import keys, nearest_keys
-from trainer.config.read_keys import ESTIMATOR_KEYS, LOSS_KEYS
+from roll_envs.errors import ConfigError, RollError, UnknownNameError
+from roll_envs.settings import Part
+from trainer.config.keys import (
+    Key,
+    built_in_keys,
+    nearest_keys,
+    part_keys,
+    refusal,
+    renamed_value,
+    section_keys,
+    unread_advice,
+)
+from trainer.config.parts import PART_SECTIONS, part_settings, readers
 from trainer.config.recipes import find_preset
-from trainer.config.refused_keys import refusal
+from trainer.config.schema import FORMAT, RunConfig
 from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
-__all__ = ["Resolved", "dump_config", "load_config", "load_resolved", "parse_config", "parse_resolved"]
+__all__ = ["Resolved", "dump_config", "load_config", "load_resolved", "parse_config", "parse_resolved", "resolve"]
 
 
 class Resolved(NamedTuple):
@@ -71,12 +79,33 @@ def parse_resolved(text: str, overrides: Sequence[str] = (), *, source: str = "c
     wrong_version = _check_format(data, place)
     if wrong_version:
         raise ConfigError(wrong_version)
-    unknown = _drop_unknown(data, (), place)
-    config, invalid = _validate(data, place)
-    problems += unknown + invalid
+    _drop_what_the_command_line_replaces(data, places)
+    config, found = _checked(data, place)
+    problems += found
     if problems or config is None:
         raise ConfigError("\n".join(sorted(problems, key=lambda problem: _line_of(problem, source))))
     return Resolved(config, places)
+
+
+def resolve(config: RunConfig, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """A configuration made in code, checked as a file is and with every setting of its parts filled in.
+
+    ``overrides`` are laid over it: values of keys, or mappings of keys for sections.
+
+    Raises ConfigError with all problems, one a line.
+    """
+    data = config.model_dump(mode="json")
+    places: dict[KeyPath, str] = {}
+    for key, value in (overrides or {}).items():
+        inside = value if isinstance(value, Mapping) and isinstance(data.get(key), dict) else None
+        data[key] = value if inside is None else {**data[key], **inside}
+        places.update({(key, name): f"{_OVERRIDE}{key}.{name}" for name in inside or ()})
+        places[key,] = f"{_OVERRIDE}{key}"
+    _drop_what_the_command_line_replaces(data, places)
+    checked, problems = _checked(data, _Places(places, "configuration"))
+    if problems or checked is None:
+        raise ConfigError("\n".join(problems))
+    return checked
 
 
 def dump_config(config: RunConfig) -> str:
@@ -179,16 +208,24 @@ def _apply_preset(data: dict[str, Any], places: dict[KeyPath, str], source: str)
         if last not in below or (overriding and not places.get((section, last), "").startswith(_OVERRIDE)):
             below[last] = value
             places[section, last] = f"algorithm {name!r}"
-    if overriding:
-        for section, table in (("advantage", ESTIMATOR_KEYS), ("loss", LOSS_KEYS)):
-            below = data.get(section)
-            if not isinstance(below, dict) or below.get("name") not in table:
-                continue
-            for last in frozenset().union(*table.values()) - table[below["name"]]:
-                if last in below and not places.get((section, last), "").startswith(_OVERRIDE):
-                    del below[last]
-                    places.pop((section, last), None)
     return []
+
+
+def _drop_what_the_command_line_replaces(data: dict[str, Any], places: dict[KeyPath, str]) -> None:
+    """Where the command line chooses another part than the file, what the file says for that part alone goes."""
+    algorithm = places.get(("algorithm",), "")
+    for section, kind in PART_SECTIONS.items():
+        place, values = places.get((section, kind.key), ""), data.get(section)
+        chosen_there = place.startswith(_OVERRIDE) or (
+            place.startswith("algorithm ") and algorithm.startswith(_OVERRIDE)
+        )
+        if not chosen_there or not isinstance(values, dict) or values.get(kind.key) not in kind.registry.built_in():
+            continue
+        read = kind.registry.find(values[kind.key]).settings.model_fields
+        for key in [key for key in values if key not in read and readers(section, key)]:
+            if not places.get((section, key), "").startswith(_OVERRIDE):
+                del values[key]
+                places.pop((section, key), None)
 
 
 def _check_format(data: Mapping[str, Any], place: _Places) -> str:
@@ -205,63 +242,124 @@ def _check_format(data: Mapping[str, Any], place: _Places) -> str:
     return f"{place(('format',))}: format is {_shown(version)}; {advice}"
 
 
-def _drop_unknown(data: dict[str, Any], prefix: tuple[str, ...], place: _Places) -> list[str]:
-    """Take the keys that no model has out of ``data``; one sentence for each."""
-    problems = []
-    for name in list(data):
-        path = (*prefix, name)
-        key = keys().get(path)
-        if key is None:
-            value = data.pop(name)
-            while isinstance(value, dict) and len(value) == 1:
-                (inner, value), *_ = value.items()
-                path = (*path, inner)
-            problems.append(f"{place(path)}: unknown key '{dotted(path)}'; {_advice(path)}")
-        elif key.section and isinstance(data[name], dict):
-            problems += _drop_unknown(data[name], path, place)
-    return problems
-
-
-def _advice(path: tuple[str, ...]) -> str:
-    reason = refusal(path)
-    if reason is not None:
-        return reason
-    near = nearest_keys(path)
-    if near:
-        return "did you mean " + " or ".join(f"'{name}'" for name in near) + "?"
-    parent = path[:-1] if path[:-1] in keys() else ()
-    return "known here: " + ", ".join(p[-1] for p in keys() if p[:-1] == parent)
-
-
-def _validate(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, list[str]]:
+def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, list[str]]:
+    """The configuration that ``data`` make, with every setting of its parts; and what is wrong with them."""
+    parts, problems = _chosen_parts(data, place)
+    keys = {**section_keys()}
+    for section, part in parts.items():
+        keys.update(part_keys(section, part))
+    problems += _drop_unknown(data, (), place, keys, parts)
     try:
         # Through JSON: strict about types, yet lists fill tuples and integers fill numbers.
         config = RunConfig.model_validate_json(json.dumps(data))
-        return config, [f"{place(())}: {problem}" for problem in part_problems(config)]
     except ValidationError as error:
-        problems: list[str] = []
-        for found in error.errors(include_url=False):
-            problems += [p for p in _sentences(found, place) if p not in problems]
-        return None, problems
+        return None, problems + _all_sentences(error, (), place, keys)
+    for section, part in parts.items():
+        values = getattr(config, section)
+        try:
+            settings = part_settings(values, part).model_dump()
+        except ValidationError as error:
+            problems += _all_sentences(error, (section,), place, keys)
+        else:
+            config = config.model_copy(update={section: values.model_copy(update=settings)})
+    if not problems:
+        problems = [f"{place((s,))}: {problem}" for s, part in parts.items() for problem in part.problems(config)]
+    return config, problems
 
 
-def _sentences(found: Mapping[str, Any], place: _Places) -> list[str]:
+def _chosen_parts(data: Mapping[str, Any], place: _Places) -> tuple[dict[str, Part], list[str]]:
+    """The part of each section that chooses one; those that cannot be had are left out and told."""
+    parts: dict[str, Part] = {}
+    problems = []
+    for section, kind in PART_SECTIONS.items():
+        values = data.get(section, {})
+        default = section_keys()[section, kind.key].default
+        name = values.get(kind.key, default) if isinstance(values, dict) else default
+        if not isinstance(name, str):
+            continue  # which validation tells
+        try:
+            parts[section] = kind.registry.find(name)
+        except RollError as error:
+            problems.append(f"{place((section, kind.key))}: {error}")
+    return parts, problems
+
+
+def _drop_unknown(
+    data: dict[str, Any],
+    prefix: tuple[str, ...],
+    place: _Places,
+    keys: Mapping[tuple[str, ...], Key],
+    parts: Mapping[str, Part],
+) -> list[str]:
+    """Take the keys that nothing reads out of ``data``; one sentence for each."""
+    problems = []
+    for name in list(data):
+        path = (*prefix, name)
+        key = keys.get(path)
+        if key is not None:
+            if key.section and isinstance(data[name], dict):
+                problems += _drop_unknown(data[name], path, place, keys, parts)
+            continue
+        value = data.pop(name)
+        section = prefix[0] if prefix else ""
+        if section in PART_SECTIONS and section not in parts:
+            continue  # nobody knows what the missing part reads
+        kind = PART_SECTIONS.get(section)
+        told = None if kind is None else unread_advice(section, name, _name_of(data, kind.key, section))
+        while isinstance(value, dict) and len(value) == 1 and told is None:
+            (inner, value), *_ = value.items()
+            path = (*path, inner)
+        told = told or f"unknown key '{dotted(path)}'; {_advice(path, keys)}"
+        problems.append(f"{place(path)}: {told}")
+    return problems
+
+
+def _name_of(values: Mapping[str, Any], key: str, section: str) -> str:
+    return str(values.get(key, section_keys()[section, key].default))
+
+
+def _advice(path: tuple[str, ...], keys: Mapping[tuple[str, ...], Key]) -> str:
+    reason = refusal(path)
+    if reason is not None:
+        return reason
+    near = nearest_keys(path, {**built_in_keys(), **keys})
+    if near:
+        return "did you mean " + " or ".join(f"'{name}'" for name in near) + "?"
+    parent = path[:-1] if path[:-1] in keys else ()
+    return "known here: " + ", ".join(p[-1] for p in keys if p[:-1] == parent)
+
+
+def _all_sentences(
+    error: ValidationError, prefix: tuple[str, ...], place: _Places, keys: Mapping[tuple[str, ...], Key]
+) -> list[str]:
+    problems: list[str] = []
+    for found in error.errors(include_url=False):
+        problems += [
+            p for p in _sentences({**found, "loc": (*prefix, *found["loc"])}, place, keys) if p not in problems
+        ]
+    return problems
+
+
+def _sentences(found: Mapping[str, Any], place: _Places, keys: Mapping[tuple[str, ...], Key]) -> list[str]:
     path: KeyPath = tuple(found["loc"])
     if found["type"] == "value_error":
         return [f"{place(path)}: {line}" for line in str(found["ctx"]["error"]).splitlines()]
     if found["type"] == "json_invalid":
         return [f"{place(())}: the text holds characters that no file can hold ({found['msg']})"]
-    key = keys()[tuple(p for p in path if isinstance(p, str))[:2]] if path else None
+    key = keys.get(tuple(p for p in path if isinstance(p, str))[:2]) if path else None
     if found["type"] == "missing" and key is not None:
         if path == ("format",):
             return [f"{place(())}: format is missing; write 'format: {FORMAT}', the version of the schema it follows"]
         if key.section:
-            inner = ", ".join(dotted(k.path) for k in keys().values() if k.path[:-1] == key.path and k.required)
+            inner = ", ".join(dotted(k.path) for k in keys.values() if k.path[:-1] == key.path and k.required)
             return [f"{place(())}: the section '{dotted(path)}' is missing; it needs {inner}"]
         if isinstance(path[-1], str):
             return [f"{place(path[:-1])}: the key '{dotted(path)}' is missing; allowed: {key.allowed}"]
     allowed = key.allowed if key is not None else found["msg"]
-    hint = "; leave it out or write keys below it" if key is not None and key.section else ""
+    renamed = renamed_value(path, found["input"])
+    hint = f"; {found['input']!r} is called {renamed!r} now" if renamed else ""
+    if key is not None and key.section:
+        hint = "; leave it out or write keys below it"
     return [f"{place(path)}: {dotted(path)} is {_shown(found['input'])}; allowed: {allowed}{hint}"]
 
 
@@ -272,21 +370,3 @@ def _shown(value: Any) -> str:
         return str(value).lower()
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def part_problems(config: RunConfig) -> list[str]:
-    """What the chosen parts ask of other sections and do not find there, a sentence each."""
-    problems = []
-    name = config.advantage.name
-    spec = find_estimator(name) if name in estimator_names() else None
-    if spec is not None and spec.needs_group and config.rollout.group_size < 2:
-        problems.append(
-            f"rollout.group_size is {config.rollout.group_size}, but advantage.name {name!r} compares "
-            "the episodes of one task; allowed: 2 or more, or advantage.name 'reinforce'"
-        )
-    if spec is not None and spec.needs_greedy and (config.reward.clip or config.reward.overlong_tokens):
-        problems.append(
-            f"advantage.name {name!r} compares with the return of a greedy episode, which reward.clip and "
-            "reward.overlong_tokens cannot be applied to; leave them out, or choose another estimator"
-        )
-    return problems

@@ -63,7 +63,7 @@ PRESETS: dict[str, Preset] = {
                   "loss.divergence_coef": 1e-3, "loss.aggregation": "token-mean"},
     ),
     "dr_grpo": Preset(
-        summary="GRPO without its biases: no division by the deviation, a constant instead of each row's length",
+        summary="GRPO without its biases: no division by the deviation, a constant instead of each sequence's length",
         source="Liu et al. 2025, arXiv:2503.20783, section 3.2",
         settings={**_CLIP, "advantage.name": "dr_grpo", "loss.aggregation": "constant"},
     ),
@@ -74,7 +74,7 @@ PRESETS: dict[str, Preset] = {
                   "loss.kl_coef": 0.01, "loss.kl_estimator": "k3"},
     ),
     "gmpo": Preset(
-        summary="group advantages; the geometric mean of a row's clipped ratios",
+        summary="group advantages; the geometric mean of a sequence's clipped ratios",
         source="Zhao et al. 2025, arXiv:2507.20673, eq. 4",
         settings={**_GROUP, "loss.name": "gmpo", "loss.clip_low": 0.4, "loss.clip_high": 0.4,
                   "loss.aggregation": "seq-mean-token-mean"},
@@ -86,7 +86,7 @@ PRESETS: dict[str, Preset] = {
                   "loss.kl_estimator": "k3"},
     ),
     "gspo": Preset(
-        summary="group advantages; one ratio for the whole row",
+        summary="group advantages; one ratio for the whole sequence",
         source="Zheng et al. 2025, arXiv:2507.18071, eq. 5-7; four minibatches as there",
         settings={**_GROUP, "loss.name": "gspo", "loss.clip_low": 3e-4, "loss.clip_high": 4e-4,
                   "loss.aggregation": "seq-mean-token-mean", "learner.minibatches": 4},

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from roll_envs.settings import setting
 from trainer.config.algorithm import (
     AdvantageConfig,
     CorrectionConfig,
@@ -17,6 +18,7 @@ from trainer.config.algorithm import (
     FilterConfig,
     LossConfig,
     MaskConfig,
+    PartSection,
     Positive,
     ReferenceConfig,
     RewardConfig,
@@ -67,19 +69,17 @@ class EnvConfig(Section):
 class ModelConfig(Section):
     """The policy model: built here from a seed, or loaded from a folder."""
 
-    path: str | None = Field(None, description="Folder of a Hugging Face model and tokenizer; null builds a small one.")
-    architecture: Literal["llama", "qwen2"] = Field("llama", description="Family of the small model.")
-    hidden_size: Positive = Field(96, description="Width of the small model.")
-    layers: Positive = Field(3, description="Number of layers of the small model.")
-    heads: Positive = Field(4, description="Attention heads of the small model.")
-    mlp_ratio: Annotated[float, Field(gt=0)] = Field(3.0, description="Width of the MLP over the width of the model.")
-    rope_theta: Annotated[float, Field(gt=0)] = Field(
-        30.0, description="Base of the rotary positions of the small model; small, since its sequences are short."
+    path: str | None = setting(None, "Folder of a Hugging Face model and tokenizer; null builds a small one.")
+    architecture: Literal["llama", "qwen2"] = setting("llama", "Family of the small model.")
+    hidden_size: Positive = setting(96, "Width of the small model.")
+    layers: Positive = setting(3, "Number of layers of the small model.")
+    heads: Positive = setting(4, "Attention heads of the small model.")
+    mlp_ratio: Annotated[float, Field(gt=0)] = setting(3.0, "Width of the MLP over the width of the model.")
+    rope_theta: Annotated[float, Field(gt=0)] = setting(
+        30.0, "Base of the rotary positions of the small model; small, since its sequences are short."
     )
-    init_std: Annotated[float, Field(gt=0)] = Field(
-        0.1, description="Standard deviation of the small model's first weights."
-    )
-    max_positions: Positive = Field(1024, description="Longest sequence in tokens.")
+    init_std: Annotated[float, Field(gt=0)] = setting(0.1, "Standard deviation of the small model's first weights.")
+    max_positions: Positive = setting(1024, "Longest sequence in tokens.")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -99,12 +99,12 @@ class ModelConfig(Section):
 class ContextConfig(Section):
     """What the next prompt shows of the episode so far."""
 
-    kind: Literal["everything", "last", "function"] = Field("everything", description="All turns, the last k, or code.")
-    turns: Count = Field(1, description="k of kind 'last': how many past turns are shown beside the observation.")
-    function: str | None = Field(None, description="module:name of a context function, for kind 'function'.")
-    system_prompt: str | None = Field(None, description="Replaces the environment's instructions; '' leaves them out.")
-    observation_template: str | None = Field(
-        None, description="Text of each user message, with {observation} in it; null is the observation alone."
+    kind: Literal["everything", "last", "function"] = setting("everything", "All turns, the last k, or code.")
+    turns: Count = setting(1, "k of kind 'last': how many past turns are shown beside the observation.")
+    function: str | None = setting(None, "module:name of a context function, for kind 'function'.")
+    system_prompt: str | None = setting(None, "Replaces the environment's instructions; '' leaves them out.")
+    observation_template: str | None = setting(
+        None, "Text of each user message, with {observation} in it; null is the observation alone."
     )
     template: dict[str, Any] = Field(
         default_factory=dict, description="Variables of the chat template, e.g. {enable_thinking: false}."
@@ -139,115 +139,107 @@ class ContextConfig(Section):
 class SamplingConfig(Section):
     """How the engine samples, in training and in evaluation alike."""
 
-    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Sampling temperature.")
-    max_new_tokens: Positive = Field(16, description="Longest answer of one turn, in tokens.")
+    temperature: Annotated[float, Field(gt=0)] = setting(1.0, "Sampling temperature.")
+    max_new_tokens: Positive = setting(16, "Longest answer of one turn, in tokens.")
 
 
-class EngineConfig(Section):
-    """The inference engine."""
+class EngineConfig(PartSection):
+    """The inference engine; its own settings stand in this section too."""
 
-    name: str = Field("hf", description="Registered engine; 'hf' is the built-in one.")
-    max_running: Positive = Field(128, description="Requests that share one forward pass.")
-    max_tokens: Positive = Field(1024, description="Longest prompt + answer a request may have, in tokens.")
+    name: str = setting("hf", "Registered engine; 'hf' is the built-in one.")
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "Where the engine computes, if it does here; auto is a GPU where there is one."
+    )
+    max_tokens: Positive = setting(1024, "Longest prompt + answer a request may have, in tokens.")
 
 
 class WarmStartConfig(Section):
     """Supervised learning on demonstrations of a poor teacher, before reinforcement learning."""
 
-    steps: Count = Field(0, description="Optimiser steps; 0 leaves the phase out.")
-    episodes_per_step: Positive = Field(64, description="Demonstration episodes per optimiser step.")
-    oracle_share: Share = Field(0.3, description="How often the teacher plays the oracle's action; else a random one.")
-    lr: Annotated[float, Field(ge=0)] = Field(1e-3, description="Peak learning rate.")
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="Decay after the warm-up.")
-    lr_warmup_steps: Count = Field(20, description="Steps of linear warm-up.")
+    steps: Count = setting(0, "Optimiser steps; 0 leaves the phase out.")
+    episodes_per_step: Positive = setting(64, "Demonstration episodes per optimiser step.")
+    oracle_share: Share = setting(0.3, "How often the teacher plays the oracle's action; else a random one.")
+    lr: Annotated[float, Field(ge=0)] = setting(1e-3, "Peak learning rate.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting("cosine", "Decay after the warm-up.")
+    lr_warmup_steps: Count = setting(20, "Steps of linear warm-up.")
 
 
 class RolloutConfig(Section):
     """Collecting episodes."""
 
-    groups_per_step: Positive = Field(16, description="Tasks per training step.")
-    group_size: Positive = Field(8, description="Episodes per task, all from the same start.")
-    max_running: Positive = Field(128, description="Episodes that run at the same time.")
-    attempts: Positive = Field(3, description="Starts of an episode before a failure of ours is final.")
-    turn_timeout_s: Seconds = Field(120.0, description="Longest wait for one answer of the engine.")
-    env_timeout_s: Seconds = Field(60.0, description="Longest reset or step of an environment.")
-    episode_timeout_s: Seconds = Field(600.0, description="Longest episode.")
-    max_failed_share: Share = Field(0.5, description="A step with more failed episodes than this stops the run.")
+    groups_per_step: Positive = setting(16, "Tasks per training step.")
+    group_size: Positive = setting(8, "Episodes per task, all from the same start.")
+    max_running: Positive = setting(128, "Episodes that run at the same time.")
+    attempts: Positive = setting(3, "Starts of an episode before an infrastructure failure is final.")
+    turn_timeout_s: Seconds = setting(120.0, "Longest wait for one answer of the engine.")
+    env_timeout_s: Seconds = setting(60.0, "Longest reset or step of an environment.")
+    episode_timeout_s: Seconds = setting(600.0, "Longest episode.")
+    max_failed_share: Share = setting(0.5, "A step with more failed episodes than this stops the run.")
 
 
-class OptimizerConfig(Section):
-    """The optimiser of both phases, and its schedule in the reinforcement-learning phase."""
+class OptimizerConfig(PartSection):
+    """The optimiser of both phases, and its schedule in the reinforcement-learning phase; its own settings too."""
 
-    name: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon orthogonalises the updates of inner matrices; AdamW does the rest."
+    name: str = setting("adamw", "Registered optimiser.", origin="as every trainer")
+    lr: Annotated[float, Field(ge=0)] = setting(
+        1e-4,
+        "Peak learning rate; 0 leaves the model as it is.",
+        origin="ours, for the small model; 1e-6 is usual for large ones",
     )
-    lr: Annotated[float, Field(ge=0)] = Field(1e-4, description="Peak learning rate; 0 leaves the model as it is.")
-    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
-        "constant", description="Decay after the warm-up; wsd is stable until the last lr_decay_share of the steps."
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
+        "constant", "Decay after the warm-up; wsd is stable until the last lr_decay_share of the steps.", origin="verl"
     )
-    lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")
-    lr_min_share: Share = Field(0.05, description="Share of the peak at which a decaying schedule ends.")
-    lr_decay_share: Share = Field(0.2, description="Share of the steps after the warm-up in which wsd decays.")
-    betas: tuple[Share, Share] = Field((0.9, 0.95), description="AdamW betas.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="Weight decay of matrices; biases and norms have none."
+    lr_warmup_steps: Count = setting(0, "Steps of linear warm-up.", origin="verl")
+    lr_min_share: Share = setting(0.05, "Share of the peak at which a decaying schedule ends.", origin="ours")
+    lr_decay_share: Share = setting(
+        0.2,
+        "Share of the steps after the warm-up in which wsd decays.",
+        origin="Hu et al. 2024 (MiniCPM) decay the last tenth to fifth",
     )
-    decay_embeddings: bool = Field(True, description="Weight decay of the embedding and the head too.")
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="Gradient clipping.")
-    skip_norm: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="A step whose gradient norm is above this, or not finite, is skipped; null: only the latter."
+    max_grad_norm: Annotated[float, Field(gt=0)] = setting(1.0, "Gradient clipping.", origin="as every trainer")
+    skip_norm: Annotated[float, Field(gt=0)] | None = setting(
+        None,
+        "A step whose gradient norm is above this, or not finite, is skipped; null: only the latter.",
+        origin="only steps that are not finite",
     )
-    max_skipped: Count = Field(5, description="Skipped steps in a row before the next one stops the run.")
+    max_skipped: Count = setting(5, "Skipped steps in a row before the next one stops the run.", origin="ours")
 
 
-class LearnerConfig(Section):
-    """How rows become optimiser steps."""
+class LearnerConfig(PartSection):
+    """How sequences become optimiser steps; the backend's own settings stand in this section too."""
 
-    backend: str = Field("torch", description="Registered learner backend.")
-    minibatches: Positive = Field(1, description="Optimiser steps per training step (rows are dealt out evenly).")
-    epochs: Positive = Field(1, description="Passes over the rows of a training step.")
-    pack_tokens: Positive = Field(512, description="Length of a packed row; a longer row stands alone.")
-    tokens_per_microbatch: Positive = Field(8192, description="Tokens per forward and backward pass.")
-    threads: Count = Field(
-        0, description="Micro-batches side by side, and torch threads of the engine; 0 chooses by size."
+    backend: str = setting("torch", "Registered learner backend.", origin="the only one that needs nothing else")
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "Where the learner computes; auto is a GPU where there is one.", origin="where it is quickest"
     )
-    attention: Literal["auto", "sdpa", "flash", "flex"] = Field(
-        "auto", description="Kernel for packed rows; flash and flex need CUDA, auto is flash where it runs, else sdpa."
+    minibatches: Positive = setting(
+        1, "Optimiser steps per training step (sequences are dealt out evenly).", origin="on policy"
     )
-    logits_mib: Annotated[float, Field(gt=0)] = Field(
-        256.0, description="Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice."
+    epochs: Positive = setting(1, "Passes over the sequences of a training step.", origin="on policy")
+    pack_tokens: Positive = setting(
+        512,
+        "Tokens that sequences are packed into; a longer sequence stands alone.",
+        origin="memory and speed alone; changes nothing else",
     )
-    gradient_checkpointing: bool = Field(
-        False, description="Keep only the inputs of layers and compute the rest twice: less memory, more time."
-    )
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Of weights and activations; bfloat16 has float32 master copies in the optimiser."
-    )
-    lora_rank: Count = Field(
-        0, description="Rank of the adapters that are trained instead of the weights; 0 trains the weights."
-    )
-    lora_alpha: Annotated[float, Field(gt=0)] = Field(
-        32.0, description="Adapters are scaled by lora_alpha / lora_rank."
-    )
-    lora_targets: tuple[str, ...] = Field(
-        (), description="Adapted layers by the ends of their names, e.g. q_proj; none: all linear layers but the head."
+    tokens_per_microbatch: Positive = setting(
+        8192, "Tokens per forward and backward pass.", origin="memory and speed alone; changes nothing else"
     )
 
 
 class EvaluationConfig(Section):
-    """The held-out panel: the same tasks at every evaluation, sampled at the training temperature."""
+    """Held-out tasks: the same at every evaluation, sampled at the training temperature."""
 
-    tasks: Positive = Field(256, description="Number of held-out tasks.")
-    every: Count = Field(0, description="Also evaluate every so many training steps; 0: before and after only.")
+    tasks: Positive = setting(256, "Number of held-out tasks.")
+    every: Count = setting(0, "Also evaluate every so many training steps; 0: before and after only.")
 
 
 class CheckpointConfig(Section):
     """Saving for resume."""
 
-    every: Count = Field(10, description="Save every so many training steps (and at the end); 0: at the end only.")
-    keep: Positive = Field(2, description="Newest checkpoints that are kept.")
-    keep_best: Count = Field(
-        0, description="Also keep so many of the checkpoints with the highest held-out success (saved at each panel)."
+    every: Count = setting(10, "Save every so many training steps (and at the end); 0: at the end only.")
+    keep: Positive = setting(2, "Newest checkpoints that are kept.")
+    keep_best: Count = setting(
+        0, "Also keep so many of the checkpoints with the highest held-out success (saved at each evaluation)."
     )
 
 
@@ -256,13 +248,13 @@ class RunConfig(Section):
 
     format: Literal[1] = Field(description="Version of the configuration schema.")
     name: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(description="Name of the run, part of its folder's name.")
-    seed: Seed = Field(0, description="Seed of everything: weights, tasks, sampling, batches.")
+    seed: Seed = setting(0, "Seed of everything: weights, tasks, sampling, batches.")
     steps: Count = Field(description="Training steps of the reinforcement-learning phase.")
-    algorithm: str | None = Field(
-        None, description="A published recipe whose settings stand where this file says nothing; docs/algorithms.md."
+    algorithm: str | None = setting(
+        None, "A published recipe whose settings stand where this file says nothing; docs/algorithms.md."
     )
-    output: str = Field("runs", description="Folder in which the run's own folder is made.")
-    cluster: Literal["local"] = Field("local", description="Where the parts run: all in this process.")
+    output: str = setting("runs", "Folder in which the run's own folder is made.")
+    cluster: Literal["local"] = setting("local", "Where the parts run: all in this process.")
     env: EnvConfig
     model: ModelConfig = Field(default_factory=ModelConfig)
     context: ContextConfig = Field(default_factory=ContextConfig)

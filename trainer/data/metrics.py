@@ -1,4 +1,4 @@
-"""Numbers of a training step: what the episodes were like, how far sampler and learner disagree, how stale rows are.
+"""Numbers of a training step: what the episodes were like, how far sampler and learner disagree, how stale tokens are.
 
 Only scored episodes enter means and rates; failed and cancelled ones are counted. A number that nothing was measured
 for is left out, never reported as 0.
@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll_envs.types import Group, Metrics, OutcomeKind, Trajectory, Turn
-from trainer.data.sequences import TokenSequence
+from trainer.data.table import BoolArray, FloatArray, IntArray, StepTable, Tokens
 
 __all__ = [
     "explained_variance",
     "mismatch_metrics",
     "rollout_metrics",
-    "row_mismatch_metrics",
+    "sequence_metrics",
     "staleness_metrics",
+    "token_mismatch_metrics",
     "wilson_interval",
 ]
 
@@ -104,20 +105,20 @@ def _turn_metrics(turns: Sequence[Turn]) -> Metrics:
     return metrics
 
 
-def row_metrics(rows: Sequence[TokenSequence], groups: Sequence[Group], prefix: str = "rollout/") -> Metrics:
-    """How the turns of scored episodes fell into ``rows`` (those of ``groups``); empty when there are none.
+def sequence_metrics(table: StepTable, prefix: str = "rollout/") -> Metrics:
+    """How the turns of scored episodes fell into sequences; empty when nothing was sampled.
 
-    Keys after ``prefix``: ``rows_per_episode``, over episodes with at least one row; ``history_rewrites``, how many
-    turns with sampled ids started a row though they were not their episode's first: the prompt did not continue the
-    one before, because the chat template or the context shows earlier turns differently. Three turns of one episode in
-    two rows give 2.0 rows per episode and 1.0 rewrites.
+    Keys after ``prefix``: ``sequences_per_episode``, over episodes with at least one sequence; ``history_rewrites``,
+    how many turns with sampled ids started a sequence though they were not their episode's first: the prompt did not
+    continue the one before, because the chat template or the context shows earlier turns differently. Three turns of
+    one episode in two sequences give 2.0 sequences per episode and 1.0 rewrites.
     """
-    if not rows:
+    sequences, episodes = len(np.unique(table.tokens.sequence)), int((table.episode_tokens > 0).sum())
+    if not sequences:
         return {}
-    scored = sum(any(turn.completion.ids for turn in t.turns) for g in groups for t in g.trajectories if t.scored)
     return {
-        f"{prefix}rows_per_episode": len(rows) / scored,
-        f"{prefix}history_rewrites": float(len(rows) - scored),
+        f"{prefix}sequences_per_episode": sequences / episodes,
+        f"{prefix}history_rewrites": float(sequences - episodes),
     }
 
 
@@ -161,36 +162,29 @@ def _effective_share(log_ratios: NDArray[np.float64]) -> float:
     return float(weights.sum() ** 2 / (weights.size * np.square(weights).sum()))
 
 
-def row_mismatch_metrics(
-    rows: Sequence[TokenSequence], learner_logprobs: Sequence[NDArray[Any]], prefix: str = "mismatch/"
+def token_mismatch_metrics(
+    tokens: Tokens, learner_logp: FloatArray, among: BoolArray, prefix: str = "mismatch/"
 ) -> Metrics:
-    """:func:`mismatch_metrics` of the sampled ids of ``rows``; ``learner_logprobs`` per row, aligned with its ids.
+    """:func:`mismatch_metrics` of the tokens ``among`` [N], of which the learner says ``learner_logp`` [N].
 
-    And the same of turns and of rows, under ``turn_`` and ``row_``: ``kl``, the mean over turns or rows of the sum of
-    k3 over their ids, an unbiased estimate of the KL of whole turns or rows; ``ratio_...`` of geometric means over
-    their ids (what ``correction.level: geometric`` looks at); ``effective_sample_share`` of the products (what levels
-    ``turn`` and ``row`` look at). A row of two turns, with ``d`` 0.3, 0 in one and 0.3 in the other: turn_kl 0.040818,
-    row_kl 0.081636, turn_ratio_min exp(-0.3), row_ratio_min exp(-0.2).
+    And the same of turns and of sequences, under ``turn_`` and ``sequence_``: ``kl``, the mean over turns or sequences
+    of the sum of k3 over their ids, an unbiased estimate of the KL of whole turns or sequences; ``ratio_...`` of
+    geometric means over their ids (what level ``sequence-mean`` of the section ``correction`` looks at);
+    ``effective_sample_share`` of the products (levels ``turn-product`` and ``sequence-product``). A sequence of two
+    turns, with ``d`` 0.3, 0 in one and 0.3 in the other: turn_kl 0.040818, sequence_kl 0.081636, turn_ratio_min
+    exp(-0.3), sequence_ratio_min exp(-0.2).
     """
-    sampler, learner, turns, places = [np.empty(0)], [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for place, (row, logprobs) in enumerate(zip(rows, learner_logprobs, strict=True)):
-        mask = np.array(row.mask, dtype=np.bool_)
-        mask[:1] = False  # a first id is never predicted, the learner has no number for it
-        sampler.append(np.array(row.logprobs)[mask])
-        learner.append(np.asarray(logprobs)[mask])
-        turns.append(np.array(row.turns, dtype=np.int64)[mask])
-        places.append(np.full(len(turns[-1]), place))
-    joined = np.concatenate(sampler), np.concatenate(learner)
-    metrics = mismatch_metrics(*joined, prefix)
+    sampler, learner = tokens.sampler_logp[among], learner_logp[among]
+    metrics = mismatch_metrics(sampler, learner, prefix)
     if metrics:
-        diff, at = joined[0] - joined[1], np.concatenate(places)
-        numbers = np.concatenate(turns)
-        metrics.update(_span_metrics(diff, at * (numbers.max() + 1) + numbers, f"{prefix}turn_"))
-        metrics.update(_span_metrics(diff, at, f"{prefix}row_"))
+        sequence, turn = tokens.sequence[among], tokens.turn_number[among]
+        diff = sampler - learner
+        metrics.update(_span_metrics(diff, sequence * (turn.max() + 1) + turn, f"{prefix}turn_"))
+        metrics.update(_span_metrics(diff, sequence, f"{prefix}sequence_"))
     return metrics
 
 
-def _span_metrics(diff: NDArray[np.float64], keys: NDArray[np.int64], prefix: str) -> Metrics:
+def _span_metrics(diff: FloatArray, keys: IntArray, prefix: str) -> Metrics:
     """Of the spans of ids that have the same key."""
     _, span, counts = np.unique(keys, return_inverse=True, return_counts=True)
     sums = np.bincount(span, weights=-diff).astype(np.float64)
@@ -201,24 +195,24 @@ def _span_metrics(diff: NDArray[np.float64], keys: NDArray[np.int64], prefix: st
     }
 
 
-def staleness_metrics(rows: Sequence[TokenSequence], version: int, prefix: str = "staleness/") -> Metrics:
-    """How many weight versions before ``version`` the sampled ids were sampled; empty without sampled ids.
+def staleness_metrics(tokens: Tokens, version: int, prefix: str = "staleness/") -> Metrics:
+    """How many weight versions before ``version`` the tokens were sampled; empty without any.
 
-    Keys after ``prefix``: ``lag_mean`` and ``lag_max`` over sampled ids; ``row_lag_mean``, over rows, of the oldest id
-    of each; ``mixed_rows``, the share of rows that more than one version sampled, and ``row_span_max``, the most
-    versions between two ids of one row.
+    Keys after ``prefix``: ``lag_mean`` and ``lag_max`` over tokens; ``sequence_lag_mean``, over sequences, of the
+    oldest token of each; ``mixed_sequences``, the share of sequences that more than one version sampled, and
+    ``sequence_span_max``, the most versions between two tokens of one sequence.
     """
-    versions = [np.array(row.versions, dtype=np.int64)[np.array(row.mask, dtype=np.bool_)] for row in rows]
-    versions = [v for v in versions if v.size]
-    if not versions:
+    if not len(tokens.version):
         return {}
-    lags = version - np.concatenate(versions)
+    lags = version - tokens.version
+    first = np.flatnonzero(np.diff(tokens.sequence, prepend=-1))
+    oldest, newest = np.maximum.reduceat(lags, first), np.minimum.reduceat(lags, first)
     return {
         f"{prefix}lag_mean": float(lags.mean()),
         f"{prefix}lag_max": float(lags.max()),
-        f"{prefix}row_lag_mean": float(np.mean([version - v.min() for v in versions])),
-        f"{prefix}mixed_rows": float(np.mean([v.min() != v.max() for v in versions])),
-        f"{prefix}row_span_max": float(max(v.max() - v.min() for v in versions)),
+        f"{prefix}sequence_lag_mean": float(oldest.mean()),
+        f"{prefix}mixed_sequences": float(np.mean(oldest != newest)),
+        f"{prefix}sequence_span_max": float((oldest - newest).max()),
     }
 
 

@@ -1,7 +1,7 @@
-"""Rows of token ids for the learner, made from trajectories by the exact-prefix rule.
+"""Sequences of token ids for the learner, made from trajectories by the exact-prefix rule.
 
-Ids and log-probabilities are copied from what the engine received and returned; nothing is tokenised here. Advantages
-and tensors are left to :mod:`trainer.algorithms.advantages` and :mod:`trainer.data.batches`.
+Ids and log-probabilities are copied from what the engine received and returned; nothing is tokenised here. What is
+known of each sampled token stands in :mod:`trainer.data.table`, tensors start in :mod:`trainer.data.batches`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from roll_envs.types import Group, Trajectory, Turn
 
-__all__ = ["TokenSequence", "rows_of", "to_sequences"]
+__all__ = ["TokenSequence", "sequences_of", "to_sequences"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenSequence:
-    """One row: a prompt and every completion that continues it to the letter. All tuples have the length of ``ids``."""
+    """A prompt and every completion that continues it to the letter. All tuples have the length of ``ids``."""
 
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
@@ -36,8 +36,8 @@ class TokenSequence:
         return len(self.ids)
 
 
-class _Row:
-    """A row while it grows."""
+class _Growing:
+    """A sequence while turns are added."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -46,7 +46,7 @@ class _Row:
         self.turns: list[int] = []
         self.versions: list[int] = []
 
-    def takes(self, prompt_ids: tuple[int, ...]) -> bool:
+    def continues_to(self, prompt_ids: tuple[int, ...]) -> bool:
         return len(prompt_ids) >= len(self.ids) and list(prompt_ids[: len(self.ids)]) == self.ids
 
     def add(self, index: int, turn: Turn) -> None:
@@ -58,7 +58,7 @@ class _Row:
         self.mask += [False] * len(given) + [True] * len(completion.ids)
         self.logprobs += (*[0.0] * len(given), *completion.logprobs)
         self.turns += [-1] * len(given) + [index] * len(completion.ids)
-        self.versions += [-1] * len(given) + [completion.weight_version] * len(completion.ids)
+        self.versions += [-1] * len(given) + [version for version, tokens in completion.spans for _ in range(tokens)]
 
     def freeze(self, group: int, member: int) -> TokenSequence:
         return TokenSequence(
@@ -73,30 +73,31 @@ class _Row:
 
 
 def to_sequences(trajectory: Trajectory, *, group: int) -> list[TokenSequence]:
-    """The rows of one trajectory, in the order of its turns; ``group`` is copied into each.
+    """The sequences of one trajectory, in the order of its turns; ``group`` is copied into each.
 
-    The exact-prefix rule: a turn whose prompt starts with the previous prompt + completion, id for id, joins the row;
-    any other starts a new row. Prompts ``(1, 2)`` and ``(1, 2, 7, 3)`` with completions ``(7,)`` and ``(8,)`` give one
-    row ``(1, 2, 7, 3, 8)`` with mask ``(0, 0, 1, 0, 1)``; had the second prompt been ``(1, 2, 9, 3)``, two rows.
+    The exact-prefix rule: a turn whose prompt starts with the previous prompt + completion, id for id, joins the
+    sequence; any other starts a new one. Prompts ``(1, 2)`` and ``(1, 2, 7, 3)`` with completions ``(7,)`` and ``(8,)``
+    give one sequence ``(1, 2, 7, 3, 8)`` with mask ``(0, 0, 1, 0, 1)``; had the second prompt been ``(1, 2, 9, 3)``,
+    two.
 
     Turns whose completion is empty (aborted requests) contribute nothing. A trajectory that is not ``scored`` (failed
-    or cancelled) gives no rows.
+    or cancelled) gives none.
 
     Raises:
         ValueError: A completion does not have one log-prob per id.
     """
     if not trajectory.scored:
         return []
-    rows: list[_Row] = []
+    sequences: list[_Growing] = []
     for index, turn in enumerate(trajectory.turns):
         if not turn.completion.ids:
             continue
-        if not rows or not rows[-1].takes(turn.prompt_ids):
-            rows.append(_Row())
-        rows[-1].add(index, turn)
-    return [row.freeze(group, trajectory.member) for row in rows]
+        if not sequences or not sequences[-1].continues_to(turn.prompt_ids):
+            sequences.append(_Growing())
+        sequences[-1].add(index, turn)
+    return [growing.freeze(group, trajectory.member) for growing in sequences]
 
 
-def rows_of(groups: Iterable[Group]) -> list[TokenSequence]:
-    """The rows of all scored trajectories of a step; ``TokenSequence.group`` counts through ``groups`` from 0."""
-    return [row for g, group in enumerate(groups) for t in group.trajectories for row in to_sequences(t, group=g)]
+def sequences_of(groups: Iterable[Group]) -> list[TokenSequence]:
+    """The sequences of all scored trajectories of a step; their ``group`` counts through ``groups`` from 0."""
+    return [s for g, group in enumerate(groups) for t in group.trajectories for s in to_sequences(t, group=g)]

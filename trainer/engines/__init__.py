@@ -1,59 +1,141 @@
-"""Inference engines by name. An engine is a :class:`roll_envs.policy.Policy` that also takes new weights.
+"""The contract of inference engines, and making one by name.
 
-Looking a name up loads nothing; making an engine loads what it needs.
+An engine is a :class:`roll_envs.policy.Policy` that also takes new weights. Engines differ in what else they can do:
+:attr:`Engine.capabilities` says it, and whoever needs something asks there first. Looking an engine up imports no
+library of it (no torch); making it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+import abc
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from roll_envs.errors import UnknownNameError
+from roll_envs.errors import ConfigError, EngineError, PluginError
 from roll_envs.policy import Policy
+from roll_envs.settings import Part, Settings, setting
 from trainer.config import EngineConfig
+from trainer.config.parts import ENGINES, part_settings
 
 if TYPE_CHECKING:
     import torch
 
     from trainer.model.network import LanguageModel
 
-__all__ = ["ENGINES", "Engine", "make_engine", "register_engine"]
+__all__ = [
+    "ENGINES",
+    "HF",
+    "Capabilities",
+    "Engine",
+    "EnginePart",
+    "HFSettings",
+    "MakeEngine",
+    "check_can_train",
+    "make_engine",
+]
 
 
-class Engine(Policy, Protocol):
-    """A policy with weights that can be replaced, paused, aborted and closed."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What an engine can do beyond answering and taking weights between requests."""
 
-    def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None: ...
+    logprobs: bool = False
+    """Completions carry the log-probability of each id at the sampling temperature; training needs it."""
+    updates_in_flight: bool = False
+    """:meth:`Engine.update_weights` may be called while requests run; they go on with the new weights."""
+    version_spans: bool = False
+    """A completion that several versions of the weights sampled says which ids are whose."""
+    prefix_cache: bool = False
+    """A prompt that begins like an earlier one pays for what is new in it."""
+    pause: bool = False
+    """:meth:`Engine.pause` and :meth:`Engine.resume` work."""
+    abort: bool = False
+    """:meth:`Engine.abort` works."""
 
-    def pause(self) -> None: ...
 
-    def resume(self) -> None: ...
+class Engine(Policy):
+    """A policy with weights that can be replaced. What an engine cannot do it leaves out, here and in
+    ``capabilities``."""
 
-    def abort(self) -> None: ...
+    version: int = 0
+    """Version of the weights in use."""
+    capabilities: Capabilities = Capabilities()
 
-    def health(self) -> None: ...
+    @abc.abstractmethod
+    def update_weights(self, source: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take new weights: a stream of Hugging Face names and tensors in any order, read once.
 
-    def close(self) -> None: ...
+        Returns when requests submitted from now on are answered by ``version``. Of tensors that the model ties, one
+        name is enough. Raises :class:`EngineError` for names that are unknown or missing and for shapes that do not
+        fit; the engine then refuses requests until an update succeeds.
+        """
+
+    def pause(self) -> None:
+        """Stop sampling and keep the requests. Returns once no sampling goes on."""
+        raise EngineError(f"{type(self).__name__} cannot pause; ask its capabilities first")
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        raise EngineError(f"{type(self).__name__} cannot pause; ask its capabilities first")
+
+    def abort(self) -> None:
+        """End every request with ``finish="abort"`` and what was sampled so far."""
+        raise EngineError(f"{type(self).__name__} cannot abort; ask its capabilities first")
+
+    def health(self) -> None:
+        """Raise :class:`EngineError` when the engine cannot answer."""
+
+    def close(self) -> None:
+        """End every request and give back what the engine holds. May be called twice."""
 
 
-def _hf(model: LanguageModel, config: EngineConfig) -> Engine:
+class MakeEngine(Protocol):
+    """Starts an engine on ``model``: one of this process, or the folder of one in Hugging Face form."""
+
+    def __call__(self, model: LanguageModel | Path, settings: Any, *, max_tokens: int, device: str) -> Engine: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePart(Part):
+    """An engine by name: its settings (keys of the section ``engine``), and how it is made of them.
+
+    ``max_tokens`` is the longest prompt + completion, ``device`` one of auto, cpu, cuda.
+    """
+
+    make: MakeEngine
+
+
+def make_engine(model: LanguageModel | Path, config: EngineConfig) -> Engine:
+    """The engine ``config.name``, started. Raises :class:`UnknownNameError` or :class:`PluginError`."""
+    part = ENGINES.find(config.name)
+    if not isinstance(part, EnginePart):
+        raise PluginError(f"engine {config.name!r} is a {type(part).__name__}; it must be a trainer.engines.EnginePart")
+    return part.make(model, part_settings(config, part), max_tokens=config.max_tokens, device=config.device)
+
+
+def check_can_train(name: str, engine: Engine) -> None:
+    """Raise :class:`ConfigError` when what ``engine`` answers cannot be trained on."""
+    if not engine.capabilities.logprobs:
+        raise ConfigError(
+            f"engine.name {name!r}: this engine gives no log-probabilities at the sampling temperature, and training "
+            "needs them; choose another engine (it is good for evaluation)"
+        )
+
+
+class HFSettings(Settings):
+    """Settings of the built-in engine."""
+
+    max_running: int = setting(128, "Requests that share one forward pass.", ge=1)
+
+
+def _make_hf(model: LanguageModel | Path, settings: HFSettings, *, max_tokens: int, device: str) -> Engine:
     from trainer.engines.hf import HFEngine
+    from trainer.model.network import load_model
 
-    return HFEngine(model, max_running=config.max_running, max_tokens=config.max_tokens)
-
-
-ENGINES: dict[str, Callable[[LanguageModel, EngineConfig], Engine]] = {"hf": _hf}
-"""Engines by the name that ``engine.name`` uses."""
+    loaded = load_model(model) if isinstance(model, Path) else model
+    return HFEngine(loaded, max_running=settings.max_running, max_tokens=max_tokens, device=device)
 
 
-def register_engine(name: str, make: Callable[[LanguageModel, EngineConfig], Engine]) -> None:
-    """Make an engine available as ``engine.name``. Raises ValueError when the name is taken by another one."""
-    if ENGINES.setdefault(name, make) is not make:
-        raise ValueError(f"engine {name!r} is already registered; choose another name")
-
-
-def make_engine(model: LanguageModel, config: EngineConfig) -> Engine:
-    """The engine ``config.name``. Raises :class:`UnknownNameError` for a name that is not registered."""
-    if config.name not in ENGINES:
-        raise UnknownNameError("engine", config.name, ENGINES)
-    return ENGINES[config.name](model, config)
+HF = EnginePart(settings=HFSettings, make=_make_hf)

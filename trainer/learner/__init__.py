@@ -1,16 +1,19 @@
-"""Learner backends by name: what turns batches into new weights, and the critic and reference beside it.
+"""Learner backends: what turns batches into new weights, and the critic and reference beside it.
 
-Looking a name up loads nothing; making a learner loads what it needs.
+Looking a backend up loads nothing; making a learner loads what it needs. A new backend is one file with a
+:class:`BackendPart` and a line in :mod:`trainer.config.parts`, or an entry point of the group ``roll_envs.learners``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from roll_envs.errors import UnknownNameError
+from roll_envs.settings import Part, Settings, setting
 from roll_envs.types import Metrics
 from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
+from trainer.config.parts import BACKENDS, part_settings
 
 if TYPE_CHECKING:
     import torch
@@ -18,17 +21,19 @@ if TYPE_CHECKING:
     from trainer.data.batches import Batch, Denominators
     from trainer.model.network import LanguageModel
 
-__all__ = ["BACKENDS", "Critic", "Learner", "Scorer", "make_learner"]
+__all__ = ["TORCH", "BackendPart", "Critic", "Learner", "Scorer", "TorchSettings", "make_learner"]
 
 
 class Scorer(Protocol):
-    """Scores rows under weights that may be replaced but do not learn."""
+    """Scores sequences under weights that may be replaced but are not trained."""
 
-    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]: ...
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """One number for each label, [B, T] per batch."""
+        ...
 
-    def weights(self) -> dict[str, torch.Tensor]: ...
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]: ...
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None: ...
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None: ...
 
 
 class Critic(Scorer, Protocol):
@@ -42,22 +47,34 @@ class Critic(Scorer, Protocol):
 
 
 class Learner(Protocol):
-    """Scores rows, takes optimiser steps, gives weights; knows nothing of algorithms or environments."""
+    """Scores sequences, takes optimiser steps, gives weights; knows nothing of algorithms or environments."""
 
-    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]: ...
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Log-probs of the labels under the current weights, [B, T] per batch."""
+        ...
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
-    ) -> tuple[Metrics, list[torch.Tensor]]: ...
+    ) -> tuple[Metrics, list[torch.Tensor]]:
+        """One optimiser step; metrics, and the log-probs before it."""
+        ...
 
-    def weights(self) -> dict[str, torch.Tensor]: ...
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and weights in Hugging Face form, one at a time, so that no second copy of the model ever exists.
 
-    def optimizer_state(self) -> dict[str, Any]: ...
+        A weight with several names comes once. To be used before the next step: they may be views.
+        """
+        ...
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Everything beside the weights that the next step depends on: tensors and plain values."""
+        ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
 
-    def reference(self) -> Scorer:
-        """A scorer that holds a copy of the current weights."""
+    def reference(self, *, fixed: bool = True) -> Scorer:
+        """A scorer with the weights from which training starts. ``fixed``: it is never given other weights, so that
+        with adapters the base model serves."""
         ...
 
     def critic(self, config: CriticConfig) -> Critic:
@@ -65,18 +82,32 @@ class Learner(Protocol):
         ...
 
 
-def _torch(*arguments: Any, **keywords: Any) -> Learner:
-    from trainer.learner.torch import TorchLearner
+class MakeLearner(Protocol):
+    """What a backend implements: a learner that trains ``model`` in place."""
 
-    return TorchLearner(*arguments, **keywords)
+    def __call__(
+        self,
+        model: LanguageModel,
+        *,
+        loss: LossConfig,
+        optimizer: OptimizerConfig,
+        temperature: float,
+        correction: CorrectionConfig,
+        settings: Any,
+        threads: int,
+        device: str,
+    ) -> Learner: ...
 
 
-BACKENDS: dict[str, Callable[..., Learner]] = {"torch": _torch}
-"""Backends by the name that ``learner.backend`` uses."""
+@dataclass(frozen=True, kw_only=True)
+class BackendPart(Part):
+    """A learner backend that ``learner.backend`` chooses."""
+
+    make: MakeLearner
+    """Its ``settings`` are an instance of the part's own settings."""
 
 
 def make_learner(
-    name: str,
     model: LanguageModel,
     *,
     loss: LossConfig,
@@ -85,16 +116,53 @@ def make_learner(
     correction: CorrectionConfig | None = None,
     settings: LearnerConfig | None = None,
     threads: int = 1,
+    device: str = "auto",
 ) -> Learner:
-    """The learner ``name``. Raises :class:`UnknownNameError` for a name that is not registered."""
-    if name not in BACKENDS:
-        raise UnknownNameError("learner backend", name, BACKENDS)
-    return BACKENDS[name](
+    """The learner that ``settings.backend`` names. Raises :class:`UnknownNameError` for an unknown name."""
+    settings = settings or LearnerConfig()
+    part: BackendPart = BACKENDS.find(settings.backend)
+    return part.make(
         model,
         loss=loss,
         optimizer=optimizer,
         temperature=temperature,
-        correction=correction,
-        settings=settings,
+        correction=correction or CorrectionConfig(),
+        settings=part_settings(settings, part),
         threads=threads,
+        device=device,
     )
+
+
+class TorchSettings(Settings):
+    """Settings of the plain PyTorch backend."""
+
+    threads: int = setting(0, "Micro-batches side by side, and torch threads of the engine; 0 chooses by size.", ge=0)
+    attention: Literal["auto", "sdpa", "flash", "flex"] = setting(
+        "auto", "Kernel for packed rows; flash and flex need CUDA, auto is flash where it runs, else sdpa."
+    )
+    logits_mib: float = setting(
+        256.0, "Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice.", gt=0
+    )
+    gradient_checkpointing: bool = setting(
+        False, "Keep only the inputs of layers and compute the rest twice: less memory, more time."
+    )
+    precision: Literal["float32", "bfloat16"] = setting(
+        "float32", "Of weights and activations; bfloat16 has float32 master copies in the optimiser."
+    )
+    lora_rank: int = setting(
+        0, "Rank of the adapters that are trained instead of the weights; 0 trains the weights.", ge=0
+    )
+    lora_alpha: float = setting(32.0, "Adapters are scaled by lora_alpha / lora_rank.", gt=0)
+    lora_targets: tuple[str, ...] = setting(
+        (), "Adapted layers by the ends of their names, e.g. q_proj; none: all linear layers but the head."
+    )
+
+
+def _make_torch(model: LanguageModel, **arguments: Any) -> Learner:
+    from trainer.learner.torch import TorchLearner
+
+    return TorchLearner(model, **arguments)
+
+
+TORCH = BackendPart(settings=TorchSettings, make=_make_torch)
+"""Plain PyTorch on one device. Declared here because looking a part up must not load torch."""

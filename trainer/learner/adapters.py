@@ -7,13 +7,15 @@ engines, checkpoints and the saved model. Adapters that are saved apart from the
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from roll_envs.errors import CheckpointError, ConfigError
+from trainer.learner.gradients import replica_of
+from trainer.model.network import weights_of
 
 __all__ = ["AdaptedNetwork"]
 
@@ -41,12 +43,7 @@ class AdaptedNetwork:
         layers = _chosen_layers(plain, targets)
         adapted = {id(p) for layer in layers.values() for p in layer.parameters()}
         # In the copy, weights that no adapter changes are the plain network's own numbers.
-        shared = {
-            id(p): torch.nn.Parameter(p.detach(), requires_grad=False)
-            for p in plain.parameters()
-            if id(p) not in adapted
-        }
-        self.network: Any = copy.deepcopy(plain, memo=shared)
+        self.network: Any = replica_of(plain, own=[p for p in plain.parameters() if id(p) in adapted])
         config = LoraConfig(
             r=rank,
             lora_alpha=alpha,  # type: ignore[arg-type]
@@ -62,13 +59,29 @@ class AdaptedNetwork:
             parameter.requires_grad_(id(parameter) in trained)
 
     @torch.no_grad()
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Merged weights by the names of the plain network's state dict; those that are not adapted are views."""
-        result = {name: value.detach() for name, value in self._plain.state_dict().items()}
-        for name, layer in self._layers.items():
-            base = layer.get_base_layer().weight
-            result[f"{name}.weight"] = (base.float() + layer.get_delta_weight(_ADAPTER).float()).to(base.dtype)
-        return result
+    def weights(self, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights by the names of the plain network: adapted layers merged one at a time, or without their adapters;
+        the others as views."""
+        for name, value in weights_of(self._plain):
+            layer = self._layers.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+            if layer is None:
+                yield name, value
+                continue
+            base = layer.get_base_layer().weight.detach()
+            if merged:
+                base = (base.float() + layer.get_delta_weight(_ADAPTER).float()).to(base.dtype)
+            yield name, base
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """The base model, for as long as this lasts."""
+        for layer in self._layers.values():
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.enable_adapters(True)
 
     def state(self) -> dict[str, Any]:
         """Adapters, and the weights beside them, which cannot be had back from merged ones without rounding."""

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from roll_envs.errors import CheckpointError, RollError
+from roll_envs.errors import RollError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses.value import value_loss
 from trainer.config import CriticConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
-from trainer.learner.optimizers import OPTIMIZERS, trained_weights
-from trainer.learner.precision import cast_weights
+from trainer.learner.gradients import cast_weights
+from trainer.learner.optimizers import make_optimizers, trained_weights
+from trainer.learner.ranks import Ranks
 from trainer.model.attention import use_row_attention
 from trainer.model.forward import label_states, spread
+from trainer.model.network import load_weights, weights_of
 
-__all__ = ["TorchCritic"]
+__all__ = ["TorchCritic", "value_loss"]
 
 
 class TorchCritic:
     """Holds the value network and the state of its optimiser (AdamW)."""
 
-    def __init__(self, network: Any, config: CriticConfig) -> None:
+    def __init__(self, network: Any, config: CriticConfig, *, ranks: Ranks | None = None) -> None:
         """``network`` is a causal language model whose body is copied, in float32; its head is not used.
 
         The head begins at 0, so that the first values are 0 everywhere.
         """
-        self._config = config
+        self._config, self._ranks = config, ranks or Ranks()
         body = cast_weights(copy.deepcopy(network.base_model), torch.float32)
         use_row_attention(body)
         width = int(network.config.hidden_size)
@@ -41,9 +42,8 @@ class TorchCritic:
         torch.nn.init.zeros_(head.bias)
         self._network = torch.nn.ModuleDict({"body": body, "head": head}).eval()
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
-        (self._optimizer,) = OPTIMIZERS["adamw"](
-            trained_weights(self._network), OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
-        )
+        adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
+        (self._optimizer,) = make_optimizers(adamw, trained_weights(self._network))
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Values [B, T] at the positions that have a label, 0 elsewhere."""
@@ -60,6 +60,7 @@ class TorchCritic:
 
         Raises :class:`RollError` when the gradient is not finite; the weights are then as before.
         """
+        denominators = self._ranks.denominators(denominators)
         self._network.zero_grad(set_to_none=True)
         sums: dict[str, float] = {}
         for batch in (b.to(self._device) for b in batches):
@@ -72,25 +73,25 @@ class TorchCritic:
             torch.autograd.backward(total)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
+        for empty in self._ranks.empty_batches(len(batches)):
+            torch.autograd.backward(self._forward(empty.to(self._device)).sum() * 0.0)
+        self._ranks.add_gradients(self._parameters)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
-        if not math.isfinite(norm):
+        if self._ranks.any(not math.isfinite(norm)):
             raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
-        result = {name: value / max(denominators.tokens, 1) for name, value in sums.items()}
+        result = {name: value / max(denominators.tokens, 1) for name, value in self._ranks.sum(sums).items()}
         return {**result, "critic/grad_norm": norm}
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The current weights, body and head (views, not copies)."""
-        return {name: value.detach() for name, value in self._network.state_dict().items()}
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and current weights (views, not copies), body and head."""
+        return weights_of(self._network)
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Put saved weights back. Raises :class:`CheckpointError` when they do not fit."""
-        try:
-            self._network.load_state_dict(dict(weights))
-        except RuntimeError as error:
-            raise CheckpointError(f"the checkpoint's critic does not fit the configured model: {error}") from error
+        load_weights(self._network, weights, "the checkpoint's critic")
 
     def optimizer_state(self) -> dict[str, Any]:
         """State of the optimiser, for a checkpoint."""
@@ -99,3 +100,24 @@ class TorchCritic:
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to a saved state."""
         self._optimizer.load_state_dict(state)
+
+
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, clip: float | None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss of each return [..., B, T], 0 where masked out; and sums of metrics. ``returns`` and ``mask`` may have
+    leading dimensions that ``values`` [B, T] lack: several returns of one state.
+
+    ``0.5 * max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2)`` (Schulman et al. 2017; without the second term where
+    ``clip`` is None). V 1, V_old 0, G 2, c 0.2: 0.5 * max(1, 3.24) = 1.62.
+    """
+    values, old_values, returns = (torch.where(mask, v, 0.0) for v in (values, old_values, returns))
+    error = (values - returns).square()
+    metrics = {"critic/value": values.detach().sum(), "critic/return": returns.sum()}
+    if clip is not None:
+        near = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
+        bounded = (near - returns).square()
+        metrics["critic/clip_fraction"] = (bounded > error).sum()
+        error = torch.maximum(error, bounded)
+    metrics["critic/squared_error"] = (values.detach() - returns).square().sum()
+    return 0.5 * error, metrics

@@ -1,24 +1,105 @@
-"""Optimisers by name: from trained weights and their settings to the torch optimisers that share one learning rate."""
+"""Learning-rate schedules, and optimisers as named parts: from trained weights and settings to torch optimisers.
+
+Torch is imported by the functions that make an optimiser, so that a configuration is checked without it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import torch
+from pydantic import Field
 
+from roll_envs.errors import UnknownNameError
+from roll_envs.settings import Part, Settings, setting
 from trainer.config import OptimizerConfig
+from trainer.config.parts import OPTIMIZERS, part_settings
 
-__all__ = ["OPTIMIZERS", "TrainedWeight", "adamw", "muon", "trained_weights"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ADAMW",
+    "DECAY_SHARE",
+    "FLOOR",
+    "MUON",
+    "SCHEDULES",
+    "OptimizerPart",
+    "TrainedWeight",
+    "learning_rate",
+    "make_optimizers",
+    "trained_weights",
+]
+
+FLOOR = 0.05
+"""Share of the peak at which a decaying schedule ends, unless another is given."""
+DECAY_SHARE = 0.2
+"""Share of the steps in which 'wsd' decays, unless another is given."""
+
+SCHEDULES: dict[str, Callable[[float, float], float]] = {
+    "constant": lambda done, decay_share: 1.0,
+    "linear": lambda done, decay_share: 1.0 - done,
+    "cosine": lambda done, decay_share: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "wsd": lambda done, decay_share: min(1.0, (1.0 - done) / decay_share) if decay_share else 1.0,
+}
+"""By the name that ``lr_schedule`` uses: (share of the steps after the warm-up, decay share) -> share of the way from
+the floor to the peak. 'wsd' is warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395), with a linear decay."""
+
+
+def learning_rate(
+    name: str,
+    peak: float,
+    *,
+    step: int,
+    steps: int,
+    warmup_steps: int,
+    min_share: float = FLOOR,
+    decay_share: float = DECAY_SHARE,
+) -> float:
+    """Rate of optimiser step ``step`` (from 0) of ``steps``: a linear warm-up, then ``name``'s decay.
+
+    Decaying schedules end at ``min_share`` of the peak; ``decay_share`` is the part of the steps after the warm-up in
+    which 'wsd' decays. With peak 1, 2 warm-up steps and a floor of 0.05, 'linear' over 4 steps: 0.5, 1, 1, 0.525; 'wsd'
+    with a decay share of 0.5 over 6 steps: 0.5, 1, 1, 1, 1, 0.525.
+
+    Raises :class:`UnknownNameError` for a name that is not in :data:`SCHEDULES`.
+    """
+    if name not in SCHEDULES:
+        raise UnknownNameError("learning-rate schedule", name, SCHEDULES)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    return peak * (min_share + (1.0 - min_share) * SCHEDULES[name](done, decay_share))
 
 
 class TrainedWeight(NamedTuple):
-    """A number that is learnt, as optimisers see it."""
+    """A weight that is trained, as optimisers see it."""
 
     value: torch.nn.Parameter
     """What is stepped: the network's parameter, or its float32 copy."""
     outer: bool
     """Whether it belongs to the embedding or the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerPart(Part):
+    """An optimiser that ``optimizer.name`` chooses."""
+
+    make: Callable[[Sequence[TrainedWeight], float, Any], list[torch.optim.Optimizer]]
+    """(weights, learning rate, settings) -> optimisers that together step every weight; the learner sets one learning
+    rate for all of them before each step."""
+
+
+class AdamWSettings(Settings):
+    """Settings of AdamW."""
+
+    betas: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = setting(
+        (0.9, 0.95), "AdamW betas."
+    )
+    weight_decay: float = setting(0.0, "Weight decay of matrices; biases and norms have none.", ge=0)
+    decay_embeddings: bool = setting(True, "Weight decay of the embedding and the head too.")
 
 
 def trained_weights(network: Any, values: Sequence[torch.nn.Parameter] | None = None) -> list[TrainedWeight]:
@@ -30,42 +111,42 @@ def trained_weights(network: Any, values: Sequence[torch.nn.Parameter] | None = 
     return [TrainedWeight(value, id(parameter) in outer) for parameter, value in pairs]
 
 
-def _adamw(weights: Sequence[TrainedWeight], config: OptimizerConfig) -> torch.optim.Optimizer:
+def make_optimizers(config: OptimizerConfig, weights: Sequence[TrainedWeight]) -> list[torch.optim.Optimizer]:
+    """The optimisers of ``config`` for ``weights``. Raises :class:`UnknownNameError` for an unknown name."""
+    part: OptimizerPart = OPTIMIZERS.find(config.name)
+    return part.make(weights, config.lr, part_settings(config, part))
+
+
+def _adamw(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) -> list[torch.optim.Optimizer]:
+    import torch
+
     def decays(weight: TrainedWeight) -> bool:
-        return weight.value.ndim >= 2 and (config.decay_embeddings or not weight.outer)
+        return weight.value.ndim >= 2 and (settings.decay_embeddings or not weight.outer)
 
     groups = [
-        {"params": [w.value for w in weights if decays(w)], "weight_decay": config.weight_decay},
+        {"params": [w.value for w in weights if decays(w)], "weight_decay": settings.weight_decay},
         {"params": [w.value for w in weights if not decays(w)], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, foreach=True)
+    return [torch.optim.AdamW(groups, lr=lr, betas=settings.betas, foreach=True)]
 
 
-def adamw(weights: Sequence[TrainedWeight], config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights; vectors do not decay."""
-    return [_adamw(weights, config)]
+def _muon(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) -> list[torch.optim.Optimizer]:
+    import torch
 
-
-def muon(weights: Sequence[TrainedWeight], config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the matrices between embedding and head, AdamW for the rest.
-
-    Updates are scaled to AdamW's root mean square (Liu et al. 2025, arXiv:2502.16982), so that one learning rate serves
-    both.
-    """
     inner = [w.value for w in weights if w.value.ndim == 2 and not w.outer]
     rest = [w for w in weights if w.value.ndim != 2 or w.outer]
-    parts: list[torch.optim.Optimizer] = []
+    found: list[torch.optim.Optimizer] = []
     if inner:
-        parts.append(
-            torch.optim.Muon(inner, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
-        )
-    if rest:
-        parts.append(_adamw(rest, config))
-    return parts
+        found.append(torch.optim.Muon(inner, lr=lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    return found + (_adamw(rest, lr, settings) if rest else [])
 
 
-OPTIMIZERS: dict[str, Callable[[Sequence[TrainedWeight], OptimizerConfig], list[torch.optim.Optimizer]]] = {
-    "adamw": adamw,
-    "muon": muon,
-}
-"""Optimisers by the name that ``optimizer.name`` uses."""
+ADAMW = OptimizerPart(settings=AdamWSettings, make=_adamw)
+"""AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights; vectors do not decay."""
+
+MUON = OptimizerPart(settings=AdamWSettings, make=_muon)
+"""Muon (Jordan et al. 2024) for the matrices between embedding and head, AdamW with the same settings for the rest.
+
+Updates are scaled to AdamW's root mean square (Liu et al. 2025, arXiv:2502.16982), so that one learning rate serves
+both.
+"""

@@ -1,17 +1,18 @@
 """The plain PyTorch learner: micro-batches in, one optimiser step out. Blind to algorithms and to environments.
 
 It knows ids, masks, advantages and log-probabilities only. Losses are divided by denominators of the whole step, so the
-update does not depend on how rows were cut into micro-batches.
+update does not depend on how sequences were cut into micro-batches, or dealt to ranks.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -20,65 +21,32 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses import policy_loss
-from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
+from trainer.algorithms.losses.objective import policy_loss
+from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
+from trainer.learner import TorchSettings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
-from trainer.learner.optimizers import OPTIMIZERS, trained_weights
-from trainer.learner.precision import DTYPES, MasterWeights, cast_weights
-from trainer.learner.step_guard import StepGuard
+from trainer.learner.gradients import DTYPES, MasterWeights, StepGuard, cast_weights, replica_of
+from trainer.learner.optimizers import make_optimizers, trained_weights
+from trainer.learner.ranks import Ranks
 from trainer.model.attention import Kind, choose_attention, use_row_attention
-from trainer.model.forward import label_scores
-from trainer.model.logprobs import head_of
-from trainer.model.network import LanguageModel
+from trainer.model.forward import head_of, label_scores
+from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
 
 __all__ = ["TorchLearner", "TorchScorer"]
 
 
-class _Part(NamedTuple):
-    """What one micro-batch adds to a step."""
-
-    gradients: tuple[torch.Tensor, ...]
-    logp: torch.Tensor
-    loss: float
-    metrics: dict[str, torch.Tensor]
-
-
-class TorchScorer:
-    """A frozen policy: the reference of KL terms."""
-
-    def __init__(self, network: Any, temperature: float, settings: LearnerConfig | None = None) -> None:
-        """``network`` is copied."""
-        self._network = copy.deepcopy(network).requires_grad_(False)
-        self._run = _Run(self._network, temperature, settings or LearnerConfig())
-
-    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
-        return self._run.score(batches)
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The weights, by the names of the network's state dict (views, not copies)."""
-        return dict(self._network.state_dict())
-
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take other weights. Raises :class:`CheckpointError` when they do not fit."""
-        try:
-            self._network.load_state_dict(dict(weights))
-        except RuntimeError as error:
-            raise CheckpointError(f"the checkpoint's reference does not fit the configured model: {error}") from error
-
-
-class _Run:
+class _Forward:
     """A network and how it is run over batches."""
 
-    def __init__(self, network: Any, temperature: float, settings: LearnerConfig) -> None:
+    def __init__(self, network: Any, temperature: float, settings: TorchSettings) -> None:
         use_row_attention(network)
         try:
             self._head = head_of(network)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self._network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
+        self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
         first = next(network.parameters())
         self.device = first.device
         self.attention: Kind = choose_attention(settings.attention, first.device, first.dtype)
@@ -86,7 +54,7 @@ class _Run:
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
         return label_scores(
-            self._network.base_model,
+            self.network.base_model,
             self._head,
             batch,
             temperature=self._temperature,
@@ -97,6 +65,66 @@ class _Run:
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         with torch.inference_mode():
             return [self(batch.to(self.device))[0] for batch in batches]
+
+
+class TorchScorer:
+    """A frozen policy of its own weights: the reference of KL terms."""
+
+    def __init__(self, network: Any, temperature: float, settings: TorchSettings | None = None) -> None:
+        """``network`` is copied."""
+        self._network = copy.deepcopy(network).requires_grad_(False)
+        self._forward = _Forward(self._network, temperature, settings or TorchSettings())
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
+        return self._forward.score(batches)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and weights (views, not copies)."""
+        return weights_of(self._network)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take other weights. Raises :class:`CheckpointError` when they do not fit."""
+        load_weights(self._network, weights, "the checkpoint's reference")
+
+
+class _BaseModel:
+    """The policy with its adapters switched off: a fixed reference that needs no weights of its own."""
+
+    def __init__(self, adapted: AdaptedNetwork, forward: _Forward) -> None:
+        self._adapted, self._forward = adapted, forward
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        with self._adapted.switched_off():
+            return self._forward.score(batches)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._adapted.weights(merged=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Check that ``weights`` are of this model; its numbers are put back with the adapters' state."""
+        expected = {name: tuple(value.shape) for name, value in self.weights()}
+        found = {name: tuple(value.shape) for name, value in weights if name in expected}
+        if found != expected:
+            raise CheckpointError("the checkpoint's reference does not fit the configured model")
+
+
+class _Result(NamedTuple):
+    """What one micro-batch adds to a step."""
+
+    gradients: list[torch.Tensor | None]
+    logp: torch.Tensor
+    loss: float
+    metrics: dict[str, torch.Tensor]
+
+
+class _Worker(NamedTuple):
+    """A network, or a replica of it, that one thread runs forward and backward."""
+
+    forward: _Forward
+    parameters: list[torch.nn.Parameter]
+    checkpointed: list[Any]
+    """Layers whose inside is computed again in backward."""
 
 
 class TorchLearner:
@@ -110,19 +138,24 @@ class TorchLearner:
         optimizer: OptimizerConfig,
         temperature: float,
         correction: CorrectionConfig | None = None,
-        settings: LearnerConfig | None = None,
+        settings: TorchSettings | None = None,
         threads: int = 1,
+        device: str = "auto",
+        ranks: Ranks | None = None,
     ) -> None:
-        """``threads`` micro-batches are run side by side, each on one core; their gradients are added in order, so
-        that the number of threads changes nothing. On small models this beats threads inside each operation.
+        """``threads`` micro-batches are run side by side, each on one core and on a replica of the network that shares
+        its weights; their gradients are added in order, so that the number of threads changes nothing. On small models
+        this beats threads inside each operation. ``model`` is moved to ``device``.
 
         Raises :class:`ConfigError` when ``settings`` ask for what this model or machine does not have.
         """
-        settings = settings or LearnerConfig()
+        settings = settings or TorchSettings()
         self._loss, self._temperature, self._settings = loss, temperature, settings
         self._correction = correction or CorrectionConfig()
+        self._ranks = ranks or Ranks()
         # Never in training mode: dropout would make other log-probs than the sampler's.
-        self._plain = cast_weights(model.network.eval(), DTYPES[settings.precision])
+        network = model.network.eval().to(choose_device(device))
+        self._plain = cast_weights(network, DTYPES[settings.precision])
         self._adapted = (
             AdaptedNetwork(
                 self._plain, rank=settings.lora_rank, alpha=settings.lora_alpha, targets=settings.lora_targets
@@ -131,46 +164,60 @@ class TorchLearner:
             else None
         )
         self._network = self._plain if self._adapted is None else self._adapted.network
-        self._run = _Run(self._network, temperature, settings)
-        self._checkpointed = _checkpointed_layers(self._network) if settings.gradient_checkpointing else []
-        self._parameters = [p for p in self._network.parameters() if p.requires_grad]
-        self._masters = MasterWeights(self._parameters)
+        own = self._worker(self._network)
+        self._forward = own.forward
+        self._masters = MasterWeights(own.parameters)
         self._guard = StepGuard(
-            max_norm=optimizer.max_grad_norm, skip_norm=optimizer.skip_norm, max_skipped=optimizer.max_skipped
+            max_norm=optimizer.max_grad_norm,
+            skip_norm=optimizer.skip_norm,
+            max_skipped=optimizer.max_skipped,
+            ranks=self._ranks,
         )
-        self._optimizers = OPTIMIZERS[optimizer.name](trained_weights(self._network, self._masters.values), optimizer)
-        self._pool = (
-            ThreadPoolExecutor(threads, "learner", initializer=torch.set_num_threads, initargs=(1,))
-            if threads > 1
-            else None
-        )
+        self._optimizers = make_optimizers(optimizer, trained_weights(self._network, self._masters.values))
+        self._workers: SimpleQueue[_Worker] = SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+        if threads > 1:
+            for _ in range(threads):
+                self._workers.put(self._worker(replica_of(self._network)))
+            self._pool = ThreadPoolExecutor(threads, "learner", initializer=torch.set_num_threads, initargs=(1,))
+        else:
+            self._workers.put(own)
+
+    def _worker(self, network: Any) -> _Worker:
+        forward = _Forward(network, self._temperature, self._settings)
+        parameters = [p for p in network.parameters() if p.requires_grad]
+        layers = _checkpointed_layers(network) if self._settings.gradient_checkpointing else []
+        return _Worker(forward, parameters, layers)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
-        return self._run.score(batches)
+        return self._forward.score(batches)
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
     ) -> tuple[Metrics, list[torch.Tensor]]:
-        """One optimiser step over all of ``batches``; returns metrics and the log-probs before the step.
+        """One optimiser step over the ``batches`` of all ranks; returns metrics (of all ranks, the same on each) and
+        the log-probs of this rank's batches before the step. ``denominators`` are those of this rank's sequences.
 
-        ``on_policy`` takes the ratio to the current policy itself (exactly 1): right when the rows were sampled by
+        ``on_policy`` takes the ratio to the current policy itself (exactly 1): right when the sequences were sampled by
         these very weights and this is the only step on them. A step whose gradient is not finite or too large is
         skipped and leaves everything as it was, ``learner/skipped_steps`` is then 1; raises :class:`RollError` after
         too many of them.
         """
+        denominators = self._ranks.denominators(denominators)
         self._masters.clear_gradients()
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
-        total, seen = 0.0, 0
-        with _checkpointing(self._checkpointed):
-            for batch, part in zip(batches, self._parts(batches, denominators, on_policy), strict=True):
-                self._masters.add_gradients(part.gradients)
-                before.append(part.logp)
-                total += part.loss
-                seen += int(batch.label_mask.sum())
-                for name, value in part.metrics.items():
-                    sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
+        total = 0.0
+        for found in self._microbatches(batches, denominators, on_policy):
+            self._masters.add_gradients(found.gradients)
+            before.append(found.logp)
+            total += found.loss
+            for name, value in found.metrics.items():
+                sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
+        for empty in self._ranks.empty_batches(len(batches)):
+            self._masters.add_gradients(self._run_empty(empty))
+        self._ranks.add_gradients(self._masters.values)
         admitted, norm = self._guard.admits(self._masters.values)
         if admitted:
             for optimizer in self._optimizers:
@@ -178,35 +225,51 @@ class TorchLearner:
                     group["lr"] = lr
                 optimizer.step()
             self._masters.write_back()
-        # Means over the tokens that were run; rows left out by the caller have no numbers.
-        result = {name: float(value) / max(seen, 1) for name, value in sums.items()}
-        result |= {"loss/total": total, "learner/grad_norm": norm, "learner/lr": lr}
+        seen = sum(int(batch.label_mask.sum()) for batch in batches)
+        own = {name: float(value) for name, value in sums.items()}
+        counted = self._ranks.sum({"loss/total": total, "tokens": seen})
+        # Means over the tokens that were run; sequences left out by the caller have no numbers.
+        result = {name: value / max(counted["tokens"], 1.0) for name, value in self._ranks.sum(own).items()}
+        result |= {"loss/total": counted["loss/total"], "learner/grad_norm": norm, "learner/lr": lr}
         if not admitted:  # numbers that are not finite would spoil the means of a training step
             result = {name: value for name, value in result.items() if math.isfinite(value)}
         return {**result, "learner/skipped_steps": float(not admitted)}, before
 
-    def _parts(self, batches: Sequence[Batch], denominators: Denominators, on_policy: bool) -> Iterator[_Part]:
-        """The share of every micro-batch, in order; on several threads when there are some."""
-        if self._pool is None:
-            yield from (self._part(batch, denominators, on_policy) for batch in batches)
-        else:
-            yield from self._pool.map(lambda batch: self._part(batch, denominators, on_policy), batches)
+    def _microbatches(self, batches: Sequence[Batch], denominators: Denominators, on_policy: bool) -> Iterator[_Result]:
+        """What every micro-batch adds, in order; on several threads when there are some."""
+        run = partial(self._microbatch, denominators=denominators, on_policy=on_policy)
+        yield from map(run, batches) if self._pool is None else self._pool.map(run, batches)
 
-    def _part(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Part:
-        batch = batch.to(self._run.device)
-        logp, entropies = self._run(batch)
-        if not self._loss.entropy_coef:
-            entropies = entropies.detach()
-        used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
-        loss, metrics = policy_loss(self._loss, used, logp, denominators, entropies, correction=self._correction)
-        gradients = torch.autograd.grad(loss, self._parameters)
-        return _Part(gradients=gradients, logp=logp.detach(), loss=float(loss.detach()), metrics=metrics)
+    def _microbatch(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Result:
+        worker = self._workers.get()  # there are as many as threads
+        try:
+            with _checkpointing(worker.checkpointed):
+                batch = batch.to(worker.forward.device)
+                logp, entropies = worker.forward(batch)
+                used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
+                loss, metrics = policy_loss(
+                    self._loss, used, logp, denominators, entropies, correction=self._correction
+                )
+                torch.autograd.backward(loss)
+            gradients = self._masters.take_gradients(worker.parameters)
+        finally:
+            self._workers.put(worker)
+        return _Result(gradients=gradients, logp=logp.detach(), loss=float(loss.detach()), metrics=metrics)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The current weights, by the names of the plain network's state dict (views where nothing is merged)."""
-        if self._adapted is not None:
-            return self._adapted.weights()
-        return {name: value.detach() for name, value in self._network.state_dict().items()}
+    def _run_empty(self, batch: Batch) -> list[torch.Tensor | None]:
+        """Forward and backward of a micro-batch without labels, whose gradient is 0."""
+        worker = self._workers.get()
+        try:
+            with _checkpointing(worker.checkpointed):
+                logp, entropies = worker.forward(batch.to(worker.forward.device))
+                torch.autograd.backward((logp.sum() + entropies.sum()) * 0.0)
+            return self._masters.take_gradients(worker.parameters)
+        finally:
+            self._workers.put(worker)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and current weights in Hugging Face form, one at a time: views, or a layer merged with its adapter."""
+        return weights_of(self._network) if self._adapted is None else self._adapted.weights()
 
     def optimizer_state(self) -> dict[str, Any]:
         """State of the optimiser, of adapters and of float32 copies, for a checkpoint."""
@@ -233,15 +296,17 @@ class TorchLearner:
             part.load_state_dict(saved)
         self._guard.skipped_in_a_row = int(state.get("skipped", 0))
 
-    def reference(self) -> TorchScorer:
-        """A frozen copy of the current policy."""
+    def reference(self, *, fixed: bool = True) -> TorchScorer | _BaseModel:
+        """A frozen policy with the current weights; with adapters and ``fixed``, the base model without a copy."""
+        if fixed and self._adapted is not None:
+            return _BaseModel(self._adapted, self._forward)
         scorer = TorchScorer(self._plain, self._temperature, self._settings)
         scorer.load_weights(self.weights())
         return scorer
 
     def critic(self, config: CriticConfig) -> TorchCritic:
         """A critic whose body begins as a copy of the current policy's."""
-        return TorchCritic(self._plain, config)
+        return TorchCritic(self._plain, config, ranks=self._ranks)
 
 
 def _checkpointed_layers(network: Any) -> list[Any]:

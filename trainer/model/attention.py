@@ -4,8 +4,10 @@ The learner hands the model one long run of tokens, [1, N], that holds no paddin
 treats tokens alone. Attention is registered with transformers under :data:`NAME` and is told where rows start by the
 keyword ``rows``, which the model passes through; a call without it (the engine's, with its own mask) is plain SDPA.
 
-Rows that begin alike may share what they share (:mod:`trainer.model.prefixes`): then a row asks with its own tokens
-only, and looks back over all.
+Rows that begin alike share what they have in common: the state of a token depends on the ids up to it alone, so it is
+computed once, and no number changes. The rows of a group share their first prompt, the turns of one state their whole
+prompt. Sorted by their ids, rows form a tree: each shares its beginning with the row before it, and is new from there
+on. Then a row has queries for its own tokens only, and keys and values for all.
 
 Shapes: N tokens that are computed, H heads, E width of a head, P places of the padded buckets, Q those that ask.
 """
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -23,9 +26,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from roll_envs.errors import ConfigError, RollError
-from trainer.model.prefixes import SharedRows
 
-__all__ = ["NAME", "Kind", "Rows", "choose_attention", "rows_of_positions", "rows_of_tree", "use_row_attention"]
+__all__ = [
+    "LEAST_SHARED",
+    "NAME",
+    "Kind",
+    "Rows",
+    "SharedRows",
+    "choose_attention",
+    "rows_of_positions",
+    "rows_of_tree",
+    "share_prefixes",
+    "use_row_attention",
+]
 
 NAME = "rows"
 """The name of this attention in transformers."""
@@ -35,6 +48,8 @@ Kind = Literal["sdpa", "flash", "flex"]
 
 _SLACK = 16
 """Rows that are shorter by less than this, or by less than an eighth, share a bucket."""
+LEAST_SHARED = 4
+"""Rows that share fewer tokens than this are run apart: a tree costs more than it saves."""
 
 
 class Asking(NamedTuple):
@@ -108,6 +123,59 @@ def _with_buckets(rows: Rows, starts: torch.Tensor, lengths: torch.Tensor) -> Ro
         return replace(rows, buckets=tuple(buckets))
     homes = torch.arange(int(rows.starts[-1]), device=starts.device) + torch.repeat_interleave(bases - starts, lengths)
     return replace(rows, buckets=tuple(buckets), places=torch.cat(places), homes=homes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SharedRows:
+    """A run of N tokens of R rows of which M tokens are computed."""
+
+    kept: torch.Tensor
+    """int64 [M]; the tokens that are computed, in their order."""
+    homes: torch.Tensor
+    """int64 [N]; for each token the place among ``kept`` of the one that stands for it."""
+    lengths: torch.Tensor
+    """int64 [R]; tokens of each row."""
+    shared: torch.Tensor
+    """int64 [R]; how many of them, from the row's start on, are computed with another row; the others are its own."""
+
+
+def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedRows | None:
+    """The tree of the rows of ``ids`` [N], ``positions`` [N] being 0 where a row starts; None where nothing is shared.
+
+    Rows 1 2 3 4 5 and 1 2 3 4 6 keep the tokens 0 to 4 and 9; the second shares 4.
+    """
+    numbers, places = ids.numpy(force=True), positions.numpy(force=True)
+    starts = np.flatnonzero(places == 0)
+    lengths = np.diff(np.append(starts, len(places)))
+    if len(starts) < 2:
+        return None
+    width = int(lengths.max())
+    columns = np.arange(width)
+    inside = columns < lengths[:, None]
+    table = np.where(inside, numbers[np.minimum(starts[:, None] + columns, len(numbers) - 1)], -1)
+    keys = [row.tobytes() for row in table.astype(">i8")]  # bytes that sort as the ids do
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+    table, inside = table[order], inside[order]
+    shared = np.zeros(len(starts), dtype=np.int64)
+    alike = (table[1:] == table[:-1]) & inside[1:]
+    shared[1:] = np.logical_and.accumulate(alike, axis=1).sum(1)
+    shared[shared < LEAST_SHARED] = 0
+    if not shared.any():
+        return None
+    # Where a row is not new, the last row before it that was new there stands for it.
+    own = np.where(columns >= shared[:, None], np.arange(len(order))[:, None], 0)
+    source = order[np.maximum.accumulate(own, axis=0)]
+    stands = (starts[source] + columns)[inside]
+    here = (starts[order][:, None] + columns)[inside]
+    representative = np.empty(len(places), dtype=np.int64)
+    representative[here] = stands
+    stays = representative == np.arange(len(places))
+    kept, rank = np.flatnonzero(stays), np.cumsum(stays) - 1
+    in_order = np.empty_like(shared)
+    in_order[order] = shared
+    given = (kept, rank[representative], lengths, in_order)
+    kept_t, homes_t, lengths_t, shared_t = (torch.from_numpy(x).to(ids.device) for x in given)
+    return SharedRows(kept=kept_t, homes=homes_t, lengths=lengths_t, shared=shared_t)
 
 
 def rows_of_tree(tree: SharedRows) -> Rows:

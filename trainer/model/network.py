@@ -1,21 +1,60 @@
-"""The policy model: built small from a seed, or loaded from a folder; both with their tokenizer."""
+"""The policy model, built small from a seed or loaded from a folder, with its tokenizer; and weights as streams."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
-import gymnasium
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 from transformers.utils.logging import disable_progress_bar
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import ModelConfig
 from trainer.model.tokenizer import build_tokenizer, words_of
 
-__all__ = ["LanguageModel", "build_model", "check_model_folder", "load_model", "save_model"]
+__all__ = [
+    "LanguageModel",
+    "WeightSource",
+    "build_model",
+    "check_model_folder",
+    "choose_device",
+    "load_model",
+    "load_weights",
+    "save_model",
+    "weight_file",
+    "weights_of",
+    "write_weights",
+]
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of the safetensors format."""
+
+WeightSource: TypeAlias = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+"""Gives names and tensors one at a time, the same ones each time it is called; such as ``learner.weights``."""
+
+
+class SupportsWrite(Protocol):
+    """A binary file that is written from start to end."""
+
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
 
 disable_progress_bar()  # small files; the run has bars of its own
 
@@ -31,6 +70,49 @@ class LanguageModel:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.network.parameters())
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for ``auto``, ``cpu`` or ``cuda``; 'auto' is CUDA where there is one. Raises :class:`ConfigError`."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not known; allowed: auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch finds no CUDA device here; use 'cpu' or 'auto'")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def weights_of(network: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and weights (views, not copies) as in the state dict; a weight with several names comes once, by the
+    first, as in a Hugging Face folder."""
+    seen: set[int] = set()
+    for name, value in network.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value.detach()
+
+
+@torch.no_grad()
+def load_weights(network: Any, weights: Iterable[tuple[str, torch.Tensor]], source: str = "the checkpoint") -> None:
+    """Copy a stream of weights into ``network`` in place, one at a time; a weight with several names needs one.
+
+    Raises :class:`CheckpointError` when they do not fit; ``network`` is then not to be used.
+    """
+    own = network.state_dict(keep_vars=True)
+    missing = {id(value): name for name, value in reversed(own.items())}
+    problems: list[str] = []
+    for name, value in weights:
+        if name not in own:
+            problems.append(f"the model has no {name}")
+            continue
+        missing.pop(id(own[name]), None)
+        if own[name].shape == value.shape:
+            own[name].copy_(value)
+        else:
+            problems.append(f"{name} has shape {tuple(value.shape)}, the model's {tuple(own[name].shape)}")
+    problems += [f"{name} is missing" for name in missing.values()]
+    if problems:
+        listed = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+        raise CheckpointError(f"{source} does not fit the configured model: {listed}")
 
 
 def build_model(config: ModelConfig, env: gymnasium.Env[str, str], seed: int) -> LanguageModel:
@@ -85,6 +167,42 @@ def load_model(folder: Path) -> LanguageModel:
     if not tokenizer.chat_template:
         raise ConfigError(f"model.path: the tokenizer in '{folder}' has no chat template; add chat_template.jinja")
     return LanguageModel(network=network.train(), tokenizer=tokenizer)
+
+
+def weight_file(path: Path) -> WeightSource:
+    """The tensors of a safetensors file, each read when its turn comes. The header is checked at once."""
+    with safe_open(path, framework="pt"):
+        return partial(_read_weights, path)
+
+
+def _read_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            yield name, file.get_tensor(name)
+
+
+def write_weights(file: SupportsWrite, source: WeightSource) -> None:
+    """The safetensors format: length of the header, header, numbers. Larger types come first, so that all are aligned.
+
+    https://github.com/huggingface/safetensors#format
+    """
+    shapes = {name: (tensor.dtype, tuple(tensor.shape), tensor.nbytes) for name, tensor in source()}
+    sizes = sorted({dtype.itemsize for dtype, _, _ in shapes.values()}, reverse=True)
+    header: dict[str, Any] = {}
+    end = 0
+    for size in sizes:
+        for name, (dtype, shape, length) in shapes.items():
+            if dtype.itemsize == size:
+                header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (end, end + length)}
+                end += length
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for size in sizes:
+        for _, tensor in source():
+            if tensor.dtype.itemsize == size:
+                plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                file.write(memoryview(plain.numpy()))  # type: ignore[arg-type]
 
 
 def save_model(model: LanguageModel, folder: Path) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roll_envs.types import Group, Metrics, Trajectory
-from trainer.algorithms.estimators import find_estimator
 from trainer.algorithms.filters import keep_groups
+from trainer.config.parts import ESTIMATORS
 from trainer.rollout.session import Session
 from trainer.rollout.tasks import draw_tasks
 
@@ -56,6 +56,6 @@ def collect_step(session: Session, *, cursor: int) -> Collected:
     if config.filter.refill_rounds:
         metrics["filter/rounds"] = float(rounds)
     greedy: Sequence[Trajectory] = ()
-    if find_estimator(config.advantage.name).needs_greedy and kept:
+    if ESTIMATORS.find(config.advantage.name).needs_greedy and kept:
         greedy = session.collect_greedy([group.task for group in kept])
     return Collected(played=tuple(played), kept=tuple(kept), greedy=tuple(greedy), cursor=cursor, metrics=metrics)

@@ -91,6 +91,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "truncated": turn.truncated,
         "finish": turn.completion.finish,
         "weight_version": turn.completion.weight_version,
+        "version_spans": [list(span) for span in turn.completion.spans],
         "prompt_ids": list(turn.prompt_ids),
         "completion_ids": list(turn.completion.ids),
         "logprobs": [_jsonable(value) for value in turn.completion.logprobs],

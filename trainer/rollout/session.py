@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -13,7 +13,7 @@ import torch
 
 import roll_envs
 from roll_envs.env import TextEnv
-from roll_envs.errors import CheckpointError, RollError
+from roll_envs.errors import RollError
 from roll_envs.managers import EpisodePool, EpisodeSettings, PoolLimits, load_context
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 from trainer.config import RunConfig
@@ -43,7 +43,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.config = config
         self.env = roll_envs.make(config.env.id, **config.env.kwargs)
         self.model = model or build_model(config.model, self.env, config.seed)
-        self.threads = config.learner.threads or _threads(self.model.parameters)
+        self.threads = int((config.learner.model_extra or {}).get("threads", 0)) or _threads(self.model.parameters)
         torch.set_num_threads(self.threads)
         renderer = ChatRenderer(self.model.tokenizer, variables=config.context.template)
         self.rewrites_history = renderer.rewrites_history
@@ -93,13 +93,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
             env_timeout_s=rollout.env_timeout_s,
             episode_timeout_s=rollout.episode_timeout_s,
         )
-
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Put saved weights into the model. Raises :class:`CheckpointError` when they do not fit it."""
-        try:
-            self.model.network.load_state_dict(dict(weights))
-        except RuntimeError as error:
-            raise CheckpointError(f"the checkpoint does not fit the configured model: {error}") from error
 
     def collect(
         self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None

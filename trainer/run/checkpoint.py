@@ -2,40 +2,45 @@
 
 A checkpoint is a folder ``step-000120`` with ``model.safetensors``, ``optimizer.pt``, ``random.pt``, ``progress.json``
 and ``manifest.json`` (format, sizes, SHA-256). It is written beside its place and renamed, so that a name that exists
-is whole; nothing is ever overwritten. Loading runs no code of the file (safetensors, ``weights_only``).
+is whole; nothing is ever overwritten. Loading runs no code of the file (safetensors, ``weights_only``). Weights are
+written and read one tensor at a time: no second copy of the model exists while saving.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
+import random
 import re
 import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import safetensors
-import safetensors.torch
+import numpy as np
 import torch
 
 from roll_envs.errors import CheckpointError
-from trainer.run.atomic import disk_errors, sync_folder, write_synced
-from trainer.run.random_states import RandomStates
+from trainer.model.network import WeightSource, weight_file, write_weights
+from trainer.run.folder import SyncedFile, disk_errors, sync_folder
 from trainer.run.results import versions
 
 __all__ = [
     "CheckpointState",
+    "NamedGenerator",
+    "RandomStates",
     "best_checkpoints",
+    "capture_random_states",
     "clean_unfinished",
     "latest_good",
     "list_checkpoints",
     "load_checkpoint",
+    "restore_random_states",
     "save_checkpoint",
     "set_aside_after",
 ]
@@ -45,22 +50,37 @@ _NAME = re.compile(r"^step-(\d{6,})(?:-r(\d+))?$")
 _TEMPORARY = ".unfinished-"
 _FILES = ("model.safetensors", "optimizer.pt", "random.pt", "progress.json")
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor)
+_CHUNK = 2**20
+"""Bytes of a file that are read and hashed at a time."""
+
+NamedGenerator: TypeAlias = random.Random | np.random.Generator | torch.Generator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomStates:
+    """States of the global generators of Python, numpy and torch, and of generators known by name."""
+
+    python_state: Any
+    numpy_state: Any
+    torch_state: torch.Tensor
+    cuda_states: tuple[torch.Tensor, ...] = ()
+    generators: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointState:
-    """Everything saved. ``model`` holds tensors by parameter name; aliases of one tensor come back as equal tensors."""
+    """Everything saved. ``model`` gives the policy's weights by parameter name, from disk when it was loaded."""
 
     step: int
     version: int
     """Weight version of the engine."""
-    model: Mapping[str, torch.Tensor]
+    model: WeightSource
     optimizer: Mapping[str, Any]
     """Tensors and plain values, as ``Optimizer.state_dict()`` gives them."""
     random: RandomStates
     cursor: int
     """The next task to draw."""
-    others: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    others: Mapping[str, WeightSource] = field(default_factory=dict)
     """Further networks by name (letters only), such as ``critic`` and ``reference``."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else is JSON: the phase, results so far, seconds used."""
@@ -84,24 +104,32 @@ def save_checkpoint(
     Raises RollError when the disk is full or cannot be written; every earlier checkpoint is then still there.
     """
     parent = Path(folder)
-    files = {
-        "model.safetensors": safetensors.torch.save(_separate(state.model)),
-        **{f"{name}.safetensors": safetensors.torch.save(_separate(other)) for name, other in state.others.items()},
-        "optimizer.pt": _pack(state.optimizer, "optimizer"),
-        "random.pt": _pack({f: getattr(state.random, f) for f in RandomStates.__dataclass_fields__}, "random"),
-        "progress.json": _json(
-            {"step": state.step, "version": state.version, "cursor": state.cursor, "progress": dict(state.progress)}
-        ),
+    progress = _json(
+        {"step": state.step, "version": state.version, "cursor": state.cursor, "progress": dict(state.progress)}
+    )
+    random_states = {name: getattr(state.random, name) for name in RandomStates.__dataclass_fields__}
+    for name, value in (("optimizer", state.optimizer), ("random", random_states)):
+        _check_plain(value, name)
+    writers: dict[str, Callable[[SyncedFile], object]] = {
+        f"{name}.safetensors": partial(write_weights, source=source)
+        for name, source in {"model": state.model, **state.others}.items()
     }
+    writers["optimizer.pt"] = partial(torch.save, state.optimizer)
+    writers["random.pt"] = partial(torch.save, random_states)
+    writers["progress.json"] = lambda file: file.write(progress)
     with disk_errors(parent, "every earlier checkpoint is still there"):
         parent.mkdir(parents=True, exist_ok=True)
         clean_unfinished(parent)
         temporary = parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
         temporary.mkdir()
         try:
-            for name, data in files.items():
-                write_synced(temporary / name, data)
-            write_synced(temporary / "manifest.json", _json(_manifest(state.step, files)))
+            entries = {}
+            for name, write in writers.items():
+                with SyncedFile(temporary / name) as file:
+                    write(file)
+                entries[name] = {"size": file.size, "sha256": file.sha256}
+            with SyncedFile(temporary / "manifest.json") as file:
+                file.write(_json({"format": FORMAT, "step": state.step, "files": entries, "versions": versions()}))
             sync_folder(temporary)
             final = _free_name(parent, state.step)
             os.rename(temporary, final)
@@ -146,7 +174,7 @@ def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -
         if before is not None and _order(candidate) >= _order(before):
             continue
         try:
-            _read_files(candidate)
+            _check_files(candidate)
         except CheckpointError:
             continue
         return candidate
@@ -195,26 +223,24 @@ def set_aside_after(checkpoint: Path) -> list[Path]:
 
 
 def _load(folder: Path) -> CheckpointState:
-    files = _read_files(folder)
+    names = _check_files(folder)
+    name = "progress.json"
     try:
-        name = "progress.json"
-        progress = json.loads(files[name])
-        name = "model.safetensors"
-        model = safetensors.torch.load(files[name])
-        others = {}
-        for name in files.keys() - set(_FILES):
-            others[name.removesuffix(".safetensors")] = safetensors.torch.load(files[name])
+        progress = json.loads((folder / name).read_bytes())
+        weights: dict[str, WeightSource] = {}
+        for name in (n for n in names if n.endswith(".safetensors")):
+            weights[name.removesuffix(".safetensors")] = weight_file(folder / name)
         name = "optimizer.pt"
-        optimizer = torch.load(io.BytesIO(files[name]), map_location="cpu", weights_only=True)
+        optimizer = torch.load(folder / name, map_location="cpu", weights_only=True)
         name = "random.pt"
-        random = RandomStates(**torch.load(io.BytesIO(files[name]), map_location="cpu", weights_only=True))
+        states = RandomStates(**torch.load(folder / name, map_location="cpu", weights_only=True))
         return CheckpointState(
             step=progress["step"],
             version=progress["version"],
-            model=model,
-            others=others,
+            model=weights.pop("model"),
+            others=weights,
             optimizer=optimizer,
-            random=random,
+            random=states,
             cursor=progress["cursor"],
             progress=progress["progress"],
         )
@@ -224,28 +250,34 @@ def _load(folder: Path) -> CheckpointState:
         ) from error
 
 
-def _read_files(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file, checked against the manifest."""
+def _check_files(folder: Path) -> list[str]:
+    """The names of all files, each checked against the manifest."""
     manifest = _read_manifest(folder)
-    files = {}
-    for name in dict.fromkeys((*_FILES, *manifest["files"])):
+    names = list(dict.fromkeys((*_FILES, *manifest["files"])))
+    for name in names:
         entry = manifest["files"].get(name)
         if entry is None:
             raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
         try:
-            data = (folder / name).read_bytes()
+            size, found = _size_and_sha256(folder / name)
         except FileNotFoundError:
             raise CheckpointError(f"checkpoint {folder}: {name} is missing") from None
         except OSError as error:
             raise CheckpointError(f"checkpoint {folder}: {name} cannot be read ({error.strerror or error})") from error
-        if len(data) != entry["size"]:
-            raise CheckpointError(
-                f"checkpoint {folder}: {name} has {len(data)} bytes where {entry['size']} were written"
-            )
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        if size != entry["size"]:
+            raise CheckpointError(f"checkpoint {folder}: {name} has {size} bytes where {entry['size']} were written")
+        if found != entry["sha256"]:
             raise CheckpointError(f"checkpoint {folder}: {name} is corrupt (its SHA-256 is not the one written)")
-        files[name] = data
-    return files
+    return names
+
+
+def _size_and_sha256(path: Path) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -304,30 +336,6 @@ def _order(path: Path) -> tuple[int, int]:
     return (int(match[1]), int(match[2] or 1)) if match else (2**62, 0)
 
 
-def _manifest(step: int, files: Mapping[str, bytes]) -> dict[str, Any]:
-    entries = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-    return {"format": FORMAT, "step": step, "files": entries, "versions": versions()}
-
-
-def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous CPU tensors that share no storage (safetensors refuses tied weights)."""
-    seen: set[int] = set()
-    separate = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        separate[name] = plain.clone() if storage in seen else plain
-        seen.add(storage)
-    return separate
-
-
-def _pack(value: Any, name: str) -> bytes:
-    _check_plain(value, name)
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
 def _check_plain(value: Any, where: str) -> None:
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -341,3 +349,74 @@ def _check_plain(value: Any, where: str) -> None:
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def capture_random_states(generators: Mapping[str, NamedGenerator] | None = None) -> RandomStates:
+    """The states now. Only plain values and tensors, so that they load without running code."""
+    return RandomStates(
+        python_state=random.getstate(),
+        numpy_state=_plain(np.random.get_state(legacy=False)),
+        torch_state=torch.get_rng_state(),
+        cuda_states=tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else (),
+        generators={name: _state(generator) for name, generator in (generators or {}).items()},
+    )
+
+
+def restore_random_states(states: RandomStates, generators: Mapping[str, NamedGenerator] | None = None) -> None:
+    """Put the states back. Raises CheckpointError when a named generator was not saved, is of another kind, or was
+    saved and is not asked for."""
+    wanted = dict(generators or {})
+    if set(wanted) != set(states.generators):
+        missing, extra = sorted(set(wanted) - set(states.generators)), sorted(set(states.generators) - set(wanted))
+        raise CheckpointError(
+            f"the checkpoint holds other random generators than the run: missing {missing}, not wanted {extra}; "
+            "resume with the release that saved it"
+        )
+    for name, generator in wanted.items():
+        _restore(name, generator, states.generators[name])
+    random.setstate(states.python_state)
+    np.random.set_state(_arrays(states.numpy_state))
+    torch.set_rng_state(states.torch_state)
+    if states.cuda_states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(list(states.cuda_states))
+
+
+def _state(generator: NamedGenerator) -> Any:
+    if isinstance(generator, random.Random):
+        return {"kind": "python", "state": generator.getstate()}
+    if isinstance(generator, np.random.Generator):
+        return {"kind": "numpy", "state": _plain(generator.bit_generator.state)}
+    return {"kind": "torch", "state": generator.get_state()}
+
+
+def _restore(name: str, generator: NamedGenerator, saved: Any) -> None:
+    try:
+        if isinstance(generator, random.Random) and saved["kind"] == "python":
+            generator.setstate(saved["state"])
+        elif isinstance(generator, np.random.Generator) and saved["kind"] == "numpy":
+            generator.bit_generator.state = _arrays(saved["state"])
+        elif isinstance(generator, torch.Generator) and saved["kind"] == "torch":
+            generator.set_state(saved["state"])
+        else:
+            raise TypeError(f"saved {saved['kind']}, wanted {type(generator).__name__}")
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the saved state of the random generator {name!r} does not fit ({error}); "
+            "resume with the release that saved it"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": str(value.dtype)}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"array", "dtype"}:
+            return np.array(value["array"], dtype=value["dtype"])
+        return {key: _arrays(item) for key, item in value.items()}
+    return value

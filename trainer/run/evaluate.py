@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from roll_envs.types import Trajectory
+from trainer.model.network import load_weights, weights_of
 from trainer.rollout.session import Session
 from trainer.rollout.tasks import held_out_panel
 from trainer.run.checkpoint import load_checkpoint
@@ -53,8 +54,8 @@ def evaluate_run(
         Session(folder.config, temperature=temperature, seed=seed) as built,
         Session(config, temperature=temperature, seed=seed, model=built.model) as session,
     ):
-        session.load_weights(state.model)
-        session.engine.update_weights(session.model.network.state_dict(), state.version)
+        load_weights(session.model.network, state.model())
+        session.engine.update_weights(weights_of(session.model.network), state.version)
         count = tasks if tasks is not None else config.evaluation.tasks
         step = int(state.progress.get("steps", state.step))
         result, _ = play_panel(session, f"{config.env.id} at step {step}", tasks=count, step=step)

@@ -6,13 +6,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainer.algorithms.estimators import find_estimator
-from trainer.config.keys import Key, keys
+from trainer.config import RunConfig
+from trainer.config.keys import Key, part_keys, section_keys
 from trainer.config.load import Resolved
-from trainer.config.read_keys import ESTIMATOR_KEYS, LOSS_KEYS
+from trainer.config.parts import ESTIMATORS, LOSSES, PART_SECTIONS, chosen_part
 from trainer.config.recipes import find_preset
 from trainer.config.yaml_text import dump_yaml
-from trainer.run.default_origins import DEFAULT_ORIGINS
 
 __all__ = ["SECTIONS", "explain"]
 
@@ -32,58 +31,50 @@ SECTIONS = (
 
 
 def explain(resolved: Resolved) -> str:
-    """The explanation as plain text: recipe, formulas, and a table of settings; those that do nothing are left out.
-
-    Raises :class:`~roll_envs.errors.UnknownNameError` when the estimator or the loss is not known.
-    """
+    """The explanation as plain text: recipe, formulas, and a table of settings; those that do nothing are left out."""
     return "\n".join(_lines(resolved)) + "\n"
 
 
 def _lines(resolved: Resolved) -> Iterator[str]:
-    from trainer.algorithms.losses import find_loss  # needs torch, which the rest does not
-
     config = resolved.config
     if config.algorithm is not None:
         preset = find_preset(config.algorithm)
         yield f"algorithm {config.algorithm}: {preset.summary}"
         yield f"  {preset.source}"
         yield ""
-    estimator, loss = find_estimator(config.advantage.name), find_loss(config.loss.name)
     yield f"advantage {config.advantage.name}"
-    yield from _formula(estimator.estimate)
+    yield from _formula(ESTIMATORS.find(config.advantage.name).estimate)
     yield ""
     yield f"loss {config.loss.name}"
-    yield from _formula(loss.loss)
-    idle = _idle(resolved)
-    unread = {
-        section: frozenset().union(*table.values()) - read
-        for section, table, read in (("advantage", ESTIMATOR_KEYS, estimator.keys), ("loss", LOSS_KEYS, loss.keys))
-        if read is not None
-    }
+    yield from _formula(LOSSES.find(config.loss.name).loss)
+    idle = _idle(config)
     for section in SECTIONS:
-        rows = [key for key in keys().values() if key.path[:-1] == (section,)]
-        others = unread.get(section, frozenset())
-        rows = [key for key in rows if key.path[-1] not in others]
+        yield ""
         if section in idle:
-            yield ""
             yield f"{section}: not used ({idle[section]})"
             continue
-        yield ""
         yield f"{section}:"
-        shown = [(key.path[-1], _value(resolved, key), _source(resolved, key)) for key in rows]
+        shown = [(key.path[-1], _value(config, key), _source(resolved, key)) for key in _keys_of(config, section)]
         names, values = max(len(name) for name, _, _ in shown), max(len(value) for _, value, _ in shown)
         for name, value, source in shown:
             yield f"  {name:<{names}}  {value:<{values}}  {source}"
 
 
-def _idle(resolved: Resolved) -> dict[str, str]:
+def _keys_of(config: RunConfig, section: str) -> list[Key]:
+    """Those of the section, then those that its part declares."""
+    own = [key for key in section_keys().values() if key.path[:-1] == (section,)]
+    if section in PART_SECTIONS:
+        own += part_keys(section, chosen_part(section, getattr(config, section))).values()
+    return own
+
+
+def _idle(config: RunConfig) -> dict[str, str]:
     """Sections that nothing of this configuration reads, and why."""
-    config = resolved.config
     idle = {}
-    if not find_estimator(config.advantage.name).needs_values:
+    if not ESTIMATORS.find(config.advantage.name).needs_values:
         idle["critic"] = f"{config.advantage.name} needs no values"
     correction = config.correction
-    if correction.name == "none" and not correction.veto and not correction.row_delta and not correction.second_moment:
+    if not correction.weighs and not correction.second_moment:
         idle["correction"] = "correction.name is none"
     if not config.loss.kl_coef and not config.reward.kl_coef:
         idle["reference"] = "loss.kl_coef and reward.kl_coef are 0"
@@ -96,8 +87,8 @@ def _formula(function: Callable[..., object]) -> Iterator[str]:
         yield f"  {line}".rstrip()
 
 
-def _value(resolved: Resolved, key: Key) -> str:
-    found: Any = resolved.config
+def _value(config: RunConfig, key: Key) -> str:
+    found: Any = config
     for part in key.path:
         found = getattr(found, part)
     return f"{found:g}" if isinstance(found, float) else dump_yaml(found).removesuffix("...\n").strip()
@@ -106,5 +97,4 @@ def _value(resolved: Resolved, key: Key) -> str:
 def _source(resolved: Resolved, key: Key) -> str:
     if key.path in resolved.places:
         return resolved.places[key.path]
-    origin = DEFAULT_ORIGINS.get(".".join(key.path))
-    return f"default ({origin})" if origin else "default"
+    return f"default ({key.origin})" if key.origin else "default"

@@ -12,12 +12,19 @@ runs/<name>-seed<seed>-<date>-<time>/
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import math
 import os
+import secrets
+import shutil
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
@@ -25,9 +32,25 @@ from roll_envs.types import Trajectory
 from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config
 from trainer.rollout.episodes import episode_record, episode_text
-from trainer.run.atomic import TEMPORARY_SUFFIX, disk_errors, write_atomic
 
-__all__ = ["RunFolder", "read_metrics"]
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "Interrupts",
+    "RunFolder",
+    "SyncedFile",
+    "disk_errors",
+    "read_metrics",
+    "sync_folder",
+    "write_atomic",
+]
+
+TEMPORARY_SUFFIX = ".unfinished"
+"""Ends the name of a file that is being written; one that stays behind is of a killed process."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_CHUNK = 2**24
+"""Bytes that are written and hashed at a time."""
 
 MetricsRecord = dict[str, Any]
 
@@ -235,3 +258,151 @@ def _summary_writer(path: Path) -> Any:
         raise MissingExtraError("TensorBoard logging", "train") from error
     with disk_errors(path):
         return SummaryWriter(str(path))
+
+
+@contextlib.contextmanager
+def disk_errors(path: str | os.PathLike[str], saved_before: str = "nothing saved before was touched") -> Iterator[None]:
+    """Turn an OSError while writing ``path`` into a RollError that says what, where and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RollError(_explain(Path(path), error, saved_before)) from error
+
+
+def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Replace the file by ``content`` in one step: whole new content or the old file, never a part.
+
+    Text is written as UTF-8. A temporary file in the same folder is synced and renamed. Raises RollError when the disk
+    is full or the folder cannot be written; the temporary file is then removed and the old file is as it was.
+    """
+    target = Path(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    with disk_errors(target):
+        try:
+            with SyncedFile(temporary) as file:
+                file.write(data)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(target.parent)
+
+
+class SyncedFile:
+    """A new binary file, written from start to end and synced when it is closed, without a rename: for files of a
+    folder that is itself renamed. Counts and hashes what is written. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._hash = hashlib.sha256()
+        self._error: OSError | None = None
+        self.size = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of ``data``; nothing is copied or held back."""
+        view = memoryview(data)
+        while view:
+            try:
+                written = os.write(self._handle, view[:_CHUNK])
+            except OSError as error:
+                self._error = error
+                raise
+            self._hash.update(view[:written])
+            self.size += written
+            view = view[written:]
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back; for ``torch.save``."""
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written so far."""
+        return self._hash.hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if kind is None:
+                os.fsync(self._handle)
+        finally:
+            os.close(self._handle)
+        if self._error is not None and isinstance(error, Exception):
+            raise self._error  # torch.save makes a RuntimeError of it
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in ``folder`` durable, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _explain(path: Path, error: OSError, saved_before: str) -> str:
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f" ({shutil.disk_usage(path.parent).free / 1e6:.1f} MB free)"
+        return (
+            f"the disk is full{free}: could not write {path} ({reason}); {saved_before}. "
+            "Free some space there, or choose another disk with --output DIR; "
+            "a stopped run continues with: roll-train resume RUN"
+        )
+    if error.errno in _FORBIDDEN:
+        return (
+            f"may not write {path} ({reason}); {saved_before}. "
+            "Change the permissions of the folder or choose another with --output DIR"
+        )
+    return f"could not write {path} ({reason}); {saved_before}. Check that the folder exists and can be written"
+
+
+class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
+    """SIGINT and SIGTERM become ``KeyboardInterrupt``, at once outside of :meth:`whole`, after it inside.
+
+    In another thread than the main one (a notebook's, a test's) signals are left as they are.
+    """
+
+    def __init__(self) -> None:
+        self.ended_half_way = False
+        """Whether an interrupt ended the body of a :meth:`whole` half-way: what it changed must not be saved."""
+        self._depth = 0
+        self._pending = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._depth and not self._pending:
+            self._pending = True
+        else:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Run the body to its end before an interrupt takes effect; a second interrupt does not wait. May be nested."""
+        self._depth += 1
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.ended_half_way = True
+            raise
+        finally:
+            self._depth -= 1
+        if self._pending and not self._depth:
+            self._pending = False
+            raise KeyboardInterrupt

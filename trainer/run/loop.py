@@ -14,24 +14,31 @@ from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Trajectory
-from trainer.algorithms.estimators import find_estimator
-from trainer.algorithms.state import AlgorithmState
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
+from trainer.config.parts import ESTIMATORS
 from trainer.data.metrics import rollout_metrics
+from trainer.engines import check_can_train
 from trainer.learner import Learner, Scorer, make_learner
-from trainer.model.network import save_model
+from trainer.model.network import load_weights, save_model
 from trainer.rollout.collecting import Collected, collect_step
 from trainer.rollout.session import Session
-from trainer.run.checkpoint import CheckpointState, clean_unfinished, load_checkpoint, save_checkpoint, set_aside_after
+from trainer.run.checkpoint import (
+    CheckpointState,
+    capture_random_states,
+    clean_unfinished,
+    load_checkpoint,
+    restore_random_states,
+    save_checkpoint,
+    set_aside_after,
+)
 from trainer.run.evaluate import play_panel
-from trainer.run.folder import RunFolder
-from trainer.run.interrupts import Interrupts
+from trainer.run.folder import Interrupts, RunFolder
 from trainer.run.plan import make_plan
 from trainer.run.plot import plot_run
-from trainer.run.random_states import capture_random_states, restore_random_states
 from trainer.run.report import Report
 from trainer.run.results import PhaseResult, summary
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 from trainer.run.warm_start import warm_start_learner, warm_start_step
 
 __all__ = ["panel_success", "resume", "train"]
@@ -122,7 +129,7 @@ class _Run:
         self.session, self.folder, self.report = session, folder, report
         self.config = session.config
         self.interrupts, self.counters = interrupts, counters
-        self.parts: Parts | None = None
+        self.parts: StepParts | None = None
         """Of reinforcement learning; None during the warm start."""
         self.learner: Learner
         if counters.warm_steps < self.config.warm_start.steps:
@@ -137,7 +144,6 @@ class _Run:
         """A fresh optimiser for the second phase; reference and critic begin with the weights of this moment."""
         config = self.config
         self.learner = make_learner(
-            config.learner.backend,
             self.session.model,
             loss=config.loss,
             optimizer=config.optimizer,
@@ -146,22 +152,26 @@ class _Run:
             settings=config.learner,
             threads=self.session.threads,
         )
-        self.parts = Parts(
+        reference = None
+        if config.reward.kl_coef or config.loss.kl_coef:
+            reference = self.learner.reference(fixed=not config.reference.refresh_every)
+        self.parts = StepParts(
             learner=self.learner,
             state=AlgorithmState(kl_coef=config.reward.kl_coef),
-            critic=self.learner.critic(config.critic) if find_estimator(config.advantage.name).needs_values else None,
-            reference=self.learner.reference() if config.reward.kl_coef or config.loss.kl_coef else None,
+            critic=self.learner.critic(config.critic) if ESTIMATORS.find(config.advantage.name).needs_values else None,
+            reference=reference,
         )
 
     def go(self) -> dict[str, Any]:
         """Everything that is still to do."""
         config = self.config
+        check_can_train(config.engine.name, self.session.engine)
         plan = make_plan(config, folder=str(self.folder.path), parameters=self.session.model.parameters)
         self.report.print_plan(plan)
         if self.session.rewrites_history and config.context.kind == "everything":
             self.report.say(
-                "This model's chat template rewrites earlier turns (it drops thoughts, say), so that turns begin rows "
-                "of their own; rollout/rows_per_episode and rollout/history_rewrites count them."
+                "This model's chat template rewrites earlier turns (it drops thoughts, say), so that turns begin "
+                "sequences of their own; rollout/sequences_per_episode and rollout/history_rewrites count them."
             )
         try:
             if self._saved_at is None:
@@ -173,7 +183,9 @@ class _Run:
             self._train()
             last = self._final_panel()
         except KeyboardInterrupt:
-            if not self.interrupts.torn:  # a second Ctrl-C in the middle of a step: the last checkpoint stands
+            if (
+                not self.interrupts.ended_half_way
+            ):  # a second Ctrl-C in the middle of a step: the last checkpoint stands
                 self._save()
             raise
         return self._finish(last)
@@ -318,14 +330,14 @@ class _Run:
         state = CheckpointState(
             step=counters.warm_steps + counters.steps,
             version=counters.version,
-            model=self.learner.weights(),
+            model=self.learner.weights,
             optimizer={
                 **self.learner.optimizer_state(),
                 **({"critic": parts.critic.optimizer_state()} if parts and parts.critic else {}),
             },
             random=capture_random_states(),
             cursor=counters.cursor,
-            others={name: part.weights() for name, part in self._others().items()},
+            others={name: part.weights for name, part in self._others().items()},
             progress={
                 "warm_steps": counters.warm_steps,
                 "steps": counters.steps,
@@ -346,11 +358,11 @@ class _Run:
 
     def load(self, state: CheckpointState) -> None:
         """Put weights, optimiser, random states and what the algorithm remembers back."""
-        self.session.load_weights(state.model)
+        load_weights(self.session.model.network, state.model())
         for name, part in self._others().items():
             if name not in state.others:
                 raise CheckpointError(f"the checkpoint has no {name}, which {self.folder.config_path} asks for")
-            part.load_weights(state.others[name])
+            part.load_weights(state.others[name]())
         if self.parts is not None:
             self.parts = replace(self.parts, state=AlgorithmState.from_dict(state.progress.get("algorithm", {})))
         try:
@@ -382,7 +394,8 @@ class _Run:
             extra={"steps": counters.steps, "parameters": self.session.model.parameters},
         )
         self.folder.save_summary(result)
-        self.session.load_weights(self.learner.weights())  # merged, where a copy with adapters was trained
+        # Merged, where a copy with adapters was trained.
+        load_weights(self.session.model.network, self.learner.weights())
         save_model(self.session.model, self.folder.path / "model")
         if counters.steps:
             plot_run(self.folder.path)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll_envs.errors import MissingExtraError, RollError
-from trainer.run.atomic import write_atomic
-from trainer.run.folder import read_metrics
+from trainer.run.folder import read_metrics, write_atomic
 from trainer.run.results import PhaseResult
 
 __all__ = ["Curve", "plot_run", "plot_runs", "read_curve"]

@@ -1,8 +1,8 @@
-"""One training step after its episodes are in: rows, scores, rewards, advantages, optimiser steps, what to watch.
+"""One training step after its episodes are in: the table, scores, rewards, advantages, optimiser steps, what to watch.
 
-The order is always the same. Rows are scored (proximal and reference log-probs, values) where something needs it;
+The order is always the same. Sequences are scored (proximal and reference log-probs, values) where something needs it;
 rewards are shaped and advantages estimated from all scored episodes; masks then leave tokens out of the losses; the
-critic and the policy take their optimiser steps.
+critic and the policy take their optimiser steps. Each of these adds columns to the step's table.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roll_envs.types import Group, Metrics
-from trainer.algorithms.advantages import Advantages, Episodes, estimate, view_episodes
-from trainer.algorithms.estimators.types import FloatArray
-from trainer.algorithms.losses import StepTokens, find_loss, within_second_moment
-from trainer.algorithms.masks import apply_masks
-from trainer.algorithms.rewards import shape_rewards
-from trainer.algorithms.state import AlgorithmState
+from trainer.algorithms.estimators.types import estimate_advantages
+from trainer.algorithms.filters import apply_masks
+from trainer.algorithms.losses.objective import within_second_moment
+from trainer.algorithms.losses.types import Loss, StepTokens
+from trainer.algorithms.rewards import AlgorithmState, shape_rewards
 from trainer.config import RunConfig
+from trainer.config.parts import LOSSES, part_settings
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
-from trainer.data.metrics import explained_variance, row_metrics, row_mismatch_metrics, staleness_metrics
-from trainer.data.sequences import TokenSequence, rows_of
+from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
+from trainer.data.sequences import TokenSequence, sequences_of
+from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, make_table
 from trainer.learner import Critic, Learner, Scorer
-from trainer.learner.schedules import learning_rate
+from trainer.learner.optimizers import learning_rate
 
-__all__ = ["Parts", "Scores", "update"]
+__all__ = ["StepParts", "update"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class StepParts:
     """What a training step changes or asks."""
 
     learner: Learner
@@ -43,19 +43,9 @@ class Parts:
     """For KL terms."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
-    """Numbers for every id of every row, 0.0 where it was not sampled; None where nothing needs them."""
-
-    old: list[FloatArray] | None
-    """Log-probs under the weights before the step, or the sampler's."""
-    reference: list[FloatArray] | None
-    values: list[FloatArray] | None
-
-
 def update(
     config: RunConfig,
-    parts: Parts,
+    parts: StepParts,
     groups: Sequence[Group],
     *,
     step: int,
@@ -64,29 +54,30 @@ def update(
 ) -> Metrics:
     """Learn from ``groups``, sampled by weights ``version``; ``step`` counts training steps from 0.
 
-    ``greedy`` is the return of the greedy episode of each group, where one was played. Rows that cannot have a gradient
-    are not run through the model, but count in the denominators. In a single on-policy step of a loss that is linear in
-    the advantages, rows with the same ids (short answers in a state that several episodes meet) are run once with the
-    sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them.
+    ``greedy`` is the return of the greedy episode of each group, where one was played. Sequences that cannot have a
+    gradient are not run through the model, but count in the denominators. In a single on-policy step of a loss that is
+    linear in the advantages, sequences with the same ids (short answers in a state that several episodes meet) are run
+    once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them.
     """
-    rows = rows_of(groups)
-    metrics: Metrics = {"learner/rows": float(len(rows))}
-    if not rows:
+    sequences = sequences_of(groups)
+    metrics: Metrics = {"learner/sequences": float(len(sequences))}
+    if not sequences:
         return metrics
-    metrics.update({**staleness_metrics(rows, version), **row_metrics(rows, groups)})
-    scores = _scores(config, parts, rows)
-    episodes = view_episodes(groups, rows)
-    episodes = _with_scores(episodes, rows, scores, greedy)
-    views, shaped = shape_rewards(config.reward, episodes.views, parts.state, _kl(episodes, rows, scores))
-    advantages = estimate(config.advantage, episodes.with_views(views), rows)
-    masked = apply_masks(config.mask, groups, rows)
-    credits = [a * w for a, w in zip(advantages.per_row, masked.weights, strict=True)]
-    metrics.update({**shaped, **advantages.metrics, **masked.metrics})
+    table = make_table(groups, sequences, greedy)
+    metrics.update({**staleness_metrics(table.tokens, version), **sequence_metrics(table)})
+    table = _scored(config, parts, sequences, table)
+    for change in (
+        partial(shape_rewards, config.reward, state=parts.state),
+        partial(estimate_advantages, config.advantage),
+        partial(apply_masks, config.mask),
+    ):
+        table, measured = change(table=table)
+        metrics.update(measured)
     if parts.critic is not None:
-        metrics.update(_train_critic(config, parts.critic, masked.rows, scores, advantages, step))
+        metrics.update(_train_critic(config, parts.critic, sequences, table.tokens, step))
     if parts.critic is None or step >= config.critic.warmup_steps:
-        metrics.update(_train_policy(config, parts, masked.rows, scores, credits, step))
-    metrics["learner/tokens"] = float(sum(len(row.ids) for row in rows))
+        metrics.update(_train_policy(config, parts, sequences, table.tokens, step))
+    metrics["learner/tokens"] = float(sum(len(s.ids) for s in sequences))
     return metrics
 
 
@@ -95,88 +86,74 @@ def _single(config: RunConfig) -> bool:
     return config.learner.minibatches * config.learner.epochs == 1
 
 
-def _batched(config: RunConfig) -> partial[list[Batch]]:
-    return partial(
-        make_batches,
-        pack_tokens=config.learner.pack_tokens,
-        tokens_per_microbatch=config.learner.tokens_per_microbatch,
-    )
+def _same(
+    sequences: Sequence[TokenSequence], tokens: Tokens, among: Sequence[int], *, by_turns: bool = False
+) -> dict[int, list[int]]:
+    """The sequences ``among`` by the first of them that has the same ids, with a loss (or score) in the same places;
+    ``by_turns`` tells those apart that are cut into turns in another way."""
+    bounds = np.searchsorted(tokens.sequence, np.arange(len(sequences) + 1))
+    learnt = tokens.learnt
+    first: dict[object, int] = {}
+    same: dict[int, list[int]] = {}
+    for i in among:
+        s, here = sequences[i], slice(bounds[i], bounds[i + 1])
+        key = (s.ids, s.mask, learnt[here].tobytes(), s.turns if by_turns else ())
+        same.setdefault(first.setdefault(key, i), []).append(i)
+    return same
 
 
-def _scores(config: RunConfig, parts: Parts, rows: Sequence[TokenSequence]) -> Scores:
-    """What the configured terms need to know before the step; rows with the same ids are run once."""
-    loss = config.loss
-    chooses = find_loss(loss.name).select is not None or config.correction.second_moment is not None
+def _batched(config: RunConfig, sequences: Sequence[TokenSequence], tokens: Tokens, used: Sequence[int]) -> list[Batch]:
+    settings = config.learner
+    pack_tokens, limit = settings.pack_tokens, settings.tokens_per_microbatch
+    return make_batches(sequences, tokens, used, pack_tokens=pack_tokens, tokens_per_microbatch=limit)
+
+
+def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], table: StepTable) -> StepTable:
+    """The step with the columns that the configured terms need to know before it; the same ids are run once."""
+    loss, tokens = config.loss, table.tokens
+    chooses = LOSSES.find(loss.name).select is not None or config.correction.second_moment is not None
     recompute = loss.proximal == "recompute" and (not _single(config) or bool(config.reward.kl_coef) or chooses)
-    home = _homes(rows)
-    first = sorted(set(home))
-    place = {index: i for i, index in enumerate(first)}
-    needed = recompute or parts.reference is not None or parts.critic is not None
-    batches = _batched(config)([rows[i] for i in first]) if needed else []
-
-    def scored(scorer: Learner | Scorer) -> list[FloatArray]:
-        found = scatter_back(batches, scorer.score(batches))
-        return [found[place[index]] for index in home]
-
-    old = None
-    if recompute:
-        old = scored(parts.learner)
-    elif loss.proximal == "sampler":
-        old = [np.array(row.logprobs) for row in rows]
-    return Scores(
-        old=old,
-        reference=None if parts.reference is None else scored(parts.reference),
-        values=None if parts.critic is None else scored(parts.critic),
-    )
-
-
-def _homes(rows: Sequence[TokenSequence], *, by_turns: bool = False) -> list[int]:
-    """For each row the index of the first with the same ids, sampled in the same places (``by_turns``: and turns)."""
-    first: dict[tuple[tuple[int, ...], ...], int] = {}
-    return [first.setdefault((row.ids, row.mask, row.turns if by_turns else ()), i) for i, row in enumerate(rows)]
-
-
-def _with_scores(
-    episodes: Episodes, rows: Sequence[TokenSequence], scores: Scores, greedy: Sequence[float | None]
-) -> Episodes:
-    values = [None] * len(episodes.views) if scores.values is None else episodes.gather(rows, scores.values)
-    return episodes.with_views(
-        [
-            replace(view, values=value, greedy_return=greedy[view.group] if greedy else None)
-            for view, value in zip(episodes.views, values, strict=True)
-        ]
-    )
-
-
-def _kl(episodes: Episodes, rows: Sequence[TokenSequence], scores: Scores) -> list[FloatArray] | None:
-    """``log pi - log reference`` of every sampled token, per episode; None where either is not known."""
-    if scores.old is None or scores.reference is None:
-        return None
-    return episodes.gather(rows, [o - r for o, r in zip(scores.old, scores.reference, strict=True)])
+    scorers: dict[str, Learner | Scorer | None] = {
+        "proximal_logp": parts.learner if recompute else None,
+        "reference_logp": parts.reference,
+        "value": parts.critic,
+    }
+    columns: dict[str, FloatArray] = {}
+    if any(scorer is not None for scorer in scorers.values()):
+        same = _same(sequences, tokens, range(len(sequences)))
+        batches = _batched(config, sequences, tokens, sorted(same))
+        source = np.arange(len(tokens.sequence))  # the token that each was scored as
+        for first, copies in same.items():
+            source[tokens.of(copies)] = np.tile(tokens.of([first]), len(copies))
+        for name, scorer in scorers.items():
+            if scorer is not None:
+                columns[name] = scatter_back(batches, scorer.score(batches), tokens)[source]
+    if loss.proximal == "sampler":
+        columns["proximal_logp"] = tokens.sampler_logp
+    return table.with_tokens(**columns)
 
 
 def _train_policy(
-    config: RunConfig,
-    parts: Parts,
-    rows: Sequence[TokenSequence],
-    scores: Scores,
-    credits: list[FloatArray],
-    step: int,
+    config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
 ) -> Metrics:
-    settings, loss, spec = config.learner, config.loss, find_loss(config.loss.name)
+    settings, loss = config.learner, config.loss
+    part: Loss = LOSSES.find(loss.name)
     on_policy = _single(config) and loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
-    cuts = [
-        part
+    whole = list(range(len(sequences)))
+    minibatches = [
+        minibatch
         for _ in range(settings.epochs)
-        for part in (
-            [list(range(len(rows)))] if _single(config) else split_minibatches(rows, settings.minibatches, rng)
-        )
+        for minibatch in ([whole] if _single(config) else split_minibatches(sequences, settings.minibatches, rng))
     ]
-    everywhere = loss.entropy_coef or loss.kl_coef or not spec.only_advantages
-    credits, metrics = _within_second_moment(config, rows, scores, credits)
-    if on_policy and spec.linear_on_policy and not config.correction.weighs and not everywhere:
-        credits = _merged(rows, credits, by_turns=loss.ratio == "turn")
+    everything = bool(loss.entropy_coef or loss.kl_coef) or not part.only_advantages
+    assert tokens.advantage is not None
+    assert tokens.weight is not None
+    tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=tokens.advantage * tokens.weight))
+    if on_policy and part.linear_on_policy and not config.correction.weighs and not everything:
+        tokens = _merged(
+            sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"
+        )
     lr = learning_rate(
         config.optimizer.lr_schedule,
         config.optimizer.lr,
@@ -186,29 +163,21 @@ def _train_policy(
         min_share=config.optimizer.lr_min_share,
         decay_share=config.optimizer.lr_decay_share,
     )
-    if scores.old is not None and loss.proximal == "recompute":
-        metrics.update(row_mismatch_metrics(rows, scores.old))
+    if tokens.proximal_logp is not None and loss.proximal == "recompute":
+        metrics.update(token_mismatch_metrics(tokens, tokens.proximal_logp, tokens.learnt))
     sums: dict[str, list[float]] = {}
-    for part in cuts:
-        whole = denominators_of([rows[i] for i in part])
-        selected = _selected(config, rows, scores, credits, part, rng)
-        used = [i for i in part if everywhere or credits[i].any()]
-        if not used or not whole.tokens:
+    for minibatch in minibatches:
+        denominators = denominators_of(tokens, minibatch)
+        chosen = _selected(config, part, tokens, minibatch, rng)
+        used = minibatch if everything else _with_advantage(chosen, minibatch)
+        if not used or not denominators.tokens:
             continue
-        used_rows = [rows[i] for i in used]
-        batches = _batched(config)(
-            used_rows,
-            [credits[i] for i in used],
-            old_logprobs=None if scores.old is None else [scores.old[i] for i in used],
-            reference_logprobs=(
-                None if scores.reference is None or not loss.kl_coef else [scores.reference[i] for i in used]
-            ),
-            selected=None if selected is None else [selected[i] for i in used],
-        )
-        denominators = replace(denominators_of(used_rows), tokens=whole.tokens, rows=whole.rows)
-        taken, before = parts.learner.step(batches, denominators, lr=lr, on_policy=on_policy)
-        if scores.old is None:
-            taken.update(row_mismatch_metrics(used_rows, scatter_back(batches, before)))
+        batches = _batched(config, sequences, chosen, used)
+        mine = replace(denominators_of(chosen, used), tokens=denominators.tokens, sequences=denominators.sequences)
+        taken, before = parts.learner.step(batches, mine, lr=lr, on_policy=on_policy)
+        if tokens.proximal_logp is None:
+            run = tokens.learnt & np.isin(tokens.sequence, used)
+            taken.update(token_mismatch_metrics(tokens, scatter_back(batches, before, tokens), run))
         taken["learner/padding_share"] = padding_share(batches)
         for name, value in taken.items():
             sums.setdefault(name, []).append(value)
@@ -219,110 +188,86 @@ def _train_policy(
     return metrics
 
 
-def _predicted(row: TokenSequence) -> NDArray[np.bool_]:
-    """Which ids were sampled and are predicted: all that were sampled but a row's first id."""
-    return np.array((False, *row.mask[1:]))
+def _with_advantage(tokens: Tokens, among: Sequence[int]) -> list[int]:
+    """Those of the sequences ``among`` that have an advantage other than 0."""
+    assert tokens.advantage is not None
+    has = set(tokens.sequence[tokens.learnt & (tokens.advantage != 0)].tolist())
+    return [i for i in among if i in has]
 
 
-def _within_second_moment(
-    config: RunConfig, rows: Sequence[TokenSequence], scores: Scores, credits: list[FloatArray]
-) -> tuple[list[FloatArray], Metrics]:
+def _within_second_moment(config: RunConfig, tokens: Tokens) -> tuple[Tokens, Metrics]:
     """Advantages of 0 for the tokens that ``correction.second_moment`` takes out, over the whole training step."""
-    limit = config.correction.second_moment
-    if limit is None or scores.old is None:
-        return credits, {}
-    masks = [_predicted(row) for row in rows]
-    moved = [(o - np.array(r.logprobs))[m] for o, r, m in zip(scores.old, rows, masks, strict=True)]
-    joined = np.concatenate(moved)
-    if not joined.size:
-        return credits, {}
-    kept = within_second_moment(joined, limit)
-    result = [credit.copy() for credit in credits]
-    for credit, mask, keep in zip(result, masks, np.split(kept, np.cumsum([len(m) for m in moved])[:-1]), strict=True):
-        credit[mask] *= keep
-    return result, {
-        "correction/second_moment": float(np.square(joined).mean()),
+    limit, learnt = config.correction.second_moment, tokens.learnt
+    if limit is None or tokens.proximal_logp is None or not learnt.any():
+        return tokens, {}
+    moved = (tokens.proximal_logp - tokens.sampler_logp)[learnt]
+    kept = within_second_moment(moved, limit)
+    assert tokens.advantage is not None
+    advantage = tokens.advantage.copy()
+    advantage[learnt] *= kept
+    return tokens.with_columns(advantage=advantage), {
+        "correction/second_moment": float(np.square(moved).mean()),
         "correction/second_moment_share": float(1.0 - kept.mean()),
     }
 
 
 def _selected(
-    config: RunConfig,
-    rows: Sequence[TokenSequence],
-    scores: Scores,
-    credits: Sequence[FloatArray],
-    part: Sequence[int],
-    rng: np.random.Generator,
-) -> dict[int, FloatArray] | None:
-    """What the loss chooses among the tokens of one optimiser step: for each of its rows, 1.0 or 0.0 per id."""
-    select = find_loss(config.loss.name).select
-    if select is None or scores.old is None:
-        return None
-    masks = {i: _predicted(rows[i]) for i in part}
-    chosen = select(
-        StepTokens(
-            old_logp=np.concatenate([scores.old[i][masks[i]] for i in part]),
-            advantages=np.concatenate([credits[i][masks[i]] for i in part]),
-        ),
-        config.loss,
-        rng,
-    )
-    result, used = {}, 0
-    for i in part:
-        count = int(masks[i].sum())
-        result[i] = np.zeros(len(rows[i].ids))
-        result[i][masks[i]] = chosen[used : used + count]
-        used += count
-    return result
+    config: RunConfig, part: Loss, tokens: Tokens, minibatch: Sequence[int], rng: np.random.Generator
+) -> Tokens:
+    """The tokens with what the loss chooses among those of one optimiser step; without the reference that no term of
+    the loss reads."""
+    reference = tokens.reference_logp if config.loss.kl_coef else None
+    selected = None
+    if part.select is not None and tokens.proximal_logp is not None:
+        assert tokens.advantage is not None
+        lines: IntArray = tokens.of(minibatch)
+        lines = lines[tokens.learnt[lines]]
+        step = StepTokens(old_logp=tokens.proximal_logp[lines], advantages=tokens.advantage[lines])
+        selected = np.zeros(len(tokens.sequence), dtype=np.bool_)
+        selected[lines] = part.select(step, part_settings(config.loss, part), rng)
+    return tokens.with_columns(reference_logp=reference, selected=selected, value=None)
+
+
+def _merged(sequences: Sequence[TokenSequence], tokens: Tokens, *, by_turns: bool) -> Tokens:
+    """Advantages in which the first of several sequences with the same ids carries the sum, and the others carry 0."""
+    assert tokens.advantage is not None
+    advantage = tokens.advantage.copy()
+    for first, copies in _same(sequences, tokens, range(len(sequences)), by_turns=by_turns).items():
+        if len(copies) > 1:
+            together = advantage[tokens.of(copies)].reshape(len(copies), -1).sum(axis=0)
+            advantage[tokens.of(copies)] = 0.0
+            advantage[tokens.of([first])] = together
+    return tokens.with_columns(advantage=advantage)
 
 
 def _train_critic(
-    config: RunConfig,
-    critic: Critic,
-    rows: Sequence[TokenSequence],
-    scores: Scores,
-    advantages: Advantages,
-    step: int,
+    config: RunConfig, critic: Critic, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
 ) -> Metrics:
     settings = config.critic
-    assert scores.values is not None
-    if advantages.returns is None:
+    assert tokens.value is not None
+    if tokens.return_ is None:
         raise ValueError(f"estimator {config.advantage.name!r} asks for a critic and gives it nothing to learn")
-    masks = [_predicted(row) for row in rows]
-    metrics = explained_variance(
-        np.concatenate([v[m] for v, m in zip(scores.values, masks, strict=True)]),
-        np.concatenate([r[m] for r, m in zip(advantages.returns, masks, strict=True)]),
-    )
+    metrics = explained_variance(tokens.value[tokens.learnt], tokens.return_[tokens.learnt])
     rng = np.random.default_rng([config.seed, step, 1])
     sums: dict[str, list[float]] = {}
-    for part in (p for _ in range(settings.epochs) for p in split_minibatches(rows, settings.minibatches, rng)):
-        used = [rows[i] for i in part]
-        denominators = denominators_of(used)
-        if not denominators.tokens:
-            continue
-        same: dict[int, list[int]] = {}  # rows with the same ids are run once, each with its own return
-        for i, home in zip(part, _homes(used), strict=True):
-            same.setdefault(part[home], []).append(i)
-        batches = make_batches(
-            [rows[i] for i in same],
-            pack_tokens=config.learner.pack_tokens,
-            tokens_per_microbatch=settings.tokens_per_microbatch,
-            values=[scores.values[i] for i in same],
-            returns=[np.stack([advantages.returns[i] for i in copies]) for copies in same.values()],
-        )
-        for name, value in critic.step(batches, denominators, lr=settings.lr).items():
-            sums.setdefault(name, []).append(value)
+    for _ in range(settings.epochs):
+        for minibatch in split_minibatches(sequences, settings.minibatches, rng):
+            denominators = denominators_of(tokens, minibatch)
+            if not denominators.tokens:
+                continue
+            # Sequences with the same ids are run once, each with its own return.
+            same = _same(sequences, tokens, minibatch)
+            returns = np.full((max(map(len, same.values())), len(tokens.sequence)), np.nan)
+            for first, copies in same.items():
+                returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of(copies)].reshape(len(copies), -1)
+            batches = make_batches(
+                sequences,
+                tokens,
+                list(same),
+                pack_tokens=config.learner.pack_tokens,
+                tokens_per_microbatch=settings.tokens_per_microbatch,
+                returns=returns,
+            )
+            for name, value in critic.step(batches, denominators, lr=settings.lr).items():
+                sums.setdefault(name, []).append(value)
     return {**metrics, **{name: float(np.mean(values)) for name, values in sums.items()}}
-
-
-def _merged(rows: Sequence[TokenSequence], credits: Sequence[FloatArray], *, by_turns: bool) -> list[FloatArray]:
-    """Advantages in which the first of several rows with the same ids carries the sum, and the others carry 0.
-
-    ``by_turns`` tells rows apart that are cut into turns in another way.
-    """
-    merged = list(credits)
-    for i, home in enumerate(_homes(rows, by_turns=by_turns)):
-        if home != i:
-            merged[home] = merged[home] + credits[i]
-            merged[i] = np.zeros_like(credits[i])
-    return merged

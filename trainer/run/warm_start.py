@@ -1,4 +1,4 @@
-"""The warm start: supervised learning on demonstrations, with the rows, batches and learner of every other phase."""
+"""The warm start: supervised learning on demonstrations, with the batches and the learner of every other phase."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import numpy as np
 from roll_envs.types import Group, Metrics
 from trainer.config import LossConfig, RunConfig
 from trainer.data.batches import denominators_of, make_batches
-from trainer.data.sequences import rows_of
+from trainer.data.sequences import sequences_of
+from trainer.data.table import tokens_of
 from trainer.learner import Learner, make_learner
-from trainer.learner.schedules import learning_rate
+from trainer.learner.optimizers import learning_rate
 from trainer.rollout.session import Session
 from trainer.rollout.tasks import draw_tasks
 
@@ -20,7 +21,6 @@ def warm_start_learner(session: Session) -> Learner:
     """The learner of this phase: cross-entropy is the policy gradient with advantages of 1."""
     config = session.config
     return make_learner(
-        config.learner.backend,
         session.model,
         loss=LossConfig(name="reinforce"),
         optimizer=config.optimizer,
@@ -38,14 +38,16 @@ def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
     tasks = draw_tasks(config.env, seed=config.seed, first=step * count, count=count, split="demonstrations")
     episodes = session.demonstrate(tasks)
     failed = session.failed_share(episodes, f"warm start, step {step + 1}")
-    rows = rows_of([Group(task=e.task, trajectories=(e,)) for e in episodes])
+    sequences = sequences_of([Group(task=e.task, trajectories=(e,)) for e in episodes])
+    tokens, everything = tokens_of(sequences), range(len(sequences))
     batches = make_batches(
-        rows,
-        [np.ones(len(row.ids)) for row in rows],
+        sequences,
+        tokens.with_columns(advantage=np.ones(len(tokens.sequence))),
+        everything,
         pack_tokens=config.learner.pack_tokens,
         tokens_per_microbatch=config.learner.tokens_per_microbatch,
     )
     lr = learning_rate(warm.lr_schedule, warm.lr, step=step, steps=warm.steps, warmup_steps=warm.lr_warmup_steps)
-    metrics, _ = learner.step(batches, denominators_of(rows), lr=lr)
+    metrics, _ = learner.step(batches, denominators_of(tokens, everything), lr=lr)
     successes = [e.success for e in episodes if e.scored]
     return {**metrics, "teacher/success_rate": sum(successes) / max(1, len(successes)), "teacher/failed_share": failed}

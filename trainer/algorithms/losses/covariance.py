@@ -8,18 +8,50 @@ step if it is one micro-batch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Self
+
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from pydantic import model_validator
 
-from trainer.algorithms.losses.ppo import clipped
-from trainer.algorithms.losses.types import LossInputs, StepTokens, TensorMetrics, log_ratio, ratio_metrics
-from trainer.config.algorithm import LossConfig
+from roll_envs.settings import Settings, setting
+from trainer.algorithms.losses.clipped import clipped
+from trainer.algorithms.losses.types import Loss, LossInputs, StepTokens, TokenMetrics, log_ratio, ratio_metrics
+from trainer.data.table import BoolArray, FloatArray, IntArray
 
-__all__ = ["choose_between", "choose_largest", "clip_cov", "kl_cov"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["choose_between", "choose_largest"]
 
 
-def clip_cov(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, TensorMetrics]:
+class CovarianceSettings(Settings):
+    covariance_share: float = setting(
+        2e-4, "Share of the tokens that are chosen.", origin="Cui et al. 2025, verl", ge=0, le=1
+    )
+
+
+class ClipCovSettings(CovarianceSettings):
+    clip_low: float = setting(0.2, "Ratio is cut below 1 - clip_low.", origin="DAPO", ge=0)
+    clip_high: float = setting(0.28, "Ratio is cut above 1 + clip_high.", origin="DAPO's higher 0.28", ge=0)
+    covariance_low: float = setting(1.0, "Least covariance of a chosen token.", origin="Cui et al. 2025, verl")
+    covariance_high: float = setting(5.0, "Greatest covariance of a chosen token.", origin="Cui et al. 2025, verl")
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> Self:
+        if self.covariance_low > self.covariance_high:
+            raise ValueError(
+                f"loss.covariance_low {self.covariance_low:g} is above loss.covariance_high {self.covariance_high:g}"
+            )
+        return self
+
+
+class KlCovSettings(CovarianceSettings):
+    covariance_coef: float = setting(
+        1.0, "Weight of the penalty on chosen tokens.", origin="Cui et al. 2025, verl", ge=0
+    )
+
+
+def clip_cov(inputs: LossInputs, settings: ClipCovSettings) -> tuple[torch.Tensor, TokenMetrics]:
     """Clip-Cov: the clipped loss, without the chosen tokens (arXiv:2505.22617, eq. 11).
 
     Of the tokens whose covariance lies between ``covariance_low`` and ``covariance_high``, ``covariance_share`` of all
@@ -28,12 +60,14 @@ def clip_cov(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, Tens
 
     2e-4, 1 and 5 are the authors'. verl does not draw tokens that the clip holds already (those have no gradient).
     """
-    advantages = torch.where(inputs.mask & ~_selected(inputs), inputs.advantages, 0.0)
-    loss, metrics = clipped(log_ratio(inputs), advantages, inputs.mask, *config.bounds())
-    return loss, {**metrics, "loss/selected_fraction": (_selected(inputs) & inputs.mask).sum()}
+    chosen = _selected(inputs)
+    advantages = inputs.advantages.masked_fill(chosen, 0.0)
+    log_r = log_ratio(inputs.logp, inputs.old_logp)
+    loss, metrics = clipped(log_r, advantages, settings.clip_low, settings.clip_high)
+    return loss, {**metrics, "loss/selected_fraction": chosen}
 
 
-def kl_cov(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, TensorMetrics]:
+def kl_cov(inputs: LossInputs, settings: KlCovSettings) -> tuple[torch.Tensor, TokenMetrics]:
     """KL-Cov: a penalty on the chosen tokens (arXiv:2505.22617, eq. 12): ``-r A``, and + ``covariance_coef |log r|``.
 
     The ``covariance_share`` of all tokens of the step with the largest covariance (at least one) are chosen. (r 1.5,
@@ -41,43 +75,39 @@ def kl_cov(inputs: LossInputs, config: LossConfig) -> tuple[torch.Tensor, Tensor
 
     2e-4 and 1 are the authors'. In a single on-policy step the penalty has no gradient, and this is ``reinforce``.
     """
-    log_r = log_ratio(inputs)
-    chosen = _selected(inputs) & inputs.mask
-    advantages = torch.where(inputs.mask, inputs.advantages, 0.0)
-    loss = -log_r.exp() * advantages + config.covariance_coef * torch.where(chosen, log_r.abs(), 0.0)
-    return loss, {"loss/selected_fraction": chosen.sum(), **ratio_metrics(log_r, inputs.mask)}
+    log_r, chosen = log_ratio(inputs.logp, inputs.old_logp), _selected(inputs)
+    penalty = settings.covariance_coef * log_r.abs().masked_fill(~chosen, 0.0)
+    return -log_r.exp() * inputs.advantages + penalty, {"loss/selected_fraction": chosen, **ratio_metrics(log_r)}
 
 
-def choose_between(tokens: StepTokens, config: LossConfig, rng: np.random.Generator) -> NDArray[np.bool_]:
+def choose_between(tokens: StepTokens, settings: ClipCovSettings, rng: np.random.Generator) -> BoolArray:
     """Clip-Cov's choice [N].
 
     log-probs -1, -3 and advantages 1, -1: both covariances are 1 * 1 = 1, which bounds of 1 and 5 leave out (the bounds
     themselves do not count) and bounds of 0.5 and 5 let in; one of the two is drawn.
     """
     covariance = _covariance(tokens)
-    eligible = np.flatnonzero((covariance > config.covariance_low) & (covariance < config.covariance_high))
-    drawn = rng.permutation(eligible)[: _count(tokens, config)]
-    return _marked(tokens, drawn)
+    eligible = np.flatnonzero((covariance > settings.covariance_low) & (covariance < settings.covariance_high))
+    return _marked(tokens, rng.permutation(eligible)[: _count(tokens, settings)])
 
 
-def choose_largest(tokens: StepTokens, config: LossConfig, rng: np.random.Generator) -> NDArray[np.bool_]:
+def choose_largest(tokens: StepTokens, settings: KlCovSettings, rng: np.random.Generator) -> BoolArray:
     """KL-Cov's choice [N]; ties go to the earlier token."""
-    largest = np.argsort(-_covariance(tokens), kind="stable")[: _count(tokens, config)]
-    return _marked(tokens, largest)
+    return _marked(tokens, np.argsort(-_covariance(tokens), kind="stable")[: _count(tokens, settings)])
 
 
-def _covariance(tokens: StepTokens) -> NDArray[np.float64]:
+def _covariance(tokens: StepTokens) -> FloatArray:
     if not tokens.old_logp.size:
         return np.zeros(0)
     centred = (tokens.advantages - tokens.advantages.mean()) * (tokens.old_logp - tokens.old_logp.mean())
     return np.asarray(centred, dtype=np.float64)
 
 
-def _count(tokens: StepTokens, config: LossConfig) -> int:
-    return max(1, int(config.covariance_share * tokens.old_logp.size)) if config.covariance_share else 0
+def _count(tokens: StepTokens, settings: CovarianceSettings) -> int:
+    return max(1, int(settings.covariance_share * tokens.old_logp.size)) if settings.covariance_share else 0
 
 
-def _marked(tokens: StepTokens, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _marked(tokens: StepTokens, places: IntArray) -> BoolArray:
     marks = np.zeros(tokens.old_logp.size, dtype=np.bool_)
     marks[places] = True
     return marks
@@ -85,5 +115,9 @@ def _marked(tokens: StepTokens, places: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _selected(inputs: LossInputs) -> torch.Tensor:
     if inputs.selected is None:
-        raise ValueError("this loss needs LossInputs.selected, what LossSpec.select chose for the step")
+        raise ValueError("this loss needs LossInputs.selected, what Loss.select chose for the step")
     return inputs.selected
+
+
+CLIP_COV = Loss(loss=clip_cov, settings=ClipCovSettings, select=choose_between, only_advantages=True)
+KL_COV = Loss(loss=kl_cov, settings=KlCovSettings, select=choose_largest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from trainer.engines.held_tokens import HeldTokens
+from trainer.engines.prefix_cache import PrefixIndex
 
 
 def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
@@ -13,29 +13,29 @@ def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 def test_the_longest_beginning_of_any_slot_is_found() -> None:
     rng = random.Random(0)
-    held, plain = HeldTokens(), dict[int, tuple[int, ...]]()
+    index, plain = PrefixIndex(), dict[int, tuple[int, ...]]()
     for _ in range(3000):
         slot = rng.randrange(12)
         ids = tuple(rng.randrange(3) for _ in range(rng.randrange(1, 9)))
         if rng.random() < 0.3:
-            held.drop(slot)
+            index.drop(slot)
             plain.pop(slot, None)
         else:
-            held.put(slot, ids)
+            index.put(slot, ids)
             plain[slot] = ids
         prompt = tuple(rng.randrange(3) for _ in range(rng.randrange(1, 9)))
-        found, length = held.longest(prompt)
+        found, length = index.longest(prompt)
         assert length == max((shared(x, prompt) for x in plain.values()), default=0)
         assert length == 0 or shared(plain[found], prompt) == length
-        assert held.has(prompt) == (prompt in plain.values())
-        assert all((s in held) == (s in plain) and held.ids(s) == plain.get(s, ()) for s in range(12))
+        assert index.has(prompt) == (prompt in plain.values())
+        assert all((s in index) == (s in plain) and index.ids(s) == plain.get(s, ()) for s in range(12))
 
 
 def test_nothing_is_held_after_clear() -> None:
-    held = HeldTokens()
-    assert held.longest((1, 2)) == (-1, 0)
-    held.put(3, (1, 2))
-    assert held.longest((1, 2, 3)) == (3, 2)
-    held.clear()
-    assert held.longest((1, 2, 3)) == (-1, 0)
-    assert 3 not in held
+    index = PrefixIndex()
+    assert index.longest((1, 2)) == (-1, 0)
+    index.put(3, (1, 2))
+    assert index.longest((1, 2, 3)) == (3, 2)
+    index.clear()
+    assert index.longest((1, 2, 3)) == (-1, 0)
+    assert 3 not in index

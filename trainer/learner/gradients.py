@@ -1,0 +1,139 @@
+"""From the gradients of micro-batches to an optimiser step: replicas, float32 master weights, which steps are taken.
+
+A bfloat16 number has 8 significant bits, so that a step of less than 1/256 of a weight would be lost. The masters take
+it, and the model's weights are their rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from roll_envs.errors import CheckpointError, RollError
+from trainer.learner.ranks import Ranks
+
+__all__ = ["DTYPES", "MasterWeights", "StepGuard", "cast_weights", "replica_of"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By the name that ``learner.precision`` uses."""
+
+
+def cast_weights(network: Any, dtype: torch.dtype) -> Any:
+    """``network`` with its parameters in ``dtype``, changed in place. Buffers (the angles of rotary positions) stay."""
+    for parameter in network.parameters():
+        if parameter.dtype != dtype:
+            parameter.data = parameter.data.to(dtype)
+    return network
+
+
+def replica_of(network: Any, *, own: Iterable[torch.nn.Parameter] = ()) -> Any:
+    """A copy of ``network`` whose weights share the storage of the original's, with gradients of their own.
+
+    Parameters in ``own`` are copied. What is written into shared weights in place is seen by both.
+    """
+    copied = {id(p) for p in own}
+    shared: dict[int, Any] = {
+        id(p): torch.nn.Parameter(p.detach(), requires_grad=p.requires_grad)
+        for p in network.parameters()
+        if id(p) not in copied
+    }
+    return copy.deepcopy(network, memo=shared)
+
+
+class MasterWeights:
+    """What the optimiser steps: each parameter itself, or a float32 copy of one in half precision."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self.values = [
+            torch.nn.Parameter(p.detach().float()) if p.dtype in (torch.bfloat16, torch.float16) else p
+            for p in self._parameters
+        ]
+        """In the order of ``parameters``."""
+        self._pairs = [(p, v) for p, v in zip(self._parameters, self.values, strict=True) if p is not v]
+
+    def clear_gradients(self) -> None:
+        for value in (*self._parameters, *self.values):
+            value.grad = None
+
+    def take_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
+        """The gradients that a backward pass left in ``parameters`` (the model's, or a replica's in the same order),
+        which have none afterwards. None for those that are masters themselves: autograd has added them already."""
+        taken: list[torch.Tensor | None] = []
+        for value, parameter in zip(self.values, parameters, strict=True):
+            taken.append(None if parameter is value else parameter.grad)
+            if parameter is not value:
+                parameter.grad = None
+        return taken
+
+    def add_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Add what one micro-batch gives, in the masters' precision, whatever the gradients come in."""
+        for value, gradient in zip(self.values, gradients, strict=True):
+            if gradient is None:
+                continue
+            if value.grad is None:
+                value.grad = gradient.to(value.dtype)
+            else:
+                value.grad.add_(gradient)
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """The parameters become the masters' rounding; to call after each optimiser step."""
+        for parameter, value in self._pairs:
+            parameter.copy_(value)
+
+    def state(self) -> dict[str, Any]:
+        """The copies, for a checkpoint; nothing where the parameters are their own masters."""
+        return {"masters": [value.detach() for _, value in self._pairs]} if self._pairs else {}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Put saved copies back. Raises :class:`CheckpointError` when they are not those of these parameters."""
+        saved = list(state.get("masters", []))
+        if [tuple(s.shape) for s in saved] != [tuple(v.shape) for _, v in self._pairs]:
+            raise CheckpointError(
+                f"the checkpoint has {len(saved)} float32 copies of weights and the learner needs "
+                f"{len(self._pairs)}, each of its weight's shape; resume with the learner.precision it was saved with"
+            )
+        for (parameter, value), copied in zip(self._pairs, saved, strict=True):
+            value.copy_(copied)
+            parameter.copy_(value)
+
+
+class StepGuard:
+    """Decides which optimiser steps are taken, by the norm of the gradient; all ranks decide alike."""
+
+    def __init__(
+        self, *, max_norm: float, skip_norm: float | None, max_skipped: int, ranks: Ranks | None = None
+    ) -> None:
+        """Gradients are cut to ``max_norm``. Steps with a norm that is not finite, or above ``skip_norm``, are
+        skipped; after ``max_skipped`` in a row the next one is an error."""
+        self._max_norm, self._skip_norm, self._max_skipped = max_norm, skip_norm, max_skipped
+        self._ranks = ranks or Ranks()
+        self.skipped_in_a_row = 0
+
+    def admits(self, values: Sequence[torch.nn.Parameter]) -> tuple[bool, float]:
+        """Whether the step with these gradients (summed over the ranks) is to be taken, and their norm; they are cut
+        where it is.
+
+        Raises :class:`RollError` when too many steps in a row were skipped.
+        """
+        norm = float(torch.nn.utils.clip_grad_norm_(values, self._max_norm))
+        limit = math.inf if self._skip_norm is None else self._skip_norm
+        if not self._ranks.any(not (math.isfinite(norm) and norm <= limit)):
+            self.skipped_in_a_row = 0
+            return True, norm
+        if self.skipped_in_a_row >= self._max_skipped:
+            before = f", nor were the {self.skipped_in_a_row} before it" if self.skipped_in_a_row else ""
+            bound = "" if self._skip_norm is None else f" (optimizer.skip_norm is {self._skip_norm:g})"
+            raise RollError(
+                f"the gradient norm is {norm:g}{bound}; the step was not taken{before}. "
+                "Lower optimizer.lr (or warm_start.lr) in the config.yaml of the run's folder and resume; "
+                "optimizer.max_skipped is how many such steps in a row are passed over"
+            )
+        self.skipped_in_a_row += 1
+        return False, norm
