@@ -181,7 +181,7 @@ def contained(entry: dict[str, object], result: RunResult) -> bool:
 @contextlib.contextmanager
 def hub_backend(name: str, slots: int) -> Iterator[tuple[Callable[[], bytes], Sandbox | None]]:
     """A backend of the hub."""
-    options = {"weakest_tier": "no-cgroup"} if name == "local" else {}
+    options = {"minimum_isolation": "no-cgroup"} if name == "local" else {}
     with make_sandbox(name, slots=slots, **options) as sandbox:
         yield (lambda: sandbox.run(PROGRAM).stdout), sandbox
 
@@ -191,12 +191,14 @@ def local_tier(name: str, slots: int) -> Iterator[tuple[Callable[[], bytes], San
     """The local cage with a weaker tier than this machine could give."""
     from sandboxes.local import sandbox as module
 
-    tier, strongest_first = name.partition(":")[2], vars(module)["offers"]
-    vars(module)["offers"] = lambda view: [offer for offer in strongest_first(view) if offer.tier == tier]
+    tier, strongest_first = name.partition(":")[2], vars(module)["candidates"]
+    vars(module)["candidates"] = lambda view: [
+        candidate for candidate in strongest_first(view) if candidate.tier == tier
+    ]
     try:
-        made = make_sandbox("local", slots=slots, weakest_tier=tier)
+        made = make_sandbox("local", slots=slots, minimum_isolation=tier)
     finally:
-        vars(module)["offers"] = strongest_first
+        vars(module)["candidates"] = strongest_first
     with made as sandbox:
         yield (lambda: sandbox.run(PROGRAM).stdout), sandbox
 

@@ -1,1 +1,1 @@
-"""Sandboxes: the local cage, Docker, the HTTP service and its client. Made by name: ``roll_envs.make_sandbox``."""
+"""Sandboxes: local, Docker, the HTTP service and its client. Made by name with ``roll_envs.make_sandbox``."""

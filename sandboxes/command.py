@@ -25,7 +25,7 @@ __all__ = ["main", "make_parser"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Option:
-    """A number on the command line that is a field of :class:`Settings`, in another unit perhaps."""
+    """A number on the command line for a field of :class:`Settings`; the value is multiplied by ``unit``."""
 
     field: str
     kind: type[int] | type[float]
@@ -46,7 +46,9 @@ OPTIONS: Mapping[str, _Option] = {
     "--session-idle": _Option(
         field="session_idle_s", kind=float, metavar="S", text="unused sessions are closed after this"
     ),
-    "--attempts": _Option(field="attempts", kind=int, metavar="N", text="tries of a request after faults of ours"),
+    "--attempts": _Option(
+        field="attempts", kind=int, metavar="N", text="attempts of a request, where others fail by infrastructure"
+    ),
     "--max-body": _Option(field="max_body_bytes", kind=int, metavar="MB", text="longest request", unit=MIB),
     "--max-held": _Option(field="max_held_bytes", kind=int, metavar="MB", text="requests held at one time", unit=MIB),
     "--max-code": _Option(field="max_code_bytes", kind=int, metavar="MB", text="longest program", unit=MIB),
@@ -69,7 +71,7 @@ OPTIONS: Mapping[str, _Option] = {
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line; defaults are those of :class:`Settings`."""
-    parser = argparse.ArgumentParser(prog="roll-sandbox", description="Runs programs that nobody trusts, over HTTP.")
+    parser = argparse.ArgumentParser(prog="roll-sandbox", description="Runs untrusted programs over HTTP.")
     serve = parser.add_subparsers(dest="command", required=True).add_parser(
         "serve",
         help="start the service (docs/sandbox_service.md)",
@@ -95,7 +97,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``roll-sandbox``; 0 after a graceful stop, 2 for what the user can mend, 1 when the sandboxes cannot be made."""
+    """``roll-sandbox``; returns 0 after a graceful stop, 2 after a mistake of the user, 1 when no sandbox can be
+    made."""
     options = make_parser().parse_args(arguments)
     try:
         return _serve(options)
@@ -126,7 +129,7 @@ def _serve(options: argparse.Namespace) -> int:
         stream=sys.stderr,
     )
     with bind(settings) as address:
-        make().close()  # what is wrong with the backend is said before anything listens
+        make().close()  # a broken backend is reported before the service listens
         server = make_server(make_app(make, settings), settings)
         server.run(sockets=[address])
     return 0 if server.started else 1
@@ -144,7 +147,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _maker(backend: str, pairs: Sequence[str]) -> Callable[[], Sandbox]:
-    """Makes a sandbox with one slot; values ``true``, ``false`` and whole numbers are what they look like."""
+    """A function that makes a sandbox with one slot; ``true``, ``false`` and digits become bool and int."""
     if backend == "remote":
         raise ConfigError(
             "--backend remote would only pass requests on; use local or docker, or ask that service itself"

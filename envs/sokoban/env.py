@@ -215,7 +215,7 @@ class SokobanEnv(TextEnv):
         return ground
 
     def _turn_limit(self) -> int:
-        # Forgiven turns (invalid_counts=False) do not count, but no more than max_turns are forgiven: an agent that
+        # Invalid turns are not counted with invalid_counts=False, but at most max_turns of them: else an agent that
         # never answers must not play for ever.
         return self.max_turns + (0 if self.invalid_counts else min(self._invalid, self.max_turns))
 

@@ -26,7 +26,7 @@ from roll_envs.errors import ConfigError
 _compiled_reverse_play: Callable[[bytes, int, int, int, int], tuple[int, tuple[int, ...], int]] | None
 try:
     from envs.sokoban._search import reverse_play as _compiled_reverse_play
-except ImportError:  # no compiler when the package was installed: the same rooms, slower
+except ImportError:  # the C extension was not compiled at installation: the same rooms, slower
     _compiled_reverse_play = None
 
 __all__ = ["COMPILED", "Room", "draw_room", "generate_room", "next_seed"]

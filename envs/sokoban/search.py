@@ -1,4 +1,4 @@
-"""Reverse play: from the solved room, pull the boxes to where the puzzle shall start (pure Python).
+"""Reverse play: from the solved room, pull the boxes to their start positions (pure Python).
 
 This is the search of gym_sokoban, result for result: depth first, moves in the order up, down, left, right, at most
 ``max_states`` states, first state with the best score wins. A state is the player's cell, the cells of the boxes, and

@@ -1,8 +1,8 @@
 """Shortest solutions: A* over the cells of player and boxes, counted in the player's moves.
 
-The estimate of what is left is the sum over the boxes of the pushes to the nearest target, walls seen, other boxes not.
-One move changes it by one at most, so the first time a state is taken up its cost is final, and the first solved state
-gives a shortest solution. A box on a cell from which no target can be reached is a dead end and is never entered.
+The estimate of what is left is the sum over the boxes of the pushes to the nearest target, with walls but without other
+boxes. One move changes it by one at most, so the first time a state is taken up its cost is final, and the first solved
+state gives a shortest solution. A box on a cell from which no target can be reached is a dead end and is never entered.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ DIFFERENCES = (
     "that its goals differ at every load.",
     "Success means a reward of 1.0; some forks count any purchase.",
     "reset(seed=s) takes goal s (counted round) of the split; the original draws by a goal's weight.",
-    "An answer is stripped of white space before it is read.",
+    "An answer is stripped of whitespace before it is read.",
     "A search for '<r>' gives the same products every time, and a search operator without an argument finds nothing; "
     "the original draws anew, and crashes.",
     "Product numbers in lower case, prices without a number and texts that are missing are read; the original crashes.",

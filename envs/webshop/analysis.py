@@ -3,7 +3,7 @@
 The same terms as Lucene 9's English chain (StandardTokenizer, EnglishPossessiveFilter, LowerCaseFilter, StopFilter,
 PorterStemFilter). Words are those of Unicode's word breaks (UAX #29), with a token per Han or Hiragana character and
 per emoji sequence. To find them, every character is turned into a letter for its class, and one regular expression runs
-over those letters: linear in the length of any text. White space ends a word always (Lucene lets U+202F join).
+over those letters: linear in the length of any text. Whitespace ends a word always (Lucene lets U+202F join).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 _MAX_TOKEN = 255
 """UTF-16 units: a longer word is cut here, as Lucene's buffer does."""
 
-# Texts of a shop repeat their words: what lies between white space is remembered when short. A full cache of these
+# Texts of a shop repeat their words: what lies between whitespace is remembered when short. A full cache of these
 # and of the stems takes about 10 MB.
 _CACHED_CHUNKS = 1 << 15
 _CACHED_LENGTH = 32
@@ -127,7 +127,7 @@ class _Classes(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         kind = _class_of(code)
-        if len(self) < self.most:  # a text of every character there is shall not fill the memory
+        if len(self) < self.most:  # limits memory for a text with every Unicode character
             self[code] = kind
         return kind
 
@@ -136,7 +136,7 @@ _CLASSES = _Classes((ord(char), kind) for chars, kind in _SINGLES.items() for ch
 
 
 def _word_pattern() -> re.Pattern[str]:
-    """The word breaks over class letters. Group 1 is a token; what matches outside of it is passed over.
+    """A regular expression for word breaks over class letters. Group 1 is a token; other matches are skipped.
 
     Every repetition is possessive: nothing is tried twice, so that no text takes more than linear time.
     """
@@ -215,5 +215,5 @@ _short_terms = lru_cache(maxsize=_CACHED_CHUNKS)(_terms)
 
 
 def _lower(word: str) -> str:
-    """Lower case character by character, as Java's: a last Σ is no special case, İ becomes a plain i."""
+    """Lower case character by character, as in Java: a final Σ is not special, and İ becomes a plain i."""
     return word.replace("İ", "i").replace("Σ", "σ").lower()

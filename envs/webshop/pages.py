@@ -1,4 +1,4 @@
-"""What a page shows, as plain data; its text in the original's two forms, and what can be clicked on it.
+"""The content of a page as plain data, its text in the original's two forms, and its clickable elements.
 
 A page is a list of pieces: texts, buttons, product links and option labels in the order they stand. Both text forms
 and the list of clickables follow from the pieces alone.
@@ -150,7 +150,7 @@ def clickables(found: list[Piece]) -> dict[str, Piece]:
 
 
 def _visible(text: str) -> bool:
-    """Whether the original's reader of pages keeps a text: blanks are one blank to it, or nothing with a line break."""
+    """Whether the original's page reader keeps a text: it drops whitespace that contains a line break."""
     return bool(text.strip(_BLANK)) or (text != "" and "\n" not in text)
 
 

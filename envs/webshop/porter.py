@@ -114,7 +114,7 @@ def _strip_plural(word: str) -> str:
 
 
 def _strip_past(word: str) -> str:
-    """Takes off -ed and -ing and mends what is left: ``hopping -> hop``, ``filing -> file``."""
+    """Removes -ed and -ing and repairs the stem: ``hopping -> hop``, ``filing -> file``."""
     if word.endswith("eed"):
         return word[:-1] if _measure(word[:-3]) > 0 else word
     part = word[:-2] if word.endswith("ed") else word[:-3] if word.endswith("ing") else ""
@@ -144,7 +144,7 @@ def _strip_ending(word: str) -> str:
 
 
 def _strip_final(word: str) -> str:
-    """Takes off a last e and one l of a last ll: ``rate -> rate``, ``cease -> ceas``, ``controll -> control``."""
+    """Removes a final e and one l of a final ll: ``rate -> rate``, ``cease -> ceas``, ``controll -> control``."""
     measure = _measure(word)
     if word[-1:] == "e" and (measure > 1 or (measure == 1 and not _ends_cvc(word[:-1]))):
         word = word[:-1]

@@ -1,4 +1,4 @@
-"""What a purchase is worth: type, attributes, options and price compared with the goal, as in the original.
+"""The reward of a purchase: type, attributes, options and price compared with the goal, as in the original.
 
 Source: Yao et al. 2022 (arXiv:2207.01206), section 3.2 and the reference implementation's ``goal.py``. With m goal
 attributes of which a are met, n goal options of which o are met, and p = 1 when the price is within the cap, the
@@ -32,7 +32,7 @@ COLOURS = (
 ALIKE = 85
 _LATIN_1 = dict.fromkeys(range(128, 256))
 _CAP_CHARS = 2_000
-"""Longer texts are compared up to here, so that an absurd option name costs no time."""
+"""Longer texts are compared up to here, so that a very long option name does not cost quadratic time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,8 @@ def purchase_reward(
     options: Mapping[str, str],
     nouns_of: Callable[[str], Sequence[str]],
 ) -> Purchase:
-    """Compare buying ``product`` at ``price`` dollars with ``options`` (name -> value) chosen with ``goal``."""
+    """Compare the purchase of ``product`` at ``price`` dollars with ``options`` chosen (name -> value) with
+    ``goal``."""
     query_match = product.query == goal.query
     category_match = len(_categories(product.product_category) & _categories(goal.product_category)) >= 2
     title_score = _title_score(nouns_of(product.title), nouns_of(goal.title))

@@ -1,9 +1,9 @@
-"""Do arguments fit a tool's JSON schema? A precise sentence for the model when they do not.
+"""Checks arguments against a tool's JSON schema and explains the first mistake in one sentence for the model.
 
-Read of a schema: ``type`` (one or several), ``enum``, ``const``, ``properties``, ``required``, ``items``, ``minimum``,
-``maximum``, ``minLength``, ``maxLength``, ``minItems``, ``maxItems``, and ``additionalProperties`` (where it is
-missing, no other names are allowed, so that a misspelt one is told). Other keywords (``anyOf``,
-``$ref``, ...) are left to the tool itself.
+Keywords that are checked: ``type`` (one or several), ``enum``, ``const``, ``properties``, ``required``, ``items``,
+``minimum``, ``maximum``, ``minLength``, ``maxLength``, ``minItems``, ``maxItems``, and ``additionalProperties`` (where
+it is missing, no other names are allowed, so that misspelt names are errors). Other keywords (``anyOf``, ``$ref``, ...)
+are left to the tool itself.
 """
 
 from __future__ import annotations

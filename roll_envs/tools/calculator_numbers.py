@@ -39,7 +39,7 @@ _SHOWN_DIGITS = 15
 
 
 class CalculatorError(Exception):
-    """What is wrong with an expression, for the one who wrote it."""
+    """An error in an expression, with a message for its author."""
 
 
 def _too_large() -> CalculatorError:
@@ -47,7 +47,7 @@ def _too_large() -> CalculatorError:
 
 
 def bounded(value: Number) -> Number:
-    """``value``, unless it is too large to go on with."""
+    """``value``. Raises :class:`CalculatorError` where it is larger than the limits of this module."""
     if isinstance(value, Decimal):
         if not value.is_finite():
             raise _too_large()
@@ -219,7 +219,7 @@ def _circular(function: Callable[[float], float]) -> Callable[[Number], Number]:
 
 
 def _round(a: Number, digits: Number = Fraction(0)) -> Number:
-    """Halves go away from zero, as on paper."""
+    """Round halves away from zero."""
     places = _whole(digits, "round")
     if abs(places) > MAX_DIGITS:
         raise CalculatorError(f"round takes up to {MAX_DIGITS} digits")

@@ -215,7 +215,7 @@ def _make_runner(tools: Sequence[str | Mapping[str, Any] | Tool], budget: ToolBu
             made += make_tools(tool)
         return ToolRunner(made, budget)
     except BaseException:
-        for each in made:  # those made before the one that failed may hold processes
+        for each in made:  # tools made before the failing one may hold processes
             with contextlib.suppress(Exception):
                 each.dispose()
         raise

@@ -24,9 +24,9 @@ __all__ = ["McpServer", "McpTool", "make_mcp_tools"]
 class McpServer:
     """A server that several tools share, with one restart when it dies.
 
-    It is restarted, and the call made again, where nothing is lost by that: the server is stateless, or it was the
-    first call of the episode. Else the fault is raised, since what the server knew of the episode is gone; the next
-    episode gets a new one.
+    It is restarted and the call repeated where no state is lost by that: the server is stateless, or it was the
+    first call of the episode. Else the failure is raised, since the state of the episode is lost; the next episode
+    gets a new server.
     """
 
     def __init__(self, endpoint: McpEndpoint, *, stateless: bool, start_s: float) -> None:
@@ -126,7 +126,7 @@ def make_mcp_tools(
             McpTool(server, listed, prefix) for listed in server.listed if only is None or listed["name"] in only
         )
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to tell
+        with contextlib.suppress(Exception):  # report the first error
             server.drop()
         raise
 

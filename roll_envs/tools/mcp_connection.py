@@ -30,7 +30,7 @@ class ServerGoneError(EnvironmentFaultError):
 
 
 class McpRefusalError(Exception):
-    """The server is well and refused a request, or did not finish it in time; the text says why."""
+    """The server works and refused a request, or did not finish it in time; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +55,11 @@ class McpConnection:
         self._loop = asyncio.new_event_loop()
         self._submitting = threading.Lock()
         self._ended = False
-        """Set under the lock once the loop takes no more work: nothing is handed to a loop that will not run."""
+        """Set under the lock once the loop accepts no more work, so that none is submitted to a loop that has ended."""
         self._session: Any = None
         self._ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
         self._task: asyncio.Task[None] | None = None
-        # Opened for appending: the server writes at the end wherever we read.
+        # Opened for appending: the server writes at the end while this process reads elsewhere in the file.
         self._stderr = tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close
         self._thread = threading.Thread(target=self._work, name=f"mcp {endpoint}", daemon=True)
         self._thread.start()
@@ -70,7 +70,7 @@ class McpConnection:
             said = self._said()
             self.close()
             raise ServerGoneError(f"the MCP server {endpoint} was not ready after {start_s:g} s{said}") from None
-        except Exception as error:  # whatever the library raises when a server cannot be reached
+        except Exception as error:  # the library raises many types when a server cannot be reached
             said = self._said()
             self.close()
             raise ServerGoneError(f"the MCP server {endpoint} cannot be reached: {_why(error)}{said}") from error
@@ -78,7 +78,7 @@ class McpConnection:
     def call(self, name: str, arguments: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
         """The result of a tool call, as the protocol's ``CallToolResult`` in plain data.
 
-        Raises :class:`McpRefusalError` when the server is well but refuses or is too slow, else
+        Raises :class:`McpRefusalError` when the server works but refuses or is too slow, else
         :class:`ServerGoneError`.
         """
         try:
@@ -132,7 +132,7 @@ class McpConnection:
         try:
             self._task = self._loop.create_task(self._live())
             self._loop.run_until_complete(self._task)
-        except BaseException as error:  # handed to the maker, or seen by the next call as a dead connection
+        except BaseException as error:  # raised in the constructor, or noticed by the next call as a dead connection
             if not self._ready.done():
                 self._ready.set_exception(error if isinstance(error, Exception) else ServerGoneError(repr(error)))
         finally:
@@ -183,7 +183,7 @@ class McpConnection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Library:
-    """What is used of the client library."""
+    """The parts of the client library that are used here."""
 
     session: Callable[..., Any]
     parameters: Callable[..., Any]
@@ -210,8 +210,8 @@ def _library() -> _Library:
 
 
 async def _cancel_others() -> None:
-    """End every other task of the loop, those too that were submitted and have not begun."""
-    await asyncio.sleep(0)  # what was submitted becomes a task
+    """Cancel every other task of the loop, also those that were submitted and have not started."""
+    await asyncio.sleep(0)  # lets submitted coroutines become tasks
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

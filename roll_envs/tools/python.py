@@ -21,8 +21,8 @@ _ENDINGS = {
 class PythonTool(Tool):
     """Python as in a notebook. The sandbox is made at the first call, the session at the first call of an episode.
 
-    State is brought back by making the calls of an episode again (``state = "replay"``): code that asks for the time
-    or for random numbers may give another result then, which is told.
+    State is restored by repeating the calls of an episode (``state = "replay"``): code that reads the clock or random
+    numbers may then give another result, which is an error.
     """
 
     state: ToolState = "replay"

@@ -1,4 +1,4 @@
-"""ToolRunner: runs the calls of one episode under its budget, and writes down what each one gave."""
+"""ToolRunner: runs the calls of one episode within its budget and records their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ToolRunner:
     """Holds the tools of one environment open; one episode at a time.
 
     A call that cannot run (malformed, unknown, arguments that do not fit, budget) is answered with a text that says
-    why. Raises what a tool raises, as :class:`EnvironmentFaultError` where it is no error of ours, and
+    why. Raises what a tool raises, as :class:`EnvironmentFaultError` where it is not a :class:`RollError`, and
     :class:`DeadlineExceededError` for a tool that does not come back.
     """
 
@@ -50,12 +50,12 @@ class ToolRunner:
             tool.close()
 
     def dispose(self) -> None:
-        """Free everything, all tools even where one fails."""
+        """Dispose of all tools, also when one of them raises."""
         errors = []
         for tool in self.tools.values():
             try:
                 tool.dispose()
-            except Exception as error:  # code of others
+            except Exception as error:  # a tool of another package may raise anything
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -112,13 +112,13 @@ class ToolRunner:
         return check_arguments(call.arguments, tool.spec.parameters)
 
     def _timed(self, tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult:
-        """The result, unless the tool is quick from a thread of its own, so that one that hangs can be left behind."""
+        """Call the tool, in a thread of its own unless it is quick, so that a tool that hangs can be abandoned."""
         outcome: list[ToolResult | BaseException] = []
 
         def work() -> None:
             try:
                 outcome.append(tool.call(call.arguments, deadline_s=deadline_s))
-            except BaseException as error:  # handed to the caller's thread
+            except BaseException as error:  # raised again in the caller's thread
                 outcome.append(error)
 
         started = self._clock()
@@ -144,13 +144,13 @@ class ToolRunner:
         room = min(self.budget.call_chars, self.budget.output_chars - self.shown_chars)
         if len(text) <= room:
             return text
-        # The beginning and the end say most (a traceback ends with its error).
+        # Keep the beginning and the end: a traceback ends with its error.
         head = room - room // 4
         tail = text[len(text) - room // 4 :] if room // 4 else ""
         return f"{text[:head]}\n[... {len(text) - head - len(tail)} of {len(text)} characters are cut ...]\n{tail}"
 
     def replay(self, records: Sequence[CallRecord]) -> None:
-        """Build the tools' state up again by making the recorded calls of tools that keep state, in their order.
+        """Restore the state of tools by repeating the recorded calls of those that keep state, in order.
 
         Raises :class:`ConfigError` for a tool whose state cannot be brought back, and :class:`EnvironmentFaultError`
         when a call gives another result than the one recorded.

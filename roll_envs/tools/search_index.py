@@ -84,7 +84,7 @@ class SearchIndex:
                 docs, counts = self._docs[part], self._counts[part].astype(np.float64)
                 rarity = np.log1p((len(self) - len(docs) + 0.5) / (len(docs) + 0.5))
                 sums[docs] += rarity * counts * (K1 + 1) / (counts + self._norms[docs])
-        # Rounded before they are compared, so that no last bit of some processor's arithmetic decides an order.
+        # Rounded before the comparison, so that the order does not depend on the last bits of a processor's arithmetic.
         scores = np.round(sums, 9)
         found = np.flatnonzero(scores)
         best = found[np.lexsort((found, -scores[found]))[:k]]
@@ -116,7 +116,7 @@ def load_index(corpus: str | os.PathLike[str], index: str | os.PathLike[str] | N
         raise ConfigError(f"corpus {str(corpus)!r} cannot be read: {error.strerror or error}") from error
     saved = Path(index) if index is not None else path.with_name(path.name + ".bm25.npz")
     key = (str(path), seen.st_mtime_ns, seen.st_size)
-    with _lock:  # one thread builds, the others wait for it
+    with _lock:  # one thread builds the index, others wait for it
         if key not in _cache:
             while len(_cache) >= _CACHED:
                 del _cache[next(iter(_cache))]

@@ -1,8 +1,8 @@
-"""The contract of tools: what an agent may call inside an episode, what it may use up, and what comes back.
+"""The contract of tools: specifications, calls, results and budgets of what an agent may call inside an episode.
 
 A mistake of the model (an unknown tool, arguments that do not fit, code that raises) is a :class:`ToolResult` with
-``ok=False`` whose text the model reads. A fault of ours (a dead sandbox, a server that does not answer) raises; the
-episode then becomes ``failed``. Neither is ever an empty answer.
+``ok=False`` whose text the model reads. An infrastructure failure (a dead sandbox, a server that does not answer)
+raises; the episode then becomes ``failed``. Neither is ever an empty answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ outside of this process and cannot be brought back."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolSpec:
-    """What a model is told about a tool."""
+    """The description of a tool that a model is shown."""
 
     name: str
     description: str
@@ -107,7 +107,7 @@ class Tool(abc.ABC):
     """Something an agent can call by name. One instance serves one episode at a time, from one thread at a time.
 
     The life of an instance: ``open`` at the start of an episode, ``call`` any number of times, ``close`` at its end,
-    again and again; ``dispose`` once when nobody needs it any more.
+    again and again; ``dispose`` once at the very end.
     """
 
     spec: ToolSpec
@@ -125,7 +125,7 @@ class Tool(abc.ABC):
     def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
         """Run with arguments that fit ``spec.parameters``, within ``deadline_s`` seconds.
 
-        Returns what the model is to read, its own mistakes included; raises for faults of ours only.
+        Returns what the model is to read, its own mistakes included; raises for infrastructure failures only.
         """
 
     def close(self) -> None:  # noqa: B027 - as above

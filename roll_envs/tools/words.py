@@ -1,4 +1,4 @@
-"""Fixed parts of calls and results, which a small model should read and write as one token each."""
+"""Fixed text parts of calls and results, which the tokenizer of a small model keeps as one token each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Verifiers: pure judges of answers, by name.
+"""Verifiers: functions that judge answers, made by name.
 
     verifier = make_verifier("math")
-    verdict = verifier("so it is \\\\boxed{1/2}", "0.5")       # a Score, or Failed when nobody can tell
+    verdict = verifier("so it is \\\\boxed{1/2}", "0.5")       # a Score, or Failed when there is no verdict
 
 ``docs/verifiers.md`` lists the names. Importing this package imports no verifier; each comes with its first use.
 """

@@ -19,7 +19,7 @@ __all__ = ["LETTERS", "ChoiceVerifier", "read_choice"]
 
 LETTERS = "ABCDEFGHIJ"
 
-_DRESS = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"']")
+_MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"']")
 _LEADING = re.compile(r"(?:the\s+)?(?:options?|choices?|letters?|answers?)\b[\s:]*", re.IGNORECASE)
 _LETTER = r"(?:[\(\[]\s*([A-Z])\s*[\)\]]|([A-Z])(?![A-Za-z0-9'’]))"
 _LIST = re.compile(rf"{_LETTER}(?:\s*(?:,|;|/|&|\band\b|\bor\b|,\s*and\b|,\s*or\b)?\s*(?={_LETTER}))?")
@@ -83,7 +83,7 @@ def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> 
     if not isinstance(reference, str):
         return frozenset()
     by_text = _by_text(reference, letters, options)
-    bare = re.sub(r"[\s()\[\].,;:/&]|\band\b", "", _DRESS.sub("", reference).strip())
+    bare = re.sub(r"[\s()\[\].,;:/&]|\band\b", "", _MARKUP.sub("", reference).strip())
     if (
         bare
         and set(bare.upper()) <= set(letters)
@@ -107,13 +107,13 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     whole = _committed(text, letters, options) if len(text) <= 400 else frozenset()
     if whole and len(text.split()) <= 3:
         return whole
-    phrase = answer_phrase(_DRESS.sub("", text))
+    phrase = answer_phrase(_MARKUP.sub("", text))
     if phrase is not None:
         said = _committed(phrase, letters, options)
         if said:
             return said
-    chosen = [m for m in _CHOSEN.finditer(_DRESS.sub("", text)) if m[1] in letters]
-    if chosen and not _DENIAL.search(_DRESS.sub("", text)[max(0, chosen[-1].start() - 40) : chosen[-1].start()]):
+    chosen = [m for m in _CHOSEN.finditer(_MARKUP.sub("", text)) if m[1] in letters]
+    if chosen and not _DENIAL.search(_MARKUP.sub("", text)[max(0, chosen[-1].start() - 40) : chosen[-1].start()]):
         return frozenset(chosen[-1][1])
     if whole:
         return whole
@@ -127,7 +127,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
     exact = _by_text(text, letters, options)
     if exact:
         return exact
-    bare = _LEADING.sub("", _DRESS.sub("", text).strip(), count=1).strip()
+    bare = _LEADING.sub("", _MARKUP.sub("", text).strip(), count=1).strip()
     found: list[str] = []
     at = 0
     while match := _LIST.match(bare, at):
@@ -146,9 +146,9 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
 
 
 def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
-    said = normalize(_DRESS.sub("", text))
+    said = normalize(_MARKUP.sub("", text))
     return frozenset(
-        x for x, option in zip(letters, options, strict=False) if normalize(_DRESS.sub("", option)) == said
+        x for x, option in zip(letters, options, strict=False) if normalize(_MARKUP.sub("", option)) == said
     )
 
 

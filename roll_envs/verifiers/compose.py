@@ -38,8 +38,8 @@ class Keyed:
         close_verifier(self.verifier)
 
 
-class _Parts:
-    """Named parts and how they are asked."""
+class _Composite:
+    """Base of the composed verifiers: named parts, judged in order."""
 
     def __init__(self, parts: Mapping[str, PartSpec]) -> None:
         if not isinstance(parts, Mapping) or not parts:
@@ -75,7 +75,7 @@ def _make_part(spec: PartSpec) -> Verifier:
     return as_verifier(spec)
 
 
-class WeightedSum(_Parts):
+class WeightedSum(_Composite):
     """``value``: the sum of weight times value; ``passed``: every part of ``required`` passed.
 
     ``weights`` are 1 for parts that are not named; a part of weight 0 that is not required is a metric only, and the
@@ -108,7 +108,7 @@ class WeightedSum(_Parts):
         return _score(value, all(scores[name].passed for name in self.required), scores, reasons)
 
 
-class AllOf(_Parts):
+class AllOf(_Composite):
     """``value``: the lowest of the parts; ``passed``: all passed. Every part is needed."""
 
     def __init__(self, *, parts: Mapping[str, PartSpec]) -> None:
@@ -121,7 +121,7 @@ class AllOf(_Parts):
         return _score(min(s.value for s in scores.values()), all(s.passed for s in scores.values()), scores)
 
 
-class AnyOf(_Parts):
+class AnyOf(_Composite):
     """``value``: the highest of the parts; ``passed``: some part passed.
 
     Parts are asked in order until one passes with at least ``enough``; those after it are not asked. A part that failed
@@ -152,7 +152,7 @@ class AnyOf(_Parts):
         return _score(max(s.value for s in scores.values()), any(s.passed for s in scores.values()), scores, reasons)
 
 
-class Gate(_Parts):
+class Gate(_Composite):
     """``then`` judges only answers that pass every gate of ``parts`` (in order); others get ``closed``, not passed.
 
     With gates open the verdict is ``then``'s. What lies behind a closed gate is not asked, so its failures do not

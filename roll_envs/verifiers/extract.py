@@ -1,6 +1,6 @@
-r"""The final answer in what a model wrote: after its thoughts, in ``\boxed{...}`` or after "the answer is".
+r"""Extracts the final answer from a model's text: after its thoughts, in ``\boxed{...}`` or after "the answer is".
 
-Reading takes time linear in the text, whatever it says. Left out: what the answer means.
+Takes time linear in the text. Left out: what the answer means.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 __all__ = ["MAX_CHARS", "after_thinking", "answer_phrase", "boxed", "tail"]
 
 MAX_CHARS = 100_000
-"""Of a longer text only the end is read: that is where a final answer stands."""
+"""Of a longer text only the end is read, where a final answer is expected."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)

@@ -38,8 +38,8 @@ __all__ = ["LlmJudge"]
 KINDS = ("correctness", "rubric", "pairwise")
 
 
-class _Told(NamedTuple):
-    """One verdict of the model, and what it took."""
+class _JudgeResult(NamedTuple):
+    """One verdict of the model, and its cost."""
 
     reading: Reading
     cost: Mapping[str, float]
@@ -114,7 +114,7 @@ class LlmJudge:
         )  # fmt: skip
         self._cache = ReplyCache(cache_dir, cache_items)
         self._client = ChatClient(self.endpoint)
-        self._under_way: dict[str, asyncio.Task[_Told | Failed]] = {}
+        self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
         self._totals, self._totals_lock = dict(_FREE), threading.Lock()
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
@@ -151,7 +151,7 @@ class LlmJudge:
         self._client.close()
 
     def _texts(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> list[dict[str, str]] | Verdict:
-        """The texts of each request to make; or a verdict that needs none."""
+        """The texts of each request to make, or a verdict that needs no request."""
         shown: dict[str, str] = {}
         question = _question((context or {}).get(self.question_key))
         if question:
@@ -174,14 +174,14 @@ class LlmJudge:
         return [{**shown, "answer": said}]
 
     async def _judge(self, asked: list[dict[str, str]]) -> Verdict:
-        told = await asyncio.gather(*(self._tell(texts) for texts in asked))
+        told = await asyncio.gather(*(self._judge_once(texts) for texts in asked))
         for verdict in told:
             if isinstance(verdict, Failed):
                 return verdict
-        return self._score([verdict for verdict in told if isinstance(verdict, _Told)])
+        return self._score([verdict for verdict in told if isinstance(verdict, _JudgeResult)])
 
-    async def _tell(self, texts: dict[str, str]) -> _Told | Failed:
-        """One verdict: known, being asked for already, or asked for now."""
+    async def _judge_once(self, texts: dict[str, str]) -> _JudgeResult | Failed:
+        """One verdict: from the cache, from an equal request in progress, or from a new request."""
         endpoint = replace(self.endpoint, key_env="", try_s=1, deadline_s=1, queue_s=1, tries=1, concurrency=1)
         key = request_key(
             {
@@ -191,23 +191,23 @@ class LlmJudge:
                 "texts": texts,
             }
         )
-        running = self._under_way.get(key)
+        running = self._in_progress.get(key)
         if running is not None and running.get_loop() is asyncio.get_running_loop():
             told = await asyncio.shield(running)
             return told if isinstance(told, Failed) else told._replace(cost={**_FREE, "cached": 1.0})
         task = asyncio.get_running_loop().create_task(self._find(key, texts))
-        self._under_way[key] = task
+        self._in_progress[key] = task
         try:
             return await asyncio.shield(task)
         finally:
-            if self._under_way.get(key) is task:
-                del self._under_way[key]
+            if self._in_progress.get(key) is task:
+                del self._in_progress[key]
 
-    async def _find(self, key: str, texts: dict[str, str]) -> _Told | Failed:
+    async def _find(self, key: str, texts: dict[str, str]) -> _JudgeResult | Failed:
         known = await asyncio.to_thread(self._cache.get, key)
         reading = None if known is None else read_reply(self.form, known)
         if reading is not None:
-            return _Told(reading, {**_FREE, "cached": 1.0})
+            return _JudgeResult(reading, {**_FREE, "cached": 1.0})
         messages = messages_for(self.form, texts, draw_mark(texts), self.guidance)
         reply = await self._client.ask(messages, self.form.schema)
         if isinstance(reply, Failed):
@@ -224,9 +224,9 @@ class LlmJudge:
         if reading is None:
             return Failed(reason=f"the judge's reply holds no clear verdict: {reply.text[-300:]!r}")
         await asyncio.to_thread(self._cache.put, key, reply.text)
-        return _Told(reading, {**cost, "cached": 0.0})
+        return _JudgeResult(reading, {**cost, "cached": 0.0})
 
-    def _score(self, told: list[_Told]) -> Score:
+    def _score(self, told: list[_JudgeResult]) -> Score:
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}
         parts["cached"] = min(one.cost["cached"] for one in told)
         first = told[0].reading

@@ -1,7 +1,7 @@
-"""Replies of judges, kept in memory and on disk, so that no request is paid for twice.
+"""A cache of judges' replies in memory and on disk, so that no request is paid for twice.
 
-One file a reply, named by the SHA-256 of the whole request and written whole or not at all; processes may share a
-folder. A file that cannot be read is as good as none. Only replies that held a verdict are kept.
+Each reply is a file named by the SHA-256 of the whole request and written atomically; processes may share a folder. A
+file that cannot be read counts as missing. Only replies with a verdict are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ReplyCache", "request_key"]
 
 
 def request_key(request: Mapping[str, Any]) -> str:
-    """The name of a request, from all it says."""
+    """Cache key: the SHA-256 of all parts of a request."""
     text = json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -47,7 +47,7 @@ class ReplyCache:
         return reply
 
     def put(self, key: str, reply: str) -> None:
-        """Keep a reply. A disk that is full or read-only costs the file, not the verdict."""
+        """Keep a reply. Where the disk is full or read-only it is kept in memory only."""
         self._remember(key, reply)
         if self.folder is not None:
             with contextlib.suppress(OSError):

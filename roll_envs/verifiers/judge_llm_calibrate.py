@@ -1,4 +1,4 @@
-"""How far a judge can be trusted: its verdicts on answers that people have labelled.
+"""Measures how far a judge can be trusted: compares its verdicts with labels that people gave.
 
     calibrate(judge, read_labelled(samples.path("judge"))).table()
 
@@ -29,7 +29,7 @@ SINGLE, PAIRS = ("right", "wrong"), ("better", "tie", "worse")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labelled:
-    """An answer with what people say of it."""
+    """An answer with a label given by people."""
 
     answer: str
     label: str

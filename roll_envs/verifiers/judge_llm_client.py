@@ -1,4 +1,4 @@
-"""Requests to a server that speaks OpenAI's chat API: bounded in number, time and size, tried again where that helps.
+"""A client of OpenAI's chat API: limits number, time and size of requests, and repeats those that may succeed later.
 
 All requests of a client run on one event loop in a thread of its own, so that a deadline really ends a try (a server
 that sends one byte a second gets no further than one that sends none), and threads and coroutines may both ask.
@@ -27,15 +27,15 @@ __all__ = ["ChatClient", "ChatReply", "Endpoint"]
 
 T = TypeVar("T")
 
-_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_NO_SCHEMA = frozenset({400, 404, 415, 422, 501})
+_RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_SCHEMA_STATUSES = frozenset({400, 404, 415, 422, 501})
 _MAX_BYTES = 4 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """A model behind an API, and what may be spent on one request."""
+    """A model behind an API, and the limits of one request."""
 
     url: str
     """Up to and with the version: ``http://host:8000/v1``."""
@@ -43,11 +43,11 @@ class Endpoint:
     key_env: str = "OPENAI_API_KEY"
     """Name of the environment variable with the API key; without such a variable none is sent."""
     try_s: float = 60.0
-    """Of one try, from connecting to the last byte."""
+    """Limit of one attempt, from connecting to the last byte."""
     deadline_s: float = 300.0
-    """Of all tries and the pauses between them."""
+    """Limit of all attempts and the pauses between them."""
     queue_s: float = 3600.0
-    """Of waiting for one of the ``concurrency`` places."""
+    """Limit of waiting for one of the ``concurrency`` slots."""
     tries: int = 8
     concurrency: int = 16
     structured: Literal["auto", "always", "never"] = "auto"
@@ -78,7 +78,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """What a model said, and what it took."""
+    """The reply of a model, and its cost."""
 
     text: str
     prompt_tokens: int = 0
@@ -86,24 +86,24 @@ class ChatReply:
     tries: int = 1
 
 
-class _Again(Exception):
-    """A try that failed and may be made again, after ``pause_s`` if the server says so."""
+class _RetryableError(Exception):
+    """A failed attempt that may be repeated, after ``pause_s`` if the server asks for that."""
 
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.reason, self.pause_s = reason, pause_s
 
 
-class _Final(Exception):
-    """A try that failed and would fail again."""
+class _FinalError(Exception):
+    """A failed attempt that would fail again."""
 
 
-class _NoSchema(Exception):
-    """The server does not take the schema."""
+class _SchemaRefusedError(Exception):
+    """The server refuses requests with a schema."""
 
 
 class ChatClient:
-    """Asks one endpoint. Safe from many threads; in a child made by ``os.fork`` it starts over."""
+    """Sends requests to one endpoint. Thread-safe; in a child made by ``os.fork`` it starts a new loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -112,7 +112,7 @@ class ChatClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._http: httpx.AsyncClient | None = None
-        self._places: asyncio.Semaphore | None = None
+        self._slots: asyncio.Semaphore | None = None
         self._plain = endpoint.structured == "never"
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -121,16 +121,16 @@ class ChatClient:
 
     async def ask(self, messages: list[dict[str, Any]], schema: Mapping[str, Any]) -> ChatReply | Failed:
         """A reply, or why there is none. Only on the client's loop (:meth:`submit`)."""
-        assert self._places is not None
+        assert self._slots is not None
         try:
             async with asyncio.timeout(self.endpoint.queue_s):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             return Failed(reason=f"no place for a request to the judge within {self.endpoint.queue_s:g} s")
         try:
             return await self._tries(messages, schema)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def close(self) -> None:
         """End the thread and close connections; requests under way fail. Any number of times; asking starts anew."""
@@ -154,7 +154,7 @@ class ChatClient:
         with self._lock:
             if self._loop is None or self._pid != os.getpid():
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                self._places = asyncio.Semaphore(self.endpoint.concurrency)
+                self._slots = asyncio.Semaphore(self.endpoint.concurrency)
                 limits = httpx.Limits(max_connections=self.endpoint.concurrency)
                 self._http = httpx.AsyncClient(timeout=self.endpoint.try_s, limits=limits, follow_redirects=False)
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name="llm-judge", daemon=True)
@@ -171,14 +171,14 @@ class ChatClient:
             try:
                 async with asyncio.timeout(min(left, self.endpoint.try_s)):
                     reply = await self._once(messages, None if plain else schema, count + 1)
-                self._plain = plain  # a server that takes the request without a schema is never sent one again
+                self._plain = plain  # remember a server that accepts the request only without a schema
                 return reply
-            except _NoSchema:
+            except _SchemaRefusedError:
                 plain = True
                 continue
-            except _Final as error:
+            except _FinalError as error:
                 return Failed(reason=str(error))
-            except _Again as error:
+            except _RetryableError as error:
                 last, pause_s = error.reason, error.pause_s
             except TimeoutError:
                 last, pause_s = f"no reply within {min(left, self.endpoint.try_s):.3g} s", 0.0
@@ -211,17 +211,17 @@ class ChatClient:
                 content = await _read(response)
                 status, wait = response.status_code, response.headers.get("retry-after", "")
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _Again(f"{type(error).__name__}: {error}") from None
+            raise _RetryableError(f"{type(error).__name__}: {error}") from None
         except httpx.InvalidURL as error:
-            raise _Final(f"the judge's address {address!r} cannot be used: {error}") from None
+            raise _FinalError(f"the judge's address {address!r} cannot be used: {error}") from None
         if status == 200:
             return _reply(content, tries)
         said = f"HTTP {status}: {content[:300].decode(errors='replace')}"
-        if status in _NO_SCHEMA and schema is not None and self.endpoint.structured == "auto":
-            raise _NoSchema
-        if status in _AGAIN:
-            raise _Again(said, _seconds(wait))
-        raise _Final(f"the judge refused the request: {said}")
+        if status in _SCHEMA_STATUSES and schema is not None and self.endpoint.structured == "auto":
+            raise _SchemaRefusedError
+        if status in _RETRY_STATUSES:
+            raise _RetryableError(said, _seconds(wait))
+        raise _FinalError(f"the judge refused the request: {said}")
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -237,7 +237,7 @@ async def _read(response: httpx.Response) -> bytes:
     async for piece in response.aiter_bytes():
         content += piece
         if len(content) > _MAX_BYTES:
-            raise _Final(f"the judge's reply is larger than {_MAX_BYTES} bytes")
+            raise _FinalError(f"the judge's reply is larger than {_MAX_BYTES} bytes")
     return bytes(content)
 
 
@@ -245,17 +245,19 @@ def _reply(content: bytes, tries: int) -> ChatReply:
     try:
         message = json.loads(content)
     except (ValueError, RecursionError):
-        raise _Again(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}") from None
+        raise _RetryableError(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}") from None
     try:
         said = message["choices"][0]["message"]
         text = said.get("content")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise _Again(f"the reply has no choices: {content[:200].decode(errors='replace')}") from None
+        raise _RetryableError(f"the reply has no choices: {content[:200].decode(errors='replace')}") from None
     if isinstance(text, list):
         text = "".join(str(part.get("text", "")) for part in text if isinstance(part, Mapping))
     if not isinstance(text, str) or not text.strip():
         refusal = said.get("refusal")
-        raise _Final(f"the judge refused: {refusal[:200]}" if isinstance(refusal, str) else "the judge said nothing")
+        raise _FinalError(
+            f"the judge refused: {refusal[:200]}" if isinstance(refusal, str) else "the judge said nothing"
+        )
     usage = message.get("usage")
     counts = usage if isinstance(usage, Mapping) else {}
     return ChatReply(

@@ -1,4 +1,4 @@
-"""The three questions a judge can be asked, the JSON it answers with, and how that is read.
+"""The three kinds of judgement: their prompts, the JSON that the judge replies with, and how that is parsed.
 
 ``correctness``: does the answer agree with a reference? ``rubric``: so many points by each of several criteria.
 ``pairwise``: which of two answers is better? What cannot be read without doubt is no verdict.

@@ -1,7 +1,7 @@
-"""What a judge is asked, and how the texts it judges are kept from talking to it.
+"""The prompt of a judge, protected against instructions in the texts that it judges (prompt injection).
 
 Each text stands between two lines with the same random mark, drawn for each request and never part of a text; tokens
-that chat templates give a meaning are broken up; the task is said before the texts and again after them. None of that
+that chat templates give a meaning are broken up; the task is stated before the texts and again after them. None of that
 makes a model immune: :mod:`roll_envs.verifiers.judge_llm_calibrate` measures how often a judge is right, and the
 labelled set it comes with has answers that give orders.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from roll_envs.verifiers.judge_llm_forms import Form
 
-__all__ = ["block", "clip_middle", "defuse", "draw_mark", "messages_for"]
+__all__ = ["block", "break_special_tokens", "clip_middle", "draw_mark", "messages_for"]
 
 _SPECIAL = re.compile(
     r"<(?=[|｜])|(?<=[|｜])>|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])"
@@ -39,9 +39,9 @@ def draw_mark(texts: Mapping[str, str]) -> str:
             return mark
 
 
-def defuse(text: str) -> str:
+def break_special_tokens(text: str) -> str:
     """The text with a space in each token that servers may read as the end of a message: ``<|im_end|>``, ``[INST]``,
-    ``</s>``. ``defuse("<|eot_id|>")`` is ``"< |eot_id| >"``. Halves of characters become ``?``."""
+    ``</s>``. ``break_special_tokens("<|eot_id|>")`` is ``"< |eot_id| >"``. Halves of characters become ``?``."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return _SPECIAL.sub(lambda match: " >" if match.group() == ">" else match.group() + " ", text)
 
@@ -56,11 +56,11 @@ def clip_middle(text: str, most: int) -> str:
 
 def block(name: str, text: str, mark: str) -> str:
     """A text between its two lines."""
-    return f"<<<{name} {mark}>>>\n{defuse(text)}\n<<<end of {name} {mark}>>>"
+    return f"<<<{name} {mark}>>>\n{break_special_tokens(text)}\n<<<end of {name} {mark}>>>"
 
 
 def messages_for(form: Form, texts: Mapping[str, str], mark: str, guidance: str = "") -> list[dict[str, Any]]:
-    """The messages of a request. ``guidance``: our own further rules for the judge."""
+    """The messages of a request. ``guidance``: further rules of the user for the judge."""
     system = "\n\n".join(part for part in (form.task, guidance.strip(), _RULES.format(mark=mark)) if part)
     shown = "\n\n".join(block(name, text, mark) for name, text in texts.items())
     closing = f"That was the last text; the mark was {mark}. {form.closing}"

@@ -1,4 +1,4 @@
-"""Calling verifiers that others wrote: whatever goes wrong in one becomes ``Failed``, never a score."""
+"""Calls verifiers, also of other packages: any exception or invalid result becomes ``Failed``, never a score."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def judge(verifier: Verifier, answer: str, reference: Any = None, context: Mappi
     """The verdict of ``verifier``; an exception of it, or a verdict that no verifier may give, is :class:`Failed`."""
     try:
         verdict = verifier(answer, reference, context)
-    except Exception as error:  # verifiers of others
+    except Exception as error:  # a verifier of another package may raise anything
         return Failed(reason=f"{name_of(verifier)} raised {type(error).__name__}: {error}")
     if isinstance(verdict, Failed):
         return verdict
@@ -30,7 +30,7 @@ async def ajudge(
     verifier: Verifier, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None
 ) -> Verdict:
     """:func:`judge` in a thread, for asynchronous callers."""
-    import asyncio  # here, for it would double the time that importing roll_envs takes
+    import asyncio  # imported here because it would double the import time of roll_envs
 
     return await asyncio.to_thread(judge, verifier, answer, reference, context)
 

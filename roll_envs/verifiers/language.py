@@ -1,7 +1,7 @@
-"""``language``: is the answer in the language asked for? Scripts first, then short runs of letters and common words.
+"""``language``: is the answer in the language asked for? Decided by script, then by character n-grams and words.
 
 Languages with a script of their own (Korean, Tamil, ...) are known by their letters. Those that share one are told
-apart by naive Bayes over runs of one to three characters and whole words, counted in the small samples of
+apart by naive Bayes over n-grams of one to three characters and whole words, counted in the small samples of
 :mod:`roll_envs.verifiers.language_texts`: the same answer on every machine, with nothing to download. A language that
 is not in :data:`LANGUAGES` is taken for the nearest one that is.
 """

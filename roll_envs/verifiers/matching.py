@@ -21,7 +21,7 @@ _MARKS = str.maketrans(dict.fromkeys(_PUNCTUATION, " "))
 
 
 class ExactVerifier:
-    """1.0 when the answer is a reference, letter for letter; white space around it counts only with ``strip=False``."""
+    """1.0 when the answer is a reference, letter for letter; whitespace around it counts only with ``strip=False``."""
 
     def __init__(self, *, strip: bool = True) -> None:
         self.strip = strip
@@ -61,7 +61,7 @@ class NormalizedVerifier:
 def normalize(
     text: str, *, ignore_case: bool = True, ignore_punctuation: bool = False, ignore_articles: bool = False
 ) -> str:
-    """NFKC, one space for any white space, no punctuation around it; on request without any punctuation, without
+    """NFKC, one space for any whitespace, no punctuation around it; on request without any punctuation, without
     capitals, without ``a``, ``an`` and ``the``. ``normalize(" “Paris”. ")`` is ``"paris"``.
 
     A text of nothing but punctuation keeps it, so that ``+`` and ``-`` stay apart.

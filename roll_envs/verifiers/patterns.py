@@ -1,6 +1,6 @@
-"""``regex``: the answer matches a pattern, decided in a worker process, since a match may take for ever.
+"""``regex``: the answer matches a pattern, matched in a worker process, since backtracking may never end.
 
-A pattern that cannot decide within the deadline is :class:`Failed`, not a wrong answer: the pattern is ours.
+A match that does not finish within the deadline is :class:`Failed`, not a wrong answer: the pattern is at fault.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RegexVerifier:
     """1.0 when the pattern is found in the answer.
 
     ``pattern``: Python's syntax; without one the reference of each row is the pattern. With ``compare`` the pattern's
-    first group (the whole match without groups) must also be the reference, white space around it aside; ``last``
+    first group (the whole match without groups) must also be the reference, whitespace around it aside; ``last``
     looks at the last match instead of the first. Answers beyond ``max_chars`` do not match.
     """
 

@@ -1,4 +1,4 @@
-"""``length`` and ``repetition``: what is taken off for answers that are too long or say the same again and again.
+"""``length`` and ``repetition``: penalties for answers that are too long or repeat themselves.
 
 Both need no reference, give values from ``-penalty`` to 0, and pass when nothing is taken off.
 """
@@ -23,7 +23,7 @@ class LengthPenalty:
     """0 up to ``limit`` (and from ``least`` on), then linearly down to ``-penalty`` at ``limit + slack``.
 
     The soft punishment of over-long answers of DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 13) with ``limit`` =
-    L_max - L_cache and ``slack`` = L_cache. ``unit``: ``words`` (by white space) or ``chars``. Below ``least`` the
+    L_max - L_cache and ``slack`` = L_cache. ``unit``: ``words`` (by whitespace) or ``chars``. Below ``least`` the
     whole penalty is due.
     """
 
@@ -79,7 +79,7 @@ class RepetitionPenalty:
         count = len(words) - self.n + 1
         share = 0.0
         if count > 1:
-            # Hashes of runs, not the runs: long n on a long text would copy each word n times.
+            # Hashes instead of n-grams save memory: large n on a long text would copy each word n times.
             share = 1.0 - len({hash(tuple(words[i : i + self.n])) for i in range(count)}) / count
         over = max(0.0, share - self.allowed) / (1.0 - self.allowed)
         detail = f"{share:.0%} of the runs of {self.n} words are repeats" if over else ""

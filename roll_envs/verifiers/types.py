@@ -1,4 +1,4 @@
-"""The contract of verifiers: answer, reference and context give a score, or a failure that says nothing of them."""
+"""The contract of verifiers: answer, reference and context in, a score or a failure of the verifier out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """No verdict: the verifier itself failed (a dead worker, a time limit of ours, an unusable reference).
+    """No verdict: the verifier itself failed (a dead worker, a time limit of the infrastructure, an unusable
+    reference).
 
     It must never become a reward: the episode is marked failed and left out of every statistic.
     """
@@ -45,5 +46,5 @@ class Verifier(Protocol):
     """Judges answers. Safe to call from many threads; never raises for what an answer says."""
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        """Judge ``answer``. ``reference`` is the verifier's kind of truth (an answer, tests, a schema); ``context`` may
-        carry the prompt and whatever else the row of the data set holds."""
+        """Judge ``answer``. ``reference`` is what the verifier compares with (an answer, tests, a schema); ``context``
+        may carry the prompt and whatever else the row of the data set holds."""

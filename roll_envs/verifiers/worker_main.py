@@ -1,4 +1,5 @@
-"""What runs in a worker process: one task after the other from a pipe, each with a last deadline of its own.
+"""The main program of a worker process: runs tasks from a pipe one after the other, each with an alarm as last
+deadline.
 
 Started by path (``python -I worker_main.py``), so that nothing but the standard library is imported before the limits
 are known. Messages in both directions: four bytes of length, then JSON. The parent kills a worker whose task takes
@@ -21,15 +22,15 @@ from typing import Any, BinaryIO
 
 __all__ = ["main", "read_message", "write_message"]
 
-_PARTING_S = 1.0
-"""How long after the parent's deadline an orphaned worker goes on."""
+_ORPHAN_GRACE_S = 1.0
+"""How long after the parent's deadline an orphaned worker kills itself by alarm."""
 
 _REFUSED = (
     "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg", "os.remove",
     "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "os.chdir",
     "os.putenv", "subprocess.Popen", "shutil.", "socket.", "ctypes.", "ftplib.", "urllib.", "tempfile.", "pty.spawn",
 )  # fmt: skip
-"""Audit events (or their beginnings) that no grading needs."""
+"""Prefixes of the audit events that grading never needs."""
 
 
 def main(settings_text: str) -> None:
@@ -42,14 +43,14 @@ def main(settings_text: str) -> None:
     os.dup2(nothing, 1)
     sys.path[:] = settings["path"]
     for name, folder in settings["packages"].items():
-        _stand_in(name, folder)
+        _add_bare_package(name, folder)
     tasks: dict[str, Callable[..., Any]] = importlib.import_module(settings["module"]).TASKS
     os.dup2(nothing, 2)
-    logging.disable(logging.CRITICAL)  # nobody reads what the libraries say of strange input, and it takes time
+    logging.disable(logging.CRITICAL)  # log messages of libraries about strange input are not read, and take time
     _confine(int(settings["memory_mb"]))
     write_message(replies, {"ready": True})
     while (request := read_message(requests)) is not None:
-        signal.setitimer(signal.ITIMER_REAL, request["deadline_s"] + _PARTING_S)
+        signal.setitimer(signal.ITIMER_REAL, request["deadline_s"] + _ORPHAN_GRACE_S)
         reply = _answer(tasks[request["task"]], request["arguments"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_message(replies, reply)
@@ -62,12 +63,13 @@ def _answer(task: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
         return {"error": "it needs more memory than a worker may use"}
     except RecursionError:
         return {"error": "it is nested too deeply"}
-    except BaseException as error:  # whatever the libraries raise for strange input, is said of the input
+    # Libraries raise anything for strange input; it is reported as an error of the input.
+    except BaseException as error:
         return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
-def _stand_in(name: str, folder: str) -> None:
-    """A package whose modules can be imported without running its ``__init__`` (which imports much more)."""
+def _add_bare_package(name: str, folder: str) -> None:
+    """Register a package without running its ``__init__``, which imports much more than the tasks need."""
     package = ModuleType(name)
     package.__path__ = [folder]
     sys.modules[name] = package
@@ -87,7 +89,7 @@ def _confine(memory_mb: int) -> None:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Grading reads text and computes; it starts nothing, connects nowhere and writes no file."""
+    """Audit hook: refuse to start processes, open connections or write files."""
     if event == "open":
         mode = arguments[1]
         writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")

@@ -1,4 +1,4 @@
-"""WorkerPool: warm processes that grade, each killed when an input takes too long.
+"""WorkerPool: warm grading processes, killed when an input takes too long.
 
 Some inputs can be graded only by code that may compute for hours, eat all memory or crash the interpreter (computer
 algebra, regular expressions). A time limit inside the process does not hold: a power of large numbers or a match blocks
@@ -31,21 +31,21 @@ from roll_envs.errors import ConfigError, RollError
 __all__ = ["Outcome", "PoolSettings", "WorkerPool", "close_shared_pools", "shared_pool"]
 
 _PACKAGE = Path(__file__).resolve().parent
-_KEPT = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
-"""What a worker sees of the environment."""
-_STARVED = 0.05
-"""A task that used less than this share of its deadline in processor time was kept waiting by the machine. It is little
-more than an ordinary grade needs: an endless input must not pass for a busy machine, or it would cost nothing."""
+_PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
+"""Environment variables that workers inherit."""
+_MIN_CPU_SHARE = 0.05
+"""A task at its deadline that used less processor time than this share of it was starved by a busy machine, and gets no
+verdict. The share is small: an input that computes for ever must count as wrong, not as a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSettings:
-    """What a pool is made of; pools of equal settings are shared by :func:`shared_pool`."""
+    """Settings of a pool; :func:`shared_pool` shares one pool between equal settings."""
 
     module: str
-    """Has ``TASKS``: name -> function of JSON values that gives a JSON value."""
+    """Name of the module with ``TASKS``: name -> function from JSON values to a JSON value."""
     workers: int = 2
-    """Processes that work at one time; one more stands by."""
+    """Processes that work at one time; one more is kept as a spare."""
     uses: int = 1000
     """A worker is replaced after so many tasks, so that caches and leaks of libraries do not grow for ever."""
     memory_mb: int = 2048
@@ -67,11 +67,11 @@ class PoolSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a task."""
+    """The outcome of a task."""
 
     status: Literal["ok", "error", "deadline", "died", "unavailable"]
-    """``error``: the task raised; ``deadline``: it was killed; ``died``: it killed two workers; these three say
-    something of the input. ``unavailable``: no worker could do it, which says nothing."""
+    """``error``: the task raised; ``deadline``: it was killed; ``died``: it killed two workers; these three are due
+    to the input. ``unavailable``: no worker could do it, which says nothing about the input."""
     value: Any = None
     detail: str = ""
 
@@ -80,8 +80,8 @@ _KILL_AT = 0.97
 """Share of the deadline after which a worker is killed, so that the caller has its answer by the deadline."""
 
 
-class _Gone(Exception):
-    """The worker ended, or its pipe did."""
+class _WorkerDied(Exception):
+    """The worker process has ended or its pipe is closed."""
 
 
 class _Worker:
@@ -104,7 +104,7 @@ class _Worker:
             bufsize=0,
             close_fds=True,
             start_new_session=True,
-            env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
         )
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -113,7 +113,7 @@ class _Worker:
             return
         try:
             message = self._receive(time.monotonic() + timeout_s)
-        except _Gone:
+        except _WorkerDied:
             self.errors.seek(0)
             said = self.errors.read()[-400:].decode(errors="replace").strip()
             raise RollError(f"a grading worker did not start: {said or 'it ended at once'}") from None
@@ -122,7 +122,7 @@ class _Worker:
         self.ready = True
 
     def ask(self, task: str, arguments: list[Any], deadline_s: float) -> dict[str, Any] | None:
-        """The reply, or ``None`` at the deadline. Raises :class:`_Gone`."""
+        """The reply, or ``None`` at the deadline. Raises :class:`_WorkerDied`."""
         self.used += 1
         until = time.monotonic() + deadline_s
         body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s}).encode()
@@ -132,7 +132,7 @@ class _Worker:
             while view:  # an unbuffered pipe may take a part only
                 view = view[self.process.stdin.write(view) or 0 :]
         except (OSError, ValueError) as error:
-            raise _Gone from error
+            raise _WorkerDied from error
         return self._receive(until)
 
     def _receive(self, until: float) -> dict[str, Any] | None:
@@ -147,9 +147,9 @@ class _Worker:
                 try:
                     some = os.read(self.process.stdout.fileno(), 1 << 16)
                 except OSError as error:
-                    raise _Gone from error
+                    raise _WorkerDied from error
                 if not some:
-                    raise _Gone
+                    raise _WorkerDied
                 data += some
                 if len(data) >= 4:
                     wanted = 4 + int(struct.unpack(">I", data[:4])[0])
@@ -175,7 +175,7 @@ class _Worker:
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of it without touching the process (after a fork it is the parent's)."""
+        """Close the pipes without touching the process (after a fork it belongs to the parent)."""
         for stream in (self.process.stdin, self.process.stdout, self.errors):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -225,7 +225,7 @@ class WorkerPool:
                 before = worker.cpu_s()
                 try:
                     reply = worker.ask(task, arguments, left)
-                except _Gone:
+                except _WorkerDied:
                     self._drop(worker)
                     worker = None
                     if attempt == 1 and time.monotonic() < until:
@@ -247,7 +247,7 @@ class WorkerPool:
             self._give_back(worker)
 
     def _ready(self, worker: _Worker | None) -> _Worker:
-        """A worker that is ready: this one, the spare, or a new one; and see that a spare stands by."""
+        """A ready worker: this one, the spare, or a new one. Starts a new spare where there is none."""
         if worker is None or worker.process.poll() is not None:
             if worker is not None:
                 self._drop(worker)
@@ -299,7 +299,7 @@ class WorkerPool:
         if spare is not None:
             spare.end()
         for worker in workers:
-            worker.kill()  # a thread that waits for its reply sees the pipe end, and closes what it holds
+            worker.kill()  # the thread that waits for its reply sees the end of the pipe and closes its descriptors
         with contextlib.suppress(queue.Empty):
             while True:
                 idle = self._idle.get_nowait()
@@ -316,7 +316,7 @@ class WorkerPool:
 
 
 def _starved(before: float | None, after: float | None, deadline_s: float) -> Outcome | None:
-    if before is None or after is None or after - before >= _STARVED * deadline_s:
+    if before is None or after is None or after - before >= _MIN_CPU_SHARE * deadline_s:
         return None
     used = f"used {after - before:.1f} s of processor time in {deadline_s:.1f} s"
     return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {used}")

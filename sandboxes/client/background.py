@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, so that threads and other loops share one set of connections."""
+"""An event loop in a thread of its own, so that callers in any thread or loop share one set of connections."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["Background"]
+__all__ = ["EventLoopThread"]
 
 T = TypeVar("T")
 
 
-class Background:
-    """Starts with its first use, and again in a process that was forked."""
+class EventLoopThread:
+    """The loop starts at its first use, and anew in a forked process, where the thread does not exist."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,11 +25,11 @@ class Background:
         self._pid = os.getpid()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start ``work`` there. Cancelling the future cancels it."""
+        """Start ``work`` on the loop. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._running())
 
     def stop(self) -> None:
-        """Cancel what runs there and end the thread; any number of times."""
+        """Cancel what runs on the loop and end the thread. Calling it again does nothing."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None

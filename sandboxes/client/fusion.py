@@ -1,7 +1,7 @@
-"""Programs and results in SandboxFusion's form, for servers that speak nothing else.
+"""Programs and results in the format of SandboxFusion, for servers that have no other API.
 
-Such a server carries text only, knows neither arguments nor an environment, and does not tell a memory limit from any
-other death; what cannot be said raises :class:`~roll_envs.errors.ConfigError` instead of being left out.
+The format carries text only, has neither arguments nor an environment, and does not tell a memory limit from another
+kill; what it cannot express raises :class:`~roll_envs.errors.ConfigError` instead of being left out.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Isolation, Limits, Program, RunResult, RunStatus
-from sandboxes.client.asking import TransientError
+from sandboxes.client.retrying import TransientError
 from sandboxes.service.wire import decode_bytes, encode_bytes
 
 __all__ = ["to_request", "to_result"]
 
 NAMES = {"python": "python", "bash": "bash", "cpp": "cpp", "javascript": "nodejs"}
 UNKNOWN = Isolation(tier="unknown", layers=(), missing=())
-"""SandboxFusion does not say what stands between programs and its host."""
+"""SandboxFusion does not report the isolation of its programs."""
 
 
 def to_request(program: Program, limits: Limits) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def to_request(program: Program, limits: Limits) -> dict[str, Any]:
 
 
 def to_result(data: Any, limits: Limits) -> RunResult:
-    """The result in an answer. Raises :class:`TransientError` for ``SandboxError``, and for an answer that is none."""
+    """The result in an answer. Raises :class:`TransientError` for ``SandboxError`` and for a malformed answer."""
     try:
         status, compiled, ran = data["status"], data.get("compile_result"), data.get("run_result")
         if status == "SandboxError":

@@ -1,4 +1,4 @@
-"""RemoteSandbox: programs run by the code-reward service, or by a SandboxFusion server that exists already."""
+"""RemoteSandbox: runs programs on the code-reward service, or on an existing SandboxFusion server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.client import fusion
-from sandboxes.client.asking import Asker, Reply, TransientError
-from sandboxes.client.background import Background
+from sandboxes.client.background import EventLoopThread
+from sandboxes.client.retrying import Reply, RetryingClient, TransientError
 from sandboxes.service.wire import VERSION, decode_bytes, dump_limits, dump_program, encode_bytes, load_result
 
 __all__ = ["RemoteSandbox", "RemoteSession"]
@@ -24,16 +24,16 @@ T = TypeVar("T")
 APIS = ("auto", "native", "fusion")
 ROUTES = ("/run_code", "/v1/run")
 ANSWER_S = 5.0
-"""Kept of a deadline for the way back, so that the service's own answer arrives before we give up."""
+"""Part of the deadline kept for the way back, so that the service's own answer arrives before the client gives up."""
 
 
 class RemoteSandbox(Sandbox):
     """A sandbox over HTTP. Safe to use from many threads and event loops; it can be pickled, and used after a fork.
 
-    ``url`` is the service's, with or without ``/run_code``. After faults of the infrastructure (no connection, 429,
-    502, 503, 504, ``SandboxError``) a question is repeated up to ``retries`` times with growing, jittered pauses,
-    always within the caller's deadline; after a verdict it never is. ``timeout_s`` bounds calls that bring no limit of
-    their own. ``api`` is found out with the first call; name it to do without that.
+    ``url`` is the service's, with or without ``/run_code``. After infrastructure failures (no connection, 429, 502,
+    503, 504, ``SandboxError``) a request is repeated up to ``retries`` times with growing, jittered pauses, always
+    within the caller's deadline; after a verdict never. ``timeout_s`` limits calls that have no limit of their own.
+    ``api``: ``native``, ``fusion``, or ``auto``, which asks the server with the first call.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class RemoteSandbox(Sandbox):
         self.timeout_s, self.retries, self.max_connections = timeout_s, retries, max_connections
         self._token, self._wanted_api = token, api
         self._closed = False
-        self._asker: Asker | None = None
-        self._fresh()
+        self._client: RetryingClient | None = None
+        self._reset()
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
-        """Run a program there; ``timeout_s`` bounds the call with all its repetitions."""
+        """Run a program on the service; ``timeout_s`` limits the call with all its retries."""
         return self.wait(self._run(program, limits or Limits(), timeout_s))
 
     async def arun(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
@@ -72,7 +72,7 @@ class RemoteSandbox(Sandbox):
         return await self.await_(self._run(program, limits or Limits(), timeout_s))
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> RemoteSession:
-        """Open a session there. Raises :class:`ConfigError` where the server is a plain SandboxFusion."""
+        """Open a session on the service. Raises :class:`ConfigError` where the server is a plain SandboxFusion."""
         return self.wait(self._session(language, limits or Limits()))
 
     async def asession(self, *, language: Language = "python", limits: Limits | None = None) -> RemoteSession:
@@ -82,14 +82,14 @@ class RemoteSandbox(Sandbox):
     def close(self) -> None:
         """Close the connections; requests in progress raise :class:`SandboxError`."""
         self._closed = True
-        asker, self._asker = self._asker, None
+        client, self._client = self._client, None
         if self._pid == os.getpid():
-            if asker is not None:
-                self._background.submit(asker.close()).result(timeout=5)
+            if client is not None:
+                self._background.submit(client.close()).result(timeout=5)
             self._background.stop()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """For sessions: ``work`` on the connections' loop, waited for here."""
+        """Run ``work`` on the loop of the connections and wait for it. Used by sessions too."""
         self._check_open(work)
         future = self._background.submit(work)
         try:
@@ -114,10 +114,12 @@ class RemoteSandbox(Sandbox):
     def _was_closed(self) -> SandboxError:
         return SandboxError(f"this RemoteSandbox ({self.url}) has been closed")
 
-    async def ask(self, method: str, path: str, body: Any, read: Any, *, timeout_s: float, what: str) -> Any:
-        """For sessions: see :meth:`Asker.ask`."""
+    async def request(self, method: str, path: str, body: Any, read: Any, *, timeout_s: float, what: str) -> Any:
+        """See :meth:`RetryingClient.request`. Used by sessions too."""
         deadline = time.monotonic() + timeout_s
-        return await self._asking().ask(method, path, body, read, deadline=deadline, timeout_s=timeout_s, what=what)
+        return await self._connected().request(
+            method, path, body, read, deadline=deadline, timeout_s=timeout_s, what=what
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("url", "timeout_s", "retries", "max_connections", "_token", "_wanted_api", "_closed")
@@ -125,11 +127,11 @@ class RemoteSandbox(Sandbox):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._fresh()
+        self._reset()
 
-    def _fresh(self) -> None:
-        self._background = Background("remote-sandbox")
-        self._asker = None
+    def _reset(self) -> None:
+        self._background = EventLoopThread("remote-sandbox")
+        self._client = None
         self._api: str | None = None if self._wanted_api == "auto" else self._wanted_api
         self._pid = os.getpid()
 
@@ -138,13 +140,13 @@ class RemoteSandbox(Sandbox):
             work.close()
             raise self._was_closed()
         if self._pid != os.getpid():
-            self._fresh()
+            self._reset()
 
-    def _asking(self) -> Asker:
-        if self._asker is None:
+    def _connected(self) -> RetryingClient:
+        if self._client is None:
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-            self._asker = Asker(self.url, headers, retries=self.retries, max_connections=self.max_connections)
-        return self._asker
+            self._client = RetryingClient(self.url, headers, retries=self.retries, max_connections=self.max_connections)
+        return self._client
 
     async def _run(self, program: Program, limits: Limits, timeout_s: float) -> RunResult:
         deadline = time.monotonic() + timeout_s
@@ -166,7 +168,7 @@ class RemoteSandbox(Sandbox):
                 return fusion.to_result(reply.data, limits)
             return _result_of(reply)
 
-        result: RunResult = await self._asking().ask(
+        result: RunResult = await self._connected().request(
             "POST", path, body, read, deadline=deadline, timeout_s=timeout_s, what="the run of a program"
         )
         return result
@@ -187,7 +189,7 @@ class RemoteSandbox(Sandbox):
                 raise TransientError("an answer without the id of the session")
             return name
 
-        name = await self.ask(
+        name = await self.request(
             "POST", "/v1/sessions", lambda _: asked, read, timeout_s=self.timeout_s, what="the opening of a session"
         )
         return RemoteSession(self, name, limits)
@@ -206,14 +208,15 @@ class RemoteSandbox(Sandbox):
                     )
                 return "native"
 
-            self._api = await self._asking().ask(
+            self._api = await self._connected().request(
                 "GET", "/v1/health", None, read, deadline=deadline, timeout_s=timeout_s, what="the first answer"
             )
         return self._api or "fusion"
 
 
 class RemoteSession(SandboxSession):
-    """A session there. A cell whose answer is lost is asked for again, and runs once all the same."""
+    """A session on the service. When the answer to a cell is lost it is requested again; the cell still runs only
+    once."""
 
     def __init__(self, sandbox: RemoteSandbox, name: str, limits: Limits) -> None:
         self._sandbox, self._limits = sandbox, limits
@@ -230,12 +233,14 @@ class RemoteSession(SandboxSession):
         return await self._sandbox.await_(self._run(source, limits))
 
     def upload(self, path: str, content: bytes) -> None:
-        """Write a file there."""
+        """Write a file in the session."""
         body = {"path": path, "content": encode_bytes(content)}
-        self._sandbox.wait(self._ask("/files", body, lambda _: None, self._sandbox.timeout_s, "the writing of a file"))
+        self._sandbox.wait(
+            self._request("/files", body, lambda _: None, self._sandbox.timeout_s, "the writing of a file")
+        )
 
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Read a file there; the service may allow less than ``max_bytes``."""
+        """Read a file of the session; the service may allow less than ``max_bytes``."""
 
         def read(reply: Reply) -> bytes:
             try:
@@ -244,12 +249,13 @@ class RemoteSession(SandboxSession):
                 raise TransientError("an answer without the file") from error
 
         body = {"path": path, "max_bytes": max_bytes}
-        work = self._ask("/files", body, read, self._sandbox.timeout_s, "the reading of a file")
+        work = self._request("/files", body, read, self._sandbox.timeout_s, "the reading of a file")
         content: bytes = self._sandbox.wait(work)
         return content
 
     def close(self) -> None:
-        """End it there. When the service cannot be reached it ends by itself, once it has not been used for long."""
+        """Close the session. Where the service cannot be reached it closes the session itself after its idle
+        timeout."""
         if self._closed:
             return
         self._closed = True
@@ -257,7 +263,7 @@ class RemoteSession(SandboxSession):
             sandbox = self._sandbox
             what = "the closing of a session"
             sandbox.wait(
-                sandbox.ask("DELETE", self._path, None, lambda _: None, timeout_s=sandbox.timeout_s, what=what)
+                sandbox.request("DELETE", self._path, None, lambda _: None, timeout_s=sandbox.timeout_s, what=what)
             )
         except (SandboxError, DeadlineExceededError):
             return
@@ -266,10 +272,10 @@ class RemoteSession(SandboxSession):
         self._number += 1
         body = {"source": source, "number": self._number, "limits": None if limits is None else dump_limits(limits)}
         timeout_s = (limits or self._limits).wall_s + self._sandbox.timeout_s
-        result: RunResult = await self._ask("/run", body, _result_of, timeout_s, "the run of a cell")
+        result: RunResult = await self._request("/run", body, _result_of, timeout_s, "the run of a cell")
         return result
 
-    async def _ask(self, route: str, body: dict[str, Any], read: Any, timeout_s: float, what: str) -> Any:
+    async def _request(self, route: str, body: dict[str, Any], read: Any, timeout_s: float, what: str) -> Any:
         if self._closed:
             raise SandboxError("this session has been closed")
 
@@ -279,7 +285,7 @@ class RemoteSession(SandboxSession):
                 raise SandboxError(f"the session at {self._sandbox.url} is lost, and what it held: {told}")
             return read(reply)
 
-        return await self._sandbox.ask(
+        return await self._sandbox.request(
             "POST", self._path + route, lambda _: body, checked, timeout_s=timeout_s, what=what
         )
 

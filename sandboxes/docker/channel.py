@@ -14,11 +14,11 @@ from typing import Any
 __all__ = ["Channel", "ChannelClosedError", "ChannelTimeoutError", "Reply"]
 
 CHUNK = 1 << 18
-_AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ChannelClosedError(Exception):
-    """The container, or the way to it, is gone; the message is what it said last on stderr."""
+    """The container or the connection to it is gone; the message is the last output on stderr."""
 
 
 class ChannelTimeoutError(Exception):
@@ -27,7 +27,7 @@ class ChannelTimeoutError(Exception):
 
 @dataclass(kw_only=True, slots=True)
 class Reply:
-    """What came back for one request."""
+    """The result and the output of one request."""
 
     result: dict[str, Any] = field(default_factory=dict)
     out: bytearray = field(default_factory=bytearray)
@@ -47,11 +47,11 @@ class Channel:
         self._socket.setblocking(False)
         self._engine_bytes = bytearray()
         self._bytes = bytearray()
-        self._complaint = bytearray()
+        self._stderr = bytearray()
 
     @property
     def idle(self) -> bool:
-        """Whether the connection stands and nothing has come unasked for."""
+        """Whether the connection is open and no unexpected bytes have arrived."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not self._bytes and not self._engine_bytes and not poll.poll(0)
@@ -59,14 +59,14 @@ class Channel:
     def request(
         self, header: Mapping[str, Any], body: Sequence[bytes], *, deadline: float, before: Sequence[bytes] = ()
     ) -> Reply:
-        """Send a request and gather its reply; ``deadline`` is of ``time.monotonic``, ``before`` is sent first.
+        """Send a request and read its reply; ``deadline`` is of ``time.monotonic``, ``before`` is sent first.
 
-        Sending and receiving go on at the same time: either side may be full.
+        Sends and receives at the same time: if both sides only wrote, full buffers would block them for ever.
         """
         text = json.dumps({**header, "body": sum(map(len, body))}).encode()
         parts = [*before, struct.pack("!I", len(text)), text, *body]
         if sum(map(len, parts)) < CHUNK:
-            parts = [b"".join(parts)]  # one piece is one turn of each process on the way
+            parts = [b"".join(parts)]  # one write, so that each process on the way is woken once
         waiting = [memoryview(part) for part in parts if part]
         waiting.reverse()
         reply = Reply()
@@ -82,7 +82,7 @@ class Channel:
                 closed = self._receive()
                 self._take_frames(reply)
                 if closed and not reply.result:
-                    raise ChannelClosedError(self._last_words())
+                    raise ChannelClosedError(self._last_stderr())
         if reply.result.get("id") != header["id"]:
             raise ChannelClosedError(f"an answer to another request ({reply.result.get('id')!r})")
         return reply
@@ -93,22 +93,22 @@ class Channel:
     def _send(self, waiting: list[memoryview]) -> None:
         try:
             sent = self._socket.send(waiting[-1][:CHUNK])
-        except _AGAIN:
+        except _WOULD_BLOCK:
             return
         except OSError as error:
-            self._receive()  # why it ended, if it said so
-            raise ChannelClosedError(self._last_words() or str(error)) from error
+            self._receive()  # the reason may be on stderr
+            raise ChannelClosedError(self._last_stderr() or str(error)) from error
         waiting[-1] = waiting[-1][sent:]
         if not waiting[-1]:
             waiting.pop()
 
     def _receive(self) -> bool:
-        """Read all that is there and take the engine's wrapping off; true at the end of the connection."""
+        """Read all available bytes and remove the engine's framing; true at the end of the connection."""
         closed = False
         while True:
             try:
                 piece = self._socket.recv(CHUNK)
-            except _AGAIN:
+            except _WOULD_BLOCK:
                 break
             except OSError:
                 piece = b""
@@ -118,6 +118,7 @@ class Channel:
             self._engine_bytes += piece
             if len(piece) < CHUNK and not isinstance(self._socket, ssl.SSLSocket):
                 break
+        # The engine's frames: stream number (1 stdout, 2 stderr), three zero bytes, length, content.
         start, buffer = 0, self._engine_bytes
         while len(buffer) >= start + 8:
             kind, length = struct.unpack_from("!BxxxI", buffer, start)
@@ -127,7 +128,7 @@ class Channel:
             if kind == 1:
                 self._bytes += content
             else:
-                self._complaint = (self._complaint + content)[-4000:]
+                self._stderr = (self._stderr + content)[-4000:]
             start += 8 + length
         del buffer[:start]
         return closed
@@ -150,5 +151,5 @@ class Channel:
             start += 5 + length
         del buffer[:start]
 
-    def _last_words(self) -> str:
-        return self._complaint.decode("utf-8", "replace").strip()
+    def _last_stderr(self) -> str:
+        return self._stderr.decode("utf-8", "replace").strip()

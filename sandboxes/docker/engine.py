@@ -1,6 +1,7 @@
 """The Docker engine: reaching it, its images, and containers made as strict as it can.
 
-The one file that uses the SDK (the Python package ``docker``, not this one). It has no types: its objects are ``Any``.
+The only file that uses the SDK (the Python package ``docker``, not this one), which has no types: its objects are
+``Any``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RUNNER_MB = 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What is fixed when a container is made; its memory can be changed later."""
+    """Limits that are fixed when a container is made; its memory can be changed later."""
 
     processes: int
     files_mb: int
@@ -39,7 +40,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spawned:
-    """A container that runs, and our end of its standard streams."""
+    """A running container, and the host's end of its standard streams."""
 
     container: Any
     client: Any
@@ -60,13 +61,13 @@ class Engine:
         self._url = url
         self._where = url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
         self._version: str | None = None
-        with self.client() as client, _told("ask for its properties"):
+        with self.client() as client, _engine_errors("ask for its properties"):
             self._version = client.api.api_version
             self.info: dict[str, Any] = client.info()
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
-        """A client of one thread."""
+        """A client, to be used by one thread."""
         client = self._connect()
         try:
             yield client
@@ -78,7 +79,7 @@ class Engine:
         if self._version is not None:
             options["version"] = self._version  # else each client asks for it again
         try:
-            _knock(self._where)
+            _check_listening(self._where)
             if self._url is not None:
                 return self._sdk.DockerClient(base_url=self._url, **options)
             return self._sdk.from_env(**options)
@@ -92,7 +93,7 @@ class Engine:
 
     def check_image(self, name: str) -> None:
         """Raise :class:`ConfigError` where the engine has no such image. Nothing is ever pulled."""
-        with self.client() as client, _told(f"look for the image {name!r}"):
+        with self.client() as client, _engine_errors(f"look for the image {name!r}"):
             try:
                 client.images.get(name)
             except self._sdk.errors.ImageNotFound:
@@ -108,7 +109,7 @@ class Engine:
 
     def import_image(self, archive: Any, tag: str, changes: list[str]) -> str:
         """Make an image of one layer from a tar file, in place of that of the same name; returns its id."""
-        with self.client() as client, _told("import an image"):
+        with self.client() as client, _engine_errors("import an image"):
             old = {image.id for image in client.images.list(name=tag)}
             repository, _, version = tag.partition(":")
             client.api.import_image_from_data(archive, repository=repository, tag=version or "latest", changes=changes)
@@ -123,11 +124,11 @@ class Engine:
     def spawn(
         self, image: str, command: list[str], *, shape: Shape, memory_mb: int, cpus: float, runtime: str | None
     ) -> Spawned:
-        """Make a container, take hold of its streams, and start it."""
+        """Make a container, attach to its streams, and start it."""
         client = self._connect()
         container = None
         try:
-            with _told("start a container"):
+            with _engine_errors("start a container"):
                 container = client.containers.create(
                     image,
                     command,
@@ -148,22 +149,22 @@ class Engine:
 
     def set_memory(self, spawned: Spawned, memory_mb: int) -> None:
         """Change the limit of a container that runs."""
-        with _told("change the memory of a container"):
+        with _engine_errors("change the memory of a container"):
             limit = _memory(memory_mb)
             spawned.container.update(mem_limit=limit, memswap_limit=limit)
 
     def state(self, spawned: Spawned) -> dict[str, Any]:
         """``State`` of the container: ``Running``, ``ExitCode``, ``OOMKilled``; empty where it is gone."""
         try:
-            _knock(self._where)
+            _check_listening(self._where)
             spawned.container.reload()
-        except Exception:  # whatever the engine's trouble is, the caller is about to report the container's end
+        except Exception:  # the caller is about to report the container's end, with or without its state
             return {}
         state: dict[str, Any] = spawned.container.attrs["State"]
         return state
 
     def discard(self, spawned: Spawned) -> None:
-        """Kill and remove; an engine that does not answer keeps it, until the next start finds the orphan."""
+        """Kill and remove; if the engine does not answer, the next start removes the container as an orphan."""
         # The SDK's wrapper closes neither the connection below it nor the response that it came from.
         for part in (
             spawned.stream,
@@ -177,9 +178,9 @@ class Engine:
         spawned.client.close()
 
     def remove_orphans(self) -> int:
-        """Remove containers whose process on our side has ended; returns how many."""
+        """Remove containers whose owner process has ended; returns how many."""
         removed = 0
-        with self.client() as client, _told("look for left-over containers"):
+        with self.client() as client, _engine_errors("look for left-over containers"):
             for container in client.containers.list(all=True, filters={"label": f"{LABEL}=1"}, ignore_removed=True):
                 if is_orphan(container.labels.get(OWNER, ""), running=container.status == "running"):
                     removed += self._remove(container)
@@ -187,15 +188,15 @@ class Engine:
 
     def _remove(self, container: Any) -> bool:
         try:
-            _knock(self._where)
+            _check_listening(self._where)
             container.remove(force=True, v=True)
         except Exception:  # gone already, being removed, or the engine is; nothing more can be done here
             return False
         return True
 
 
-def _knock(where: str) -> None:
-    """Fail at once where nobody listens; the SDK would leave the socket open that it could not connect."""
+def _check_listening(where: str) -> None:
+    """Fail at once where no engine listens: the SDK would leak the socket that it could not connect."""
     if where.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(API_TIMEOUT_S)
@@ -208,7 +209,7 @@ def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
         "user": USER,
         "working_dir": "/",
         "environment": {"PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
-        "use_config_proxy": False,  # else the environment of the host's proxies, passwords included, is in there
+        "use_config_proxy": False,  # else the host's proxy settings, passwords included, are in the environment
         "labels": {LABEL: "1", OWNER: owner_label()},
         "hostname": "sandbox",
         "stdin_open": True,
@@ -222,7 +223,7 @@ def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
         "pids_limit": shape.processes + 1,
         "nano_cpus": int(cpus * 1e9),
         "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 1024, "Hard": 4096}],
-        "log_config": {"type": "none", "config": {}},  # output goes to us alone, not to the engine's disk
+        "log_config": {"type": "none", "config": {}},  # do not let the engine write output to its disk
         "tmpfs": {
             "/tmp": f"rw,exec,nosuid,nodev,size={shape.files_mb}m,nr_inodes=16384,mode=1777",
             "/dev/shm": f"rw,noexec,nosuid,nodev,size={shm_mb}m,nr_inodes=1024,mode=1777",
@@ -235,8 +236,8 @@ def _memory(memory_mb: int) -> int:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turn the SDK's and its transport's errors into ours."""
+def _engine_errors(what: str) -> Iterator[None]:
+    """Turn errors of the SDK and its transport into :class:`SandboxError`."""
     try:
         yield
     except (SandboxError, ConfigError):

@@ -1,4 +1,4 @@
-"""Which files of this machine make an image: the Python that runs us, and tools, with the libraries that they load."""
+"""Which files of this machine make an image: the running Python, and tools, with the libraries that they load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roll_envs.sandbox import LANGUAGES, Language
 __all__ = ["host_files"]
 
 PREFIX = "/usr/local"
-"""Where Python goes in the image; it finds its library beside itself, wherever it was installed here."""
+"""Prefix of Python in the image; PYTHONHOME points to it, wherever Python is installed on this machine."""
 
 _NOT_NEEDED = frozenset({"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages",
                          "dist-packages"})  # fmt: skip
@@ -93,7 +93,7 @@ def _all_below(folder: str) -> dict[str, str]:
 
 
 def _compiler() -> dict[str, str]:
-    """What ``g++`` starts, links and includes, asked of it."""
+    """Files that ``g++`` starts, links and includes, as reported by its ``-print-*`` and ``-M`` options."""
     own = os.path.dirname(os.path.realpath(_ask_compiler("-print-prog-name=cc1plus")))
     files = {os.path.join(own, name): os.path.join(own, name) for name in ("cc1plus", "collect2", "lto-wrapper",
                                                                           "liblto_plugin.so")}  # fmt: skip

@@ -79,5 +79,5 @@ def _add_file(tar: tarfile.TarFile, place: str, path: str) -> None:
         status = os.fstat(content.fileno())
         entry = _entry(place, tarfile.REGTYPE, 0o755 if status.st_mode & 0o111 else 0o644)
         entry.size = status.st_size
-        entry.mtime = int(status.st_mtime)  # what compiled modules were compiled from is told by this
+        entry.mtime = int(status.st_mtime)  # .pyc files are valid only for the modification time of their source
         tar.addfile(entry, content)

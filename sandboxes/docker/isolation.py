@@ -1,4 +1,4 @@
-"""Judging what walls a container has, from what the engine and the kernel inside say, not from what was asked for."""
+"""Which isolation layers a container really has, as the engine and the kernel inside report, not as was requested."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | N
     if missing and not unsafe:
         raise SandboxError(
             f"on this engine a container lacks {', '.join(missing)}; turn that on in the engine or the kernel, or "
-            "allow weaker walls for programs that are trusted: unsafe=True"
+            "allow weaker isolation for programs that are trusted: unsafe=True"
         )
     return Isolation(
         tier="container-weak" if missing else "container",
@@ -50,4 +50,4 @@ def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | N
 
 
 _UNROUTED = frozenset({"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"})
-"""Devices that some kernels put into every network namespace, down and without an address."""
+"""Network devices that some kernels create in every network namespace, down and without an address."""

@@ -1,4 +1,4 @@
-"""Whose container is it? The label that names our process, and the judgement that this process has ended."""
+"""Owners of containers: the label that names the owner process, and how to tell that it has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ OWNER = "roll-envs.owner"
 
 
 def owner_label(pid: int | None = None) -> str:
-    """``place process start``: process ids mean something only at one place, and are used again there."""
+    """``place pid start``: the place is the boot and PID namespace in which the pid is valid; the start time tells
+    processes with a reused pid apart."""
     pid = os.getpid() if pid is None else pid
     return f"{_place()} {pid} {_started(pid)}"
 
@@ -21,8 +22,8 @@ def owner_label(pid: int | None = None) -> str:
 def is_orphan(owner: str, *, running: bool) -> bool:
     """Whether the process that ``owner`` names has ended.
 
-    That of another host, or another process namespace, cannot be seen from here; its container ends with it, since
-    PID 1 reads end-of-file, so that one that still runs is left alone and one that has ended is taken for an orphan.
+    A process of another host or PID namespace cannot be looked up from here. Its container ends with it, because PID 1
+    then reads end-of-file: so a running container is left alone, and a stopped one is an orphan.
     """
     try:
         place, pid, started = owner.rsplit(" ", 2)
@@ -42,7 +43,8 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str:
-    """Tells a process from a later one of the same number; ``-`` where there is none."""
+    """Start time of a process in clock ticks (field 22 of ``/proc/PID/stat``); ``-`` where there is none, ``?`` if
+    unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 """A fixed number of slots, each with a container or none yet; waiting for one has a deadline.
 
-Containers are made by threads of the pool, never by the waiting one, so that a slow engine cannot make it miss its
-deadline.
+Containers are made in threads of the pool, never in the thread that waits, so that a slow engine cannot make it miss
+its deadline.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Pool:
         self._begun = 0
         self._failure: BaseException | None = None
         self._failed = 0
-        """Which attempt to make a worker it was that ``failure`` ended."""
+        """Number of the attempt that ended with ``_failure``."""
         self._closed = False
         self._closers: list[threading.Thread] = []
 
     def start(self, shape: Shape, timeout_s: float) -> None:
-        """Fill all slots; raises what went wrong with the first that could not be made."""
+        """Fill all slots; raises the error of the first worker that could not be made."""
         with self._changed:
             for _ in range(self._slots):
-                self._begin(shape)
+                self._start_making(shape)
             deadline = time.monotonic() + timeout_s
             while self._making and self._failure is None:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise DeadlineExceededError(f"the start of {self._slots} containers", timeout_s)
             if self._failure is not None:
-                raise _anew(self._failure) from self._failure
+                raise _copy_of(self._failure) from self._failure
 
     def acquire(self, shape: Shape, timeout_s: float) -> Worker:
         """A worker of that shape, for this caller alone; :meth:`release` it.
@@ -63,26 +63,26 @@ class Pool:
                     self._busy.add(worker)
                     return worker
                 if self._failed > begun and self._failure is not None:
-                    raise _anew(self._failure) from self._failure
+                    raise _copy_of(self._failure) from self._failure
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     raise DeadlineExceededError(f"one of {self._slots} sandbox slots", timeout_s)
 
     def release(self, worker: Worker) -> None:
-        """Give a worker back; a dead one is thrown away, and a new one is made for the next caller."""
+        """Return a worker; a dead one is discarded, and a new one is made for the next caller."""
         alive = worker.alive
         with self._changed:
             self._busy.discard(worker)
             if alive and not self._closed:
                 self._idle.append(worker)
             else:
-                self._throw_away(worker)
+                self._discard(worker)
                 if not self._closed:
-                    self._begin(worker.shape)
+                    self._start_making(worker.shape)
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Remove all containers, those at work included: their callers get :class:`SandboxError`."""
+        """Remove all containers; callers whose container is busy get :class:`SandboxError`."""
         with self._changed:
             self._closed = True
             workers = [*self._idle, *self._busy]
@@ -101,31 +101,32 @@ class Pool:
     # The rest is called with the lock held.
 
     def _take(self, shape: Shape) -> Worker | None:
-        """An idle worker that fits, else none, and one is being made if a slot is free for it."""
+        """An idle worker of this shape; else ``None``, and one is being made if a slot is free or idle with another
+        shape."""
         other: Worker | None = None
         for worker in list(reversed(self._idle)):
             if not worker.alive:
                 self._idle.remove(worker)
-                self._throw_away(worker)
+                self._discard(worker)
             elif worker.shape == shape:
                 self._idle.remove(worker)
                 return worker
             else:
                 other = worker
         if len(self._idle) + len(self._busy) + self._making < self._slots:
-            self._begin(shape)
+            self._start_making(shape)
         elif other is not None and not self._making:
             self._idle.remove(other)
-            self._begin(shape, instead_of=other)
+            self._start_making(shape, instead_of=other)
         return None
 
-    def _throw_away(self, worker: Worker) -> None:
-        """The engine takes its time to remove a container; nobody waits for it but ``close``."""
+    def _discard(self, worker: Worker) -> None:
+        """Close a worker in a thread, since removing a container is slow; only ``close`` waits for it."""
         self._closers = [closer for closer in self._closers if closer.is_alive()]
         self._closers.append(threading.Thread(target=worker.close, daemon=True))
         self._closers[-1].start()
 
-    def _begin(self, shape: Shape, instead_of: Worker | None = None) -> None:
+    def _start_making(self, shape: Shape, instead_of: Worker | None = None) -> None:
         self._making += 1
         self._begun += 1
         threading.Thread(target=self._make_one, args=(self._begun, shape, instead_of), daemon=True).start()
@@ -151,8 +152,8 @@ class Pool:
             worker.close()
 
 
-def _anew(failure: BaseException) -> RollError:
-    """The same for one more caller; an exception that is raised twice gathers the traces of both."""
+def _copy_of(failure: BaseException) -> RollError:
+    """A new exception for each caller: one that is raised twice would gather the tracebacks of both."""
     if type(failure) in (ConfigError, SandboxError):
         return type(failure)(*failure.args)  # type: ignore[return-value]
     return SandboxError(f"a container could not be made: {type(failure).__name__}: {failure}")

@@ -1,4 +1,4 @@
-"""A program as requests to PID 1, and the replies as a result."""
+"""Turns a program into requests to PID 1, and the replies into a result."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 HELPER_S = 60.0
-"""For copying files, and for emptying a container."""
+"""Time limit for copying files and for emptying a container."""
 FLOOD = 64
-"""A program that writes this many times ``output_bytes`` is ended, as one that only floods."""
+"""A program that writes more than this many times ``output_bytes`` is killed."""
 COMPILER_MB = 512
 FETCH_BYTES = 256 << 20
 _TOOLS: Mapping[Language, str] = {"bash": "bash", "javascript": "node", "cpp": "g++"}
@@ -44,10 +44,10 @@ _COMPILE = ("-O2", "-std=c++17", "-pipe", "-o", BINARY)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Process:
-    """One process to its end: a compiler, or a program."""
+    """One process to run to its end: a compiler, or a program."""
 
     argv: Sequence[str] | None
-    """``None``: Python source, in a fork of PID 1."""
+    """``None``: Python source, run in a fork of PID 1."""
     files: Mapping[str, bytes]
     stdin: bytes = b""
     arguments: Sequence[str] = ()
@@ -55,13 +55,13 @@ class _Process:
     wall_s: float
     output_bytes: int
     wipe: bool = True
-    """Whether nothing of it is wanted afterwards."""
+    """Whether all files are removed afterwards."""
     stay: bool = False
-    """Whether processes that it leaves live on."""
+    """Whether processes that it left in the background live on."""
 
 
 def run_program(worker: Worker, program: Program, limits: Limits, *, deadline: float, timeout_s: float) -> RunResult:
-    """Compile where that is needed, run, fetch; all processes have ended after it, and all files are gone.
+    """Compile where needed, run, fetch files; afterwards all processes have ended and all files are removed.
 
     Raises :class:`DeadlineExceededError` where ``deadline`` (of ``time.monotonic``) came before the program's own
     limit, and :class:`ConfigError` for what cannot be run.
@@ -85,7 +85,7 @@ def run_program(worker: Worker, program: Program, limits: Limits, *, deadline: f
 
 
 def run_cell_process(worker: Worker, source: str, language: Language, limits: Limits) -> RunResult:
-    """A cell of a session that is not Python's: a process of its own, among what earlier ones left."""
+    """Run a cell of a session of another language than Python: a process of its own, beside those of earlier cells."""
     process = replace(_process(worker, Program(source=source, language=language), limits), wipe=False, stay=True)
     deadline = time.monotonic() + limits.compile_s + limits.wall_s + HELPER_S
     if language == "cpp":
@@ -118,7 +118,7 @@ def _compile(worker: Worker, process: _Process, limits: Limits, deadline: float,
 
 
 def tool(language: Language, worker: Worker) -> str:
-    """Path of what runs or compiles the language in the image; raises :class:`ConfigError` where there is none."""
+    """Path of the interpreter or compiler in the image; raises :class:`ConfigError` where there is none."""
     if language not in LANGUAGES:
         raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
     name = _TOOLS.get(language)
@@ -141,7 +141,7 @@ def _argv(program: Program, program_tool: str, worker: Worker) -> list[str] | No
         return [f"{FOLDER}/{BINARY}", *program.arguments]
     if program.language == "python" and not any(name.startswith("PYTHON") for name in program.environ):
         return None
-    return [program_tool, main, *program.arguments]  # a variable of Python's is looked at when an interpreter starts
+    return [program_tool, main, *program.arguments]  # PYTHON* variables are read when an interpreter starts
 
 
 def _files(program: Program, limits: Limits) -> dict[str, bytes]:
@@ -157,7 +157,7 @@ def _files(program: Program, limits: Limits) -> dict[str, bytes]:
 
 
 def environment(worker: Worker, extra: Mapping[str, str]) -> dict[str, str]:
-    """What every program gets: the image's own, a few fixed ones, and what it adds. Nothing is the host's."""
+    """Environment of a program: the image's variables, a few fixed ones, and its own; none of the host."""
     for name, value in extra.items():
         if not name or "=" in name or "\0" in name + value:
             raise ConfigError(f"environ: {name!r} is not a name with a value that an environment can hold")
@@ -195,13 +195,13 @@ def pack(head: Mapping[str, Any], files: Mapping[str, bytes], stdin: bytes = b""
 
 
 def bounds(wall_s: float, output_bytes: int) -> dict[str, Any]:
-    """The limits that PID 1 itself sees to."""
+    """The limits that PID 1 enforces itself."""
     flood = FLOOD * max(output_bytes, 1 << 20)
     return {"wall_s": wall_s, "out": output_bytes, "err": output_bytes, "flood": flood}
 
 
 def ask(worker: Worker, header: Mapping[str, Any], body: Sequence[bytes]) -> Reply:
-    """One request; a reply of PID 1, whatever became of the program."""
+    """Send a request to PID 1 and return its reply, whether the program succeeded or not."""
     return worker.request(header, body, wall_s=header.get("wall_s", HELPER_S) + SETUP_S)
 
 
@@ -211,7 +211,7 @@ def clear(worker: Worker) -> None:
 
 
 def copy_in(worker: Worker, path: str, content: bytes) -> None:
-    """Write a file below the working folder. Raises :class:`ConfigError` where there is no place for it."""
+    """Write a file below the working folder. Raises :class:`ConfigError` where it cannot be written."""
     reply = ask(worker, {"do": "copy", **bounds(HELPER_S, 0)}, pack({"kind": "put"}, {path: content}))
     if reply.result["status"] != 0:
         raise ConfigError(
@@ -243,14 +243,14 @@ def copy_out(worker: Worker, paths: Sequence[str], max_bytes: int) -> list[bytes
 
 
 def to_result(reply: Reply, worker: Worker) -> RunResult:
-    """The verdict: a limit comes before how the process ended."""
+    """The result of a run: a limit that was hit takes precedence over the exit status."""
     told = reply.result
     ended: int | None = told["status"]
     code, by = (None, -ended) if ended is not None and ended < 0 else (ended, None)
     status: RunStatus
     if told["oom"]:
         status = "memory"
-        worker.retire()  # so that a later death of the container for want of memory is its own program's
+        worker.retire()  # so that a later out-of-memory kill of the container is due to its own program
     elif told["limit"] is not None:
         status = told["limit"]
     else:
@@ -272,7 +272,7 @@ def to_result(reply: Reply, worker: Worker) -> RunResult:
 
 
 def out_of_memory(worker: Worker, wall_s: float) -> RunResult:
-    """The verdict where the kernel ended the whole container; what the program had written is lost."""
+    """The result where the kernel killed the whole container; the output of the program is lost."""
     return RunResult(
         status="memory", exit_code=None, signal=int(signal.SIGKILL), wall_s=wall_s, isolation=worker.isolation
     )

@@ -27,8 +27,8 @@ class DockerSandbox(Sandbox):
 
     ``image`` must have Python 3.11 or newer; by default it is the one that ``build_host_image`` makes. It is never
     pulled. ``engine`` is a URL as in ``DOCKER_HOST``. ``cpus`` is what the processes of one slot may use together.
-    ``runtime`` names another one that the engine has, such as gVisor's ``runsc``. ``unsafe`` allows an engine on which
-    walls are missing; the result's ``isolation`` names them.
+    ``runtime`` names another runtime of the engine, such as gVisor's ``runsc``. ``unsafe`` allows an engine on which
+    isolation layers are missing; the result's ``isolation`` names them.
 
     A run's files and ``/dev/shm`` are kept in memory and count for ``memory_mb``, of which files get at most half.
 
@@ -80,7 +80,7 @@ class DockerSandbox(Sandbox):
         except ConfigError:
             raise  # nothing has been sent yet
         except BaseException:
-            worker.retire()  # who knows what is left in it
+            worker.retire()  # its state is unknown
             raise
         finally:
             self._pool.release(worker)
@@ -96,7 +96,7 @@ class DockerSandbox(Sandbox):
             raise
 
     def _take_back(self, worker: Worker) -> None:
-        """Called by a session, which so keeps the sandbox from being forgotten while it is open."""
+        """Called by a session; its reference to this method keeps the sandbox alive while the session is open."""
         self._pool.release(worker)
 
     def close(self) -> None:
@@ -115,5 +115,5 @@ def _close(pool: Pool, owner: int) -> None:
 
 
 def _shape(limits: Limits) -> Shape:
-    """Files stay well below the memory's limit: they are not freed by killing, so that PID 1 would have to go."""
+    """Limit files to half the memory: killing a program does not free its tmpfs files, so PID 1 would be killed too."""
     return Shape(processes=limits.processes, files_mb=min(limits.files_mb, max(1, limits.memory_mb // 2)))

@@ -30,7 +30,8 @@ __all__ = ["DockerSession"]
 
 
 class DockerSession(SandboxSession):
-    """Holds a worker of the pool until it is closed. Processes that a cell leaves live on; a limit ends them all."""
+    """Holds a worker of the pool until it is closed. Background processes live on; a limit that is hit kills them
+    all."""
 
     def __init__(self, worker: Worker, give_back: Callable[[Worker], None], language: Language, limits: Limits) -> None:
         self._worker: Worker | None = worker
@@ -84,7 +85,7 @@ class DockerSession(SandboxSession):
     def close(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            with contextlib.suppress(SandboxError, OutOfMemoryError):  # the pool sees that it is dead
+            with contextlib.suppress(SandboxError, OutOfMemoryError):  # the pool notices a dead worker
                 clear(worker)
             self._give_back(worker)
 
@@ -94,7 +95,7 @@ class DockerSession(SandboxSession):
         return self._worker
 
     def _lose(self) -> None:
-        """The container is of no use any more."""
+        """Give up the container, which cannot be used any more."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.retire()

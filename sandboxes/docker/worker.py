@@ -1,4 +1,4 @@
-"""One container with our PID 1 in it: made, asked, thrown away."""
+"""One container with this package's PID 1 in it: started, sent requests, removed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, SandboxError
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
-from sandboxes.docker.denials import MACHINES, filters
 from sandboxes.docker.engine import Engine, Shape, Spawned
 from sandboxes.docker.isolation import judge
+from sandboxes.docker.syscall_filters import MACHINES, filters
 from sandboxes.local.sandbox import PRELOADED
 
 __all__ = ["OutOfMemoryError", "Plan", "Worker"]
 
 START_S = 30.0
 GRACE_S = 5.0
-"""PID 1 ends a program at its deadline; this long after it, the container itself is taken to be stuck."""
+"""PID 1 kills a program at its deadline; if it has not answered this long after, the container counts as stuck."""
 
 # Order of loading: each imports only those before it.
 _LOCAL = ("kernel", "wire", "program", "cells")
 _OURS = ("cgroup", "facts", "processes", "watch", "wipe", "files", "interpreter", "job", "pid1")
 
-# Reads the modules' texts from stdin and makes modules of them; nothing of this package is installed in the image.
+# Reads the source of modules from stdin and makes modules of it; nothing of this package is installed in the image.
 _BOOT = """
 import json, os, sys, types
 def read(count):
@@ -51,7 +51,7 @@ sys.modules["sandboxes.docker.inside.pid1"].main()
 
 
 class OutOfMemoryError(Exception):
-    """The kernel ended the whole container for want of memory, which its one program had used up."""
+    """The kernel killed the whole container because its one program had used up the memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ def _module_texts() -> list[tuple[str, str | None]]:
 
 
 class Worker:
-    """A container that is up. Used by one thread at a time; ``alive`` tells whether it can be used again."""
+    """A running container. Used by one thread at a time; ``alive`` tells whether it can be used again."""
 
     def __init__(self, engine: Engine, plan: Plan, shape: Shape, memory_mb: int) -> None:
         self._engine = engine
@@ -124,15 +124,15 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Up, and quiet."""
+        """Whether it can be used: running, not retired, with no unexpected output."""
         return not self._broken and not self._retired and self._channel.idle
 
     def retire(self) -> None:
-        """Not to be used again once it is given back."""
+        """Do not use it again after it is returned to the pool."""
         self._retired = True
 
     def set_memory(self, memory_mb: int) -> None:
-        """Give the programs of this container another limit."""
+        """Change the memory limit of the programs in this container."""
         if memory_mb != self.memory_mb:
             self._engine.set_memory(self._spawned, memory_mb)
             self.memory_mb = memory_mb
@@ -143,7 +143,7 @@ class Worker:
         """Ask PID 1 for something that takes up to ``wall_s``.
 
         Raises :class:`SandboxError` when the container ends or is stuck, :class:`OutOfMemoryError` when the kernel
-        ended it; in either case it is of no more use.
+        killed it; in either case it cannot be used again.
         """
         number = secrets.token_hex(8)
         try:

@@ -1,4 +1,4 @@
-"""The local cage: programs in jails of this machine, one warm fork-server each. See docs/sandboxes.md."""
+"""The local sandbox: runs programs in jails on this machine, each with a warm fork server. See docs/sandboxes.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where this process may make cgroups for its sandboxes, in version 2 or 1; they are removed by the keeper."""
+"""Finds where this process may make cgroups for its sandboxes, of version 2 or 1; the supervisor removes them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["PREFIX", "CgroupPlace", "find_place", "remove_folders"]
+__all__ = ["PREFIX", "CgroupParent", "find_cgroup_parent"]
 
 PREFIX = "roll-sandbox-"
 
 
-class CgroupPlace:
-    """Folders below which cgroups can be made: one (version 2), or one for memory and one for pids (version 1)."""
+class CgroupParent:
+    """Parent folders of the cgroups of slots: one (version 2), or one for memory and one for pids (version 1)."""
 
     def __init__(self, parents: Mapping[str, Path]) -> None:
         self.parents = dict(parents)
 
     def make(self) -> dict[str, str]:
-        """Fresh cgroups under a name of their own; controller -> folder."""
+        """Make a cgroup with a unique name; returns controller -> folder."""
         name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         made: dict[str, str] = {}
         try:
@@ -36,13 +36,14 @@ class CgroupPlace:
 
     @staticmethod
     def remove(folders: Mapping[str, str]) -> None:
-        """Remove what :meth:`make` made, where no keeper lives that does."""
+        """Remove what :meth:`make` made, where no supervisor was started that would."""
         for folder in folders.values():
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
     def sweep(self, older_s: float = 60.0) -> None:
-        """Remove what a machine-wide kill of caller and keeper together has left; those in use refuse to go."""
+        """Remove cgroups left where caller and supervisor were killed together; the kernel refuses to remove those in
+        use."""
         for parent in self.parents.values():
             for folder in parent.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):
@@ -51,28 +52,11 @@ class CgroupPlace:
                         folder.rmdir()
 
 
-def remove_folders(folders: Iterable[str], timeout_s: float = 5.0) -> None:
-    """Remove cgroups; the kernel needs a moment after the last process."""
-    deadline = time.monotonic() + timeout_s
-    for folder in folders:
-        while True:
-            try:
-                os.rmdir(folder)
-            except FileNotFoundError:
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.01)
-            else:
-                break
-
-
-def find_place() -> tuple[CgroupPlace | None, str]:
-    """A place that works (tried by making, limiting and entering one), or ``None`` and why."""
+def find_cgroup_parent() -> tuple[CgroupParent | None, str]:
+    """A parent that works (tried by making, limiting and entering a cgroup), or ``None`` and the reason."""
     reasons = []
     for parents in _candidates():
-        place = CgroupPlace(parents)
+        place = CgroupParent(parents)
         try:
             folders = place.make()
         except OSError as error:
@@ -90,7 +74,7 @@ def find_place() -> tuple[CgroupPlace | None, str]:
 
 
 def _try_out(folders: Mapping[str, str]) -> None:
-    """Fails where the controllers are not there or a process of ours may not be moved in."""
+    """Raise ``OSError`` where a controller is missing or a process may not be moved in."""
     unified = "unified" in folders
     memory = folders["unified" if unified else "memory"]
     pids = folders["unified" if unified else "pids"]
@@ -101,7 +85,7 @@ def _try_out(folders: Mapping[str, str]) -> None:
 
 
 def _enter_in_child(tasks: Path) -> None:
-    """Let ``sh`` (not a fork of ours, which may have threads) move itself in."""
+    """Let ``sh`` move itself in; a fork of this process, which may have threads, would not be safe."""
     import subprocess
 
     done = subprocess.run(

@@ -1,4 +1,5 @@
-"""What of this machine the jail shows: the interpreter, shared libraries, and tools for the languages asked for."""
+"""Which files of this machine the jail shows: the interpreter, shared libraries, and tools of the requested
+languages."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class View:
 
     base: str
     binds: tuple[tuple[str, str], ...]
-    """What is shown, and where."""
+    """Source and target of each bind mount."""
     masked: tuple[str, ...]
     links: Mapping[str, str]
     texts: Mapping[str, str]
@@ -71,13 +72,13 @@ class View:
 
 
 def installed_languages() -> tuple[Language, ...]:
-    """Those that this machine has what it takes for."""
+    """Languages whose interpreter or compiler is installed on this machine."""
     others = (name for name, tool in _TOOLS.items() if shutil.which(tool))
     return ("python", *others)
 
 
 def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> View:
-    """Decide what to show. Raises :class:`ConfigError` for a path or language that cannot be had."""
+    """Decide what to show. Raises :class:`ConfigError` for a path or language that this machine does not have."""
     tools: dict[Language, str] = {name: find_tool(name) for name in languages if name != "python"}
     packages = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(_checked_paths(python_paths))]
     interpreter = interpreter_paths()
@@ -129,7 +130,7 @@ def interpreter_paths() -> list[str]:
 
 
 def readable_parts(view: View) -> list[str]:
-    """What is shown, as paths of this machine of which each may be read with all that is below it."""
+    """What is shown, as paths of this machine that may each be read recursively."""
     parts: list[str] = []
     for source, _ in view.binds:
         parts += _without(source, view.masked)
@@ -146,7 +147,7 @@ def _without(path: str, masked: Sequence[str]) -> list[str]:
 
 
 def readable_by_all(path: str) -> bool:
-    """Whether any user of this machine may read and execute what is there, and come so far."""
+    """Whether every user of this machine may read and execute the path, and traverse its parent folders."""
     path = os.path.realpath(path)
     return all(os.stat(part).st_mode & need == need for part, need in ((path, 0o005), *_parents(path)))
 
@@ -156,7 +157,7 @@ def _parents(path: str) -> list[tuple[str, int]]:
 
 
 def _site_packages(shown: Sequence[str]) -> set[str]:
-    """Installed packages that would come along with the standard library, and are nobody's business."""
+    """Folders of installed packages inside the shown standard library; they are hidden from programs."""
     paths = {sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_exec_prefix})[k] for k in _SITES}
     paths |= {p for pattern in _SITE_PATTERNS for p in glob.glob(pattern)}
     return {p for p in paths if os.path.isdir(p) and _inside(p, shown)}
@@ -191,7 +192,7 @@ def _checked_paths(paths: Sequence[str]) -> list[str]:
 
 
 def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:
-    """Each once, none that another already shows; shorter first."""
+    """Without duplicates and without paths below another of them; shorter first."""
     kept: list[str] = []
     for path in sorted(dict.fromkeys(paths), key=len):
         if not _inside(path, kept):
@@ -204,7 +205,7 @@ def _inside(path: str, folders: Sequence[str]) -> bool:
 
 
 def _base(shown: Sequence[str]) -> str:
-    """A folder to mount the jail's root on, in a namespace of its own: one that holds nothing we show."""
+    """A folder to mount the jail's root on, in a mount namespace of its own: one that holds nothing that is shown."""
     for base in _BASES:
         if Path(base).is_dir() and not any(_inside(path, [base]) for path in shown):
             return base

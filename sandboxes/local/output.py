@@ -1,4 +1,4 @@
-"""What a program writes: both pipes drained all the time, a bounded part of each kept."""
+"""Output of a program: both pipes are read continuously, and a bounded part of each is kept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 __all__ = ["FLOOD", "Output"]
 
 FLOOD = 64
-"""A program that writes this many times ``output_bytes`` (of 1 MiB at least) is ended, as one that only floods."""
+"""A program that writes more than this many times ``output_bytes`` (taken as 1 MiB at least) is killed."""
 
 
 class Output:
-    """Two pipes, read until their end, kept up to a number of bytes each."""
+    """The two pipes of a program; of each the first ``keep`` bytes are kept."""
 
     def __init__(self, keep: int) -> None:
         pairs = [os.pipe(), os.pipe()]
@@ -29,7 +29,7 @@ class Output:
         return sum(self.dropped) > FLOOD * max(self._keep, 1 << 20)
 
     def read(self, fd: int) -> bool:
-        """Take what is there, one part; whether more may come."""
+        """Read one chunk; returns whether more may come."""
         try:
             part = os.read(fd, 1 << 16)
         except BlockingIOError:
@@ -39,7 +39,7 @@ class Output:
         return bool(part)
 
     def drain(self) -> None:
-        """Read what the pipes still hold; nobody who is waited for writes any more."""
+        """Read what the pipes still hold after the program has ended."""
         for index, fd in enumerate(self.readers):
             with contextlib.suppress(BlockingIOError):
                 while not self.flooded and (part := os.read(fd, 1 << 16)):
@@ -51,7 +51,7 @@ class Output:
         self.dropped[index] += max(0, len(part) - room)
 
     def close_writers(self) -> None:
-        """After they have been passed on."""
+        """Close the write ends, after they have been sent to the jail."""
         for fd in self.writers:
             os.close(fd)
         self.writers.clear()

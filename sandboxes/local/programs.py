@@ -1,4 +1,4 @@
-"""From a :class:`Program` to what a slot is told: checked paths, the environment, the command of each language."""
+"""Turns a :class:`Program` into the order for a slot: checked paths, the environment, the command of each language."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Order:
 
 
 def check_limits(limits: Limits) -> None:
-    """Raises :class:`ConfigError` for numbers that nothing can run under."""
+    """Raise :class:`ConfigError` for limits that no program can run under."""
     lowest = {"memory_mb": 16, "processes": 1, "output_bytes": 0, "files_mb": 1}
     for name, least in lowest.items():
         if getattr(limits, name) < least:
@@ -56,7 +56,7 @@ def check_path(path: str, what: str) -> str:
 
 
 def environment(view: View, extra: Mapping[str, str]) -> dict[str, str]:
-    """The same for every program, and what it adds."""
+    """The fixed environment of every program, and the variables that it adds."""
     fixed = {"PATH": view.path, "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "USER": "sandbox"}
     if view.packages:
         fixed["PYTHONPATH"] = ":".join(view.packages)
@@ -67,7 +67,7 @@ def environment(view: View, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def order(program: Program, limits: Limits, view: View, python: str) -> Order:
-    """The run of a program; for C++ that of the binary, see :func:`compile_order`."""
+    """The order to run a program; for C++ to run the binary, see :func:`compile_order`."""
     _check_language(program.language, view)
     environ = environment(view, program.environ)
     arguments = [_argument(a) for a in program.arguments]
@@ -83,7 +83,8 @@ def _check_language(language: Language, view: View) -> None:
 
 
 def _command(program: Program, view: View, python: str, main: str, arguments: list[str]) -> list[str] | None:
-    """``None`` for the warm path: Python, unless what it asks for is decided when an interpreter starts."""
+    """``None``: a fork of the warm interpreter. ``PYTHON*`` variables are read at start, so they need a new
+    interpreter."""
     if program.language == "python":
         cold = any(name.startswith("PYTHON") for name in program.environ)
         return [python, main, *arguments] if cold else None
@@ -129,7 +130,7 @@ def _order(
 
 
 def compile_order(program: Program, limits: Limits, view: View) -> Order:
-    """The compiler's run, which leaves :data:`BINARY`; it may use more than the program."""
+    """The order to compile, which makes :data:`BINARY`; the compiler may use more than the program's limits."""
     roomy = Limits(
         wall_s=limits.compile_s,
         memory_mb=max(limits.memory_mb, 1024),
@@ -144,7 +145,8 @@ def compile_order(program: Program, limits: Limits, view: View) -> Order:
 
 
 def session_head(language: Language, view: View) -> dict[str, Any]:
-    """What a session is opened with; ``command`` is ``None`` for Python, and else gets the name of the cell's file."""
+    """The opening order of a session; ``command`` is ``None`` for Python, else the name of the cell's file is appended
+    to it."""
     _check_language(language, view)
     build = f'g++ {" ".join(_COMPILE)} "$1" && exec ./{BINARY}'
     command = None

@@ -1,4 +1,4 @@
-"""Verdicts: the limit that ended a program comes before how it ended."""
+"""Results of runs: a limit that ended the program takes precedence over its exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["cell_result", "run_result"]
 
 
 def run_result(ended: Ended, isolation: Isolation) -> RunResult:
-    """Of a whole program; init has reported the status of its process unless it was killed with it."""
+    """Result of a whole program; init has reported its wait status unless it was killed with the program."""
     code = by = None
     if ended.report is not None:
         raw = ended.report["status"]
@@ -22,7 +22,7 @@ def run_result(ended: Ended, isolation: Isolation) -> RunResult:
 
 
 def cell_result(ended: Ended, isolation: Isolation) -> RunResult:
-    """Of a cell of a session."""
+    """Result of a cell of a session."""
     code = by = None
     if ended.report is not None:
         code, by = ended.report["code"], ended.report["signal"]
@@ -33,8 +33,8 @@ def _result(ended: Ended, isolation: Isolation, code: int | None, by: int | None
     status: RunStatus
     if ended.oom:
         status = "memory"
-    elif ended.cut and code is None and by in (None, signal.SIGKILL):
-        status = "output" if ended.cut == "output" else "timeout"
+    elif ended.killed_for and code is None and by in (None, signal.SIGKILL):
+        status = "output" if ended.killed_for == "output" else "timeout"
     elif by == signal.SIGXCPU:
         status = "timeout"
     else:

@@ -1,4 +1,4 @@
-"""``LocalSandbox``: a pool of jails on this machine."""
+"""``LocalSandbox``: a pool of slots on this machine, each with a jail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .programs import BINARY, Order, check_limits, compile_order, order, session
 from .results import run_result
 from .session import LocalSession
 from .slot import Ended, NotBegunError, Slot
-from .tiers import TIERS, Offer, Tier, offers
+from .tiers import TIERS, Candidate, Tier, candidates
 
 __all__ = ["LocalSandbox"]
 
@@ -38,8 +38,8 @@ class LocalSandbox(Sandbox):
     ``slots``: programs at one time (default: one per processor). ``limits``: for runs that bring none.
     ``languages``: default all that are installed. ``python_paths``: folders that programs may import from, shown
     read-only; ``preload``: modules that are imported ahead, so that programs find them ready.
-    ``weakest_tier``: the least isolation to put up with, one of ``TIERS``; with less the constructor raises
-    :class:`SandboxError`, which says what is missing.
+    ``minimum_isolation``: the weakest tier to accept, one of ``TIERS``; where only a weaker one works the constructor
+    raises :class:`SandboxError`, which says what is missing.
 
     Not usable after a fork of the process that made it: make a new one there.
     """
@@ -52,13 +52,16 @@ class LocalSandbox(Sandbox):
         languages: Sequence[Language] | None = None,
         python_paths: Sequence[str] = (),
         preload: Sequence[str] = (),
-        weakest_tier: Tier = "full",
+        minimum_isolation: Tier = "full",
+        weakest_tier: Tier | None = None,
     ) -> None:
+        if weakest_tier is not None:  # its former name
+            raise ConfigError(f"weakest_tier={weakest_tier!r}: this argument is now called minimum_isolation")
         self._count = _slots(slots)
         self._limits = limits or Limits()
         check_limits(self._limits)
-        if weakest_tier not in TIERS:
-            raise ConfigError(f"weakest_tier={weakest_tier!r}: allowed are {', '.join(TIERS)}")
+        if minimum_isolation not in TIERS:
+            raise ConfigError(f"minimum_isolation={minimum_isolation!r}: allowed are {', '.join(TIERS)}")
         self._view = view_of_host(installed_languages() if languages is None else languages, python_paths)
         self._pid = os.getpid()
         self._free = threading.Condition()
@@ -67,38 +70,41 @@ class LocalSandbox(Sandbox):
         self._closed = False
         self._slots: set[Slot] = set()
         self._finalizer = weakref.finalize(self, _close_all, self._slots, os.getpid())
-        self._offer = self._settle(weakest_tier, preload)
+        self._chosen = self._choose_isolation(minimum_isolation, preload)
 
-    def _settle(self, weakest: Tier, preload: Sequence[str]) -> Offer:
-        """Make the first slot, with the strongest isolation that works here; or say what would work, if allowed."""
+    def _choose_isolation(self, minimum: Tier, preload: Sequence[str]) -> Candidate:
+        """Start the first slot with the strongest tier that works here; raise with that tier's name if it is below the
+        minimum."""
         failed = []
         view = self._view
-        for offer in offers(view):
-            self._offer, self._view = offer, offer.view(view)
-            self._plan = _plan(self._view, preload, offer)
+        for candidate in candidates(view):
+            self._chosen, self._view = candidate, candidate.view(view)
+            self._plan = _plan(self._view, preload, candidate)
             try:
-                if offer.refused:
-                    raise SandboxError(offer.refused)
+                if candidate.refused:
+                    raise SandboxError(candidate.refused)
                 with self._slot(time.monotonic() + 60.0, 60.0):
                     pass
             except SandboxError as error:
-                failed.append(f"{offer.tier!r}: {error}")
+                failed.append(f"{candidate.tier!r}: {error}")
                 continue
-            if TIERS.index(offer.tier) <= TIERS.index(weakest):
-                return offer
+            if TIERS.index(candidate.tier) <= TIERS.index(minimum):
+                return candidate
             self.close()
-            why = f"no cgroup can be made here ({offer.lacking})" if offer.tier == "no-cgroup" else "; ".join(failed)
+            why = "; ".join(failed)
+            if candidate.tier == "no-cgroup":
+                why = f"no cgroup can be made here ({candidate.lacking})"
             raise SandboxError(
-                f"isolation {weakest!r} cannot be had here: {why}; what works here is {offer.tier!r} "
-                f"(without {', '.join(offer.isolation.missing)}): allow it with weakest_tier={offer.tier!r}, "
-                "or see docs/sandboxes.md for what the stronger ones need"
+                f"isolation {minimum!r} cannot be had here: {why}; what works here is {candidate.tier!r} "
+                f"(without {', '.join(candidate.isolation.missing)}): allow it with "
+                f"minimum_isolation={candidate.tier!r}, or see docs/sandboxes.md for what the stronger ones need"
             )
         raise SandboxError(f"no local sandbox works here: {'; '.join(failed)}")
 
     @property
     def isolation(self) -> Isolation:
-        """What stands between programs and this machine."""
-        return self._offer.isolation
+        """The isolation tier in use, its layers, and the layers that are missing."""
+        return self._chosen.isolation
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
         limits = self._limits if limits is None else limits
@@ -119,15 +125,15 @@ class LocalSandbox(Sandbox):
     def _run(self, asked: Order, stdin: bytes, deadline: float, timeout_s: float) -> RunResult:
         try:
             ended, wall_s = self._run_once(asked, stdin, deadline, timeout_s)
-        except NotBegunError as error:  # a process of ours was killed at rest, say: another slot does as well
+        except NotBegunError as error:  # for example a waiting process was killed from outside: another slot can run it
             _log.warning("%s; it is given to another slot", error)
             ended, wall_s = self._run_once(asked, stdin, deadline, timeout_s)
-        if ended.cut == "timeout" and wall_s < asked.limits.wall_s:
+        if ended.killed_for == "timeout" and wall_s < asked.limits.wall_s:
             raise DeadlineExceededError("a program in the local sandbox (its own limit is longer)", timeout_s)
-        return run_result(ended, self._offer.isolation)
+        return run_result(ended, self._chosen.isolation)
 
     def _run_once(self, asked: Order, stdin: bytes, deadline: float, timeout_s: float) -> tuple[Ended, float]:
-        """What became of it, and the wall time it was given."""
+        """The outcome of a run, and the wall time that it was given."""
         with self._slot(deadline, timeout_s) as slot:
             wall_s = min(asked.limits.wall_s, max(0.0, deadline - time.monotonic()))
             return slot.run(asked, stdin=stdin, wall_s=wall_s), wall_s
@@ -146,14 +152,14 @@ class LocalSandbox(Sandbox):
         slot = self._acquire(time.monotonic() + SESSION_WAIT_S, SESSION_WAIT_S)
         try:
             return LocalSession(
-                slot, head=head, limits=limits, isolation=self._offer.isolation, give_back=self._give_back
+                slot, head=head, limits=limits, isolation=self._chosen.isolation, give_back=self._give_back
             )
         except BaseException:
             self._give_back(slot)
             raise
 
     def close(self) -> None:
-        """End all; runs and sessions that are under way in other threads fail with :class:`SandboxError`."""
+        """Close all slots; runs and sessions in progress in other threads raise :class:`SandboxError`."""
         with self._free:
             self._closed = True
             self._free.notify_all()
@@ -168,7 +174,7 @@ class LocalSandbox(Sandbox):
             self._give_back(slot)
 
     def _acquire(self, deadline: float, timeout_s: float) -> Slot:
-        """A living slot for the caller alone; a new one where the last died."""
+        """A live slot for the caller alone; a new one where the last died."""
         slot = self._take(deadline, timeout_s)
         try:
             return slot or self._new_slot()
@@ -177,12 +183,12 @@ class LocalSandbox(Sandbox):
             raise
 
     def _take(self, deadline: float, timeout_s: float) -> Slot | None:
-        """A waiting slot, or the right to make one (``None``)."""
+        """An idle slot, or ``None``: the caller may make a new one."""
         with self._free:
             while True:
                 self._check_usable()
                 if self._idle:
-                    return self._idle.popleft()  # the one that has had most time to make its next place ready
+                    return self._idle.popleft()  # the one that has had most time to set up its next run
                 if self._made < self._count:
                     self._made += 1
                     return None
@@ -198,30 +204,34 @@ class LocalSandbox(Sandbox):
 
     def _new_slot(self) -> Slot:
         try:
-            folders = {} if self._offer.place is None else self._offer.place.make()
+            folders = {} if self._chosen.place is None else self._chosen.place.make()
         except OSError as error:
             raise SandboxError(f"no cgroup can be made any more: {error}") from None
         try:
-            slot = Slot({**self._plan, **self._own_parts()}, folders, executable())
+            slot = Slot({**self._plan, **self._slot_plan()}, folders, executable())
             self._slots.add(slot)
             slot.wait_until_up()
         except BaseException:
-            if self._offer.place is not None:
-                self._offer.place.remove(folders)
+            if self._chosen.place is not None:
+                self._chosen.place.remove(folders)
             raise
         return slot
 
-    def _own_parts(self) -> dict[str, Any]:
-        """What a keeper is told of this slot alone: users that nobody else has, and its folder."""
+    def _slot_plan(self) -> dict[str, Any]:
+        """The part of the plan that differs between slots: user ids that no other process has, and the slot's
+        folder."""
         first = 0x6000_0000 + 2 * int.from_bytes(os.urandom(3), "little")
-        ground = self._offer.ground
-        if ground is None:
+        workspace = self._chosen.workspace
+        if workspace is None:
             ids = f"0 {first} 1\n1000 {first + 1} 1\n" if os.geteuid() == 0 else None
-            return {"ids": ids, "ground": None}
+            return {"ids": ids, "workspace": None}
         folder = tempfile.mkdtemp(prefix="roll-sandbox-")
         os.chmod(folder, 0o711)
-        user = first if ground["user"] else None
-        return {"ids": None, "ground": {**ground, "user": user, "folder": folder, "filter": self._plan["seccomp"]}}
+        user = first if workspace["user"] else None
+        return {
+            "ids": None,
+            "workspace": {**workspace, "user": user, "folder": folder, "filter": self._plan["seccomp"]},
+        }
 
     def _give_back(self, slot: Slot | None) -> None:
         with self._free:
@@ -243,8 +253,8 @@ def _slots(slots: int | None) -> int:
     return count
 
 
-def _plan(view: View, preload: Sequence[str], offer: Offer) -> dict[str, Any]:
-    """What a keeper is told of every slot."""
+def _plan(view: View, preload: Sequence[str], candidate: Candidate) -> dict[str, Any]:
+    """The part of the plan that all slots have in common."""
     return {
         "base": view.base,
         "binds": view.binds,
@@ -253,7 +263,7 @@ def _plan(view: View, preload: Sequence[str], offer: Offer) -> dict[str, Any]:
         "texts": dict(view.texts),
         "python_paths": view.packages,
         "preload": [*PRELOADED, *preload],
-        "seccomp": offer.filter(),
+        "seccomp": candidate.filter(),
     }
 
 
@@ -262,7 +272,7 @@ PRELOADED = (
     "enum fractions functools hashlib heapq inspect io itertools json math numbers operator os pathlib pickle queue "
     "random re shutil statistics string struct subprocess tempfile textwrap threading time traceback types typing uuid"
 ).split()
-"""Modules of the standard library that programs find imported."""
+"""Modules of the standard library that are imported before a program starts."""
 
 
 def _close_all(slots: set[Slot], owner: int) -> None:

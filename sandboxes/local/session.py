@@ -60,7 +60,7 @@ class LocalSession(SandboxSession):
             finally:
                 os.close(payload)
             output.close_writers()
-            ended = self._slot.see_to_end(output, limits.wall_s, lambda: self._slot.order({"order": "stop"}))
+            ended = self._slot.wait_for_end(output, limits.wall_s, lambda: self._slot.order({"order": "stop"}))
         self._lost = ended.report is None
         return cell_result(ended, self._isolation)
 

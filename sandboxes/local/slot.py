@@ -1,4 +1,4 @@
-"""A slot: one jail with its keeper and zygote, and the caller's side of a run in it."""
+"""A slot: one jail with its supervisor and zygote, and the caller's side of the runs in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from roll_envs.errors import SandboxError
 
-from .cgroups import remove_folders
 from .inside import wire
+from .inside.cgroup import remove_folders
 from .inside.files import open_plain
 from .output import Output
 from .programs import Order
@@ -29,30 +29,30 @@ __all__ = ["Ended", "NotBegunError", "Slot", "read_plain"]
 _INSIDE = str(Path(__file__).parent)
 _BOOT = (
     "import sys, os; sys.path[0] = os.fsdecode(os.read(0, 4096)); os.dup2(1, 0)\n"
-    "from inside import keeper\n"
+    "from inside import supervisor\n"
     "try:\n"
-    "    keeper.main(); start = None\n"
-    "except keeper.Untrusted as leap:\n"
+    "    supervisor.main(); start = None\n"
+    "except supervisor.Untrusted as leap:\n"
     "    start = leap.start\n"
     "if start: start()\n"
 )
 START_S = 20.0
 GRACE_S = 5.0
-"""How long ours may take for what is nobody else's: to make a place ready, or to kill."""
+"""How long trusted processes may take for their own work, such as to set up a run or to kill one."""
 
 
 class NotBegunError(SandboxError):
-    """A slot failed before anything of the program was run, so that another may be asked."""
+    """A slot failed before anything of the program was run, so that the run can be repeated on another."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Ended:
-    """What became of a run, before it is a verdict."""
+    """The raw outcome of a run, from which ``results`` makes a :class:`RunResult`."""
 
     report: Mapping[str, Any] | None = None
-    """Of init; ``None`` when it was killed with the program."""
-    cut: str = ""
-    """Why *we* ended it: ``timeout``, ``output`` or nothing."""
+    """The report of init; ``None`` when it was killed with the program."""
+    killed_for: str = ""
+    """The limit for which the caller killed it: ``timeout``, ``output`` or empty."""
     oom: int = 0
     peak: int | None = None
     wall_s: float = 0.0
@@ -61,12 +61,12 @@ class Ended:
     stdout_dropped: int = 0
     stderr_dropped: int = 0
     folder: int | None = None
-    """What was the working folder, open, when its files are to be fetched; nobody else can change them any more."""
+    """The open working folder, where files are to be fetched; all processes that could change them have ended."""
     files: dict[str, bytes] = field(default_factory=dict)
 
 
 FETCH_BYTES = 256 << 20
-"""Most that is brought back of one run's files."""
+"""Limit on the files fetched from one run, together."""
 
 
 def read_plain(fd: int, most: int) -> bytes | None:
@@ -105,14 +105,14 @@ class Slot:
     def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], python: str) -> None:
         self.dead = False
         self._folders = list(cgroup.values())
-        self._ground: str = plan["ground"]["folder"] if plan["ground"] else ""
+        self._workspace: str = plan["workspace"]["folder"] if plan["workspace"] else ""
         self._serial = 0
         self._gone = 0
         control, theirs_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         work, theirs_work = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._work = control, work
         fds = (theirs_control.fileno(), theirs_work.fileno())
-        self._keeper = subprocess.Popen(
+        self._supervisor = subprocess.Popen(
             [python, "-S", "-c", _BOOT, *map(str, fds)],
             env={"LANG": "C.UTF-8"},
             cwd="/",
@@ -124,8 +124,8 @@ class Slot:
         )
         theirs_control.close()
         theirs_work.close()
-        assert self._keeper.stdin is not None
-        with contextlib.suppress(OSError), self._keeper.stdin as stdin:
+        assert self._supervisor.stdin is not None
+        with contextlib.suppress(OSError), self._supervisor.stdin as stdin:
             stdin.write(os.fsencode(_INSIDE))
         try:
             wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})
@@ -147,7 +147,7 @@ class Slot:
             raise SandboxError(f"the jail could not be made: {reason}")
 
     def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
-        """Let the waiting init run one program, and see to its end; ``wall_s`` may be less than its limit."""
+        """Run one program and wait for its end; ``wall_s`` may be less than the limit of the order."""
         self.begin()
         with contextlib.closing(Output(order.limits.output_bytes)) as output:
             with contextlib.ExitStack() as ours:
@@ -158,33 +158,33 @@ class Slot:
                 message = {"order": "run", "limits": asdict(order.limits), "show_work": bool(order.fetch)}
                 self.order(message, [*fds, *output.writers])
             output.close_writers()
-            ended = self.see_to_end(output, wall_s, self.kill)
+            ended = self.wait_for_end(output, wall_s, self.kill)
         if ended.folder is not None:
             try:
                 ended.files = _fetch(ended.folder, order.fetch)
             finally:
-                if self._ground:
-                    self._say_fetched()
+                if self._workspace:
+                    self._confirm_fetched()
         return ended
 
-    def _say_fetched(self) -> None:
-        """To init, which waits for it where the next run would clear the folder of this one."""
+    def _confirm_fetched(self) -> None:
+        """Tell init that the files have been read: without namespaces the next run clears the folder of this one."""
         with contextlib.suppress(OSError):  # init is gone: the next order finds that out
             wire.send(self._work, {"order": "fetched"})
 
     def begin(self) -> None:
-        """From now on the init that waits is ours."""
+        """Count a new run or session; from now on the waiting init serves it."""
         self._serial += 1
 
     def order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Tell init."""
+        """Send an order to init."""
         try:
             wire.send(self._work, message, fds)
         except OSError as error:
             self._fail(f"it takes no orders ({error.strerror})", begun=False)
 
     def answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
-        """Of init, to an order that no program has a part in."""
+        """The answer of init to an order that involves no program."""
         if not _readable(self._work, timeout_s):
             self._fail(f"no answer within {timeout_s:g} s")
         message, fds = wire.receive(self._work)
@@ -192,8 +192,8 @@ class Slot:
             self._fail_with(message)
         return message, fds
 
-    def see_to_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
-        """Drain the output until init reports or is gone; ``stop`` is called when a limit is reached before."""
+    def wait_for_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
+        """Read the output until init reports or has ended; ``stop`` is called when a limit is reached before."""
         started = time.monotonic()
         ended = Ended()
         poll = select.poll()
@@ -202,10 +202,10 @@ class Slot:
         deadline = started + wall_s
         while ended.report is None and self._gone < self._serial:
             left = deadline - time.monotonic()
-            if left <= 0 or (output.flooded and not ended.cut):
-                if ended.cut:
+            if left <= 0 or (output.flooded and not ended.killed_for):
+                if ended.killed_for:
                     self._fail("its programs could not be killed")
-                ended.cut = "output" if output.flooded else "timeout"
+                ended.killed_for = "output" if output.flooded else "timeout"
                 deadline = time.monotonic() + GRACE_S
                 stop()
                 continue
@@ -214,9 +214,9 @@ class Slot:
                     if not output.read(fd):
                         poll.unregister(fd)
                 elif fd == self._work.fileno():
-                    self._take_report(ended)
+                    self._read_report(ended)
                 else:
-                    self._take_notice(ended)
+                    self._read_control(ended)
         ended.wall_s = time.monotonic() - started
         output.drain()
         ended.stdout, ended.stderr = (bytes(part) for part in output.kept)
@@ -224,12 +224,12 @@ class Slot:
         return ended
 
     def kill(self) -> None:
-        """End init, and all its processes with it."""
+        """Kill init, and with it all its processes."""
         with contextlib.suppress(OSError):
             wire.send(self._control, {"order": "kill", "serial": self._serial})
 
     def end(self) -> None:
-        """End what holds the slot, and wait until its init reads no orders any more; or the slot dies."""
+        """End the session that uses the slot and wait until its init has ended; closes the slot if that fails."""
         self.kill()
         deadline = time.monotonic() + GRACE_S
         while not self.dead and self._gone < self._serial:
@@ -243,11 +243,11 @@ class Slot:
             else:
                 self._gone = message["serial"]
         while not self.dead and _readable(self._work, 0.0):
-            _, fds = wire.receive(self._work)  # what it said last and nobody waits for
+            _, fds = wire.receive(self._work)  # late messages that no caller waits for
             for fd in fds:
                 os.close(fd)
 
-    def _take_report(self, ended: Ended) -> None:
+    def _read_report(self, ended: Ended) -> None:
         try:
             message, fds = wire.receive(self._work)
         except OSError as error:
@@ -258,7 +258,7 @@ class Slot:
         ended.folder = fds[0] if fds else None
         ended.oom, ended.peak = message["oom"], message["peak"]
 
-    def _take_notice(self, ended: Ended) -> None:
+    def _read_control(self, ended: Ended) -> None:
         try:
             message, _ = wire.receive(self._control)
         except OSError as error:
@@ -268,15 +268,15 @@ class Slot:
         self._gone = message["serial"]
         if self._gone == self._serial and ended.report is None:
             while ended.report is None and _readable(self._work, 0.0):
-                self._take_report(ended)  # it had said all before it went
+                self._read_report(ended)  # its report may have arrived before the notice of its end
             ended.oom = max(ended.oom, message.get("oom", 0))
             if ended.peak is None:
                 ended.peak = message.get("peak")
-            if ended.report is None and not ended.cut and not ended.oom:
+            if ended.report is None and not ended.killed_for and not ended.oom:
                 self._fail(f"init ended unasked (status {message['status']})")
 
     def _fail_with(self, message: Mapping[str, Any] | None) -> NoReturn:
-        """What init said last; ``None`` where it said nothing."""
+        """Fail with the last message of init; ``None``: it ended without one."""
         if message is None:
             self._fail("it ended")
         self._fail(message["text"], begun=message["begun"])
@@ -288,19 +288,19 @@ class Slot:
         raise NotBegunError(f"a slot of the local sandbox failed: {reason}; the program was not run")
 
     def close(self) -> None:
-        """End the jail with all that runs in it, and wait until it is gone."""
+        """Kill the jail with all that runs in it, and wait until it is gone."""
         if self.dead:
             return
         self.dead = True
         for channel in (self._control, self._work):
             with contextlib.suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)  # another thread may be waiting for it, and keep it open thereby
+                channel.shutdown(socket.SHUT_RDWR)  # wakes another thread that waits on it; close alone would not
             channel.close()
         try:
-            self._keeper.wait(GRACE_S)
+            self._supervisor.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            self._keeper.send_signal(signal.SIGKILL)  # the jail ends with it
-            self._keeper.wait()
-        if self._ground:
-            shutil.rmtree(self._ground, ignore_errors=True)
-        remove_folders(self._folders)  # mostly a look that the keeper has done it
+            self._supervisor.send_signal(signal.SIGKILL)  # the jail ends with it
+            self._supervisor.wait()
+        if self._workspace:
+            shutil.rmtree(self._workspace, ignore_errors=True)
+        remove_folders(self._folders)  # usually the supervisor has already done it

@@ -1,4 +1,4 @@
-"""How much isolation there is to be had on this machine: the tiers, strongest first, and what each is made of."""
+"""The isolation tiers that this machine supports, strongest first, and the layers that each consists of."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Literal
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Isolation
 
-from .cgroups import CgroupPlace, find_place
+from .cgroups import CgroupParent, find_cgroup_parent
 from .host import View, executable, interpreter_paths, readable_by_all, readable_parts
 from .inside import landlock, seccomp
 from .inside.kernel import MACHINE
 
-__all__ = ["TIERS", "Offer", "Tier", "offers"]
+__all__ = ["TIERS", "Candidate", "Tier", "candidates"]
 
 Tier = Literal["full", "no-cgroup", "landlock", "rlimits"]
 TIERS: tuple[Tier, ...] = ("full", "no-cgroup", "landlock", "rlimits")
@@ -27,85 +27,88 @@ _JAIL = (
 _ALWAYS = ("no-capabilities", "no-new-privileges", "seccomp", "rlimits")
 _CGROUP = ("cgroup-memory", "cgroup-pids")
 _TEXTS = ("/etc/ssl/openssl.cnf", "/etc/nsswitch.conf", "/etc/localtime", "/etc/hosts")
-"""Read by languages and libraries, and no secret."""
+"""Configuration that language runtimes and libraries read; nothing in it is secret."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
-    """One tier, as it can be had here if what it needs works."""
+class Candidate:
+    """One tier as this machine may support it; whether it works is found out by starting a slot with it."""
 
     isolation: Isolation
-    place: CgroupPlace | None
+    place: CgroupParent | None
     lacking: str = ""
     """Why there is no cgroup; empty where there is one."""
-    ground: dict[str, Any] | None = None
-    """Plan of ``inside.ground`` without the folder; ``None`` for tiers with namespaces."""
+    workspace: dict[str, Any] | None = None
+    """Plan of ``inside.workspace`` without its folder; ``None`` for tiers with namespaces."""
     refused: str = ""
-    """Why it is not even tried; empty where it is."""
+    """Why the tier is not tried; empty where it is."""
 
     @property
     def tier(self) -> Tier:
         return next(tier for tier in TIERS if tier == self.isolation.tier)
 
     def filter(self) -> str:
-        """For the zygote, or for each program on the ground; in hexadecimal digits."""
-        if self.ground is None:
-            rules = seccomp.Rules(hidden_memory=self.place is not None, makes_jails=True)
+        """The seccomp filter in hexadecimal digits: installed by the zygote, or by each program where there are no
+        namespaces."""
+        if self.workspace is None:
+            rules = seccomp.Rules(anonymous_memory=self.place is not None, sets_up_jails=True)
         else:
-            own_user = self.ground["user"]
+            own_user = self.workspace["user"]
             rules = seccomp.Rules(
                 internet=False,
                 unix_sockets=False,
-                hidden_memory=self.place is not None,
-                signals=own_user or (self.ground["landlock"] and landlock.abi() >= landlock.SIGNALS_ABI),
-                apart=False,
+                anonymous_memory=self.place is not None,
+                signals=own_user or (self.workspace["landlock"] and landlock.abi() >= landlock.SIGNALS_ABI),
+                isolated_ipc=False,
                 attributes=own_user,
             )
         return seccomp.build(MACHINE, rules).hex()
 
     def view(self, view: View) -> View:
-        """What programs see: on the ground everything is where it is on this machine."""
-        if self.ground is None:
+        """What programs see; without a mount namespace every file has the path that it has on this machine."""
+        if self.workspace is None:
             return view
         return replace(view, packages=tuple(source for source, target in view.binds if target in view.packages))
 
 
-def offers(view: View) -> Iterator[Offer]:
-    """Strongest first. Raises :class:`SandboxError` where nothing can be had at all."""
+def candidates(view: View) -> Iterator[Candidate]:
+    """All tiers, strongest first. Raises :class:`SandboxError` on machines that no filter is known for."""
     if MACHINE not in seccomp.MACHINES:
         raise SandboxError(f"no filter of system calls for {MACHINE}; the local sandbox runs on {seccomp.MACHINES}")
     own = ("own-user",) if os.geteuid() == 0 else ()
-    place, lacking = find_place()
+    place, lacking = find_cgroup_parent()
     if place is not None:
         place.sweep()
-        yield Offer(isolation=Isolation(tier="full", layers=(*_JAIL, *_ALWAYS, *own, *_CGROUP)), place=place)
+        yield Candidate(isolation=Isolation(tier="full", layers=(*_JAIL, *_ALWAYS, *own, *_CGROUP)), place=place)
     else:
         layers = (*_JAIL, *_ALWAYS, *own, "memory-watchdog")
-        yield Offer(isolation=Isolation(tier="no-cgroup", layers=layers, missing=_CGROUP), place=None, lacking=lacking)
-    yield from _on_the_ground(view, place, lacking)
+        yield Candidate(
+            isolation=Isolation(tier="no-cgroup", layers=layers, missing=_CGROUP), place=None, lacking=lacking
+        )
+    yield from _without_namespaces(view, place, lacking)
 
 
-def _on_the_ground(view: View, place: CgroupPlace | None, lacking: str) -> Iterator[Offer]:
+def _without_namespaces(view: View, place: CgroupParent | None, lacking: str) -> Iterator[Candidate]:
     own_user = os.geteuid() == 0 and all(readable_by_all(p) for p in interpreter_paths() if os.path.exists(p))
     counted = _CGROUP if place is not None else ("memory-watchdog",)
     missing = [*_JAIL, *(() if own_user else ("own-user",)), *(() if place is not None else _CGROUP)]
     version = landlock.abi()
-    refused = "" if Path("/proc/self/task").is_dir() and _tells_children() else "the kernel does not list children"
+    refused = "" if Path("/proc/self/task").is_dir() and _lists_children() else "the kernel does not list children"
     for tier in ("landlock", "rlimits"):
-        walls = [*_ALWAYS, *(("own-user",) if own_user else ()), *counted, "files-watchdog"]
+        layers = [*_ALWAYS, *(("own-user",) if own_user else ()), *counted, "files-watchdog"]
         lost = list(missing)
         if tier == "landlock":
-            walls.append("landlock")
+            layers.append("landlock")
             refused_here = refused or ("" if version else "this kernel has no Landlock, or does not use it")
         else:
             lost.append("landlock")
             refused_here = refused
             if os.geteuid() == 0 and not own_user:
                 refused_here = f"programs would be root: other users cannot read {executable()}, so they cannot run it"
-        ground = {"user": own_user, "landlock": tier == "landlock", "read": [*readable_parts(view), *_TEXTS]}
-        isolation = Isolation(tier=tier, layers=tuple(walls), missing=tuple(lost))
-        yield Offer(isolation=isolation, place=place, lacking=lacking, ground=ground, refused=refused_here)
+        workspace = {"user": own_user, "landlock": tier == "landlock", "read": [*readable_parts(view), *_TEXTS]}
+        isolation = Isolation(tier=tier, layers=tuple(layers), missing=tuple(lost))
+        yield Candidate(isolation=isolation, place=place, lacking=lacking, workspace=workspace, refused=refused_here)
 
 
-def _tells_children() -> bool:
+def _lists_children() -> bool:
     return Path(f"/proc/self/task/{os.getpid()}/children").exists()

@@ -1,4 +1,4 @@
-"""The web application: which address is answered by what."""
+"""The web application: its routes and the functions that answer them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sandboxes.service.wire import VERSION
 __all__ = ["make_app"]
 
 FUSION = {"/run_code": run_code, "/run_jupyter": run_jupyter, "/submit": submit}
-"""SandboxFusion's routes; what they answer when the queue is full can be chosen."""
+"""SandboxFusion's routes; their status when the queue is full can be configured."""
 OWN = {"/judge": judge, "/v1/run": native.run_native}
 
 

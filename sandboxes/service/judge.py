@@ -1,7 +1,7 @@
-"""``POST /judge``: a program and its tests, judged by the ``code`` verifier; what is expected never enters the sandbox.
+"""``POST /judge``: a program judged by tests with the ``code`` verifier; expected values never enter the sandbox.
 
-The tests come from whoever asks and are evaluated in the service, by the verifier's bounded interpreter, around calls
-that the sandbox makes one by one.
+The tests come with the request and are evaluated in the service by the verifier's restricted interpreter, which lets
+the sandbox make the calls of the program one by one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class JudgeForm(pydantic.BaseModel):
 
 
 async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
-    """Answer a request. Raises :class:`Refusal` and what :meth:`Pool.run` raises: a fault of ours is no verdict."""
+    """Answer a request. Raises :class:`Refusal` and what :meth:`Pool.run` raises: an infrastructure failure is no
+    verdict."""
     form = fill(JudgeForm, data)
     answer = _answer_of(form, settings)
     plan = _plan_of(form, settings)
@@ -75,7 +76,7 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     cases = await pool.run(job, wait_s=wait_s, work_s=work_s)
     if isinstance(cases, Refusal):
         raise cases
-    return _told(cases, form, plan, time.monotonic() - started)
+    return _verdict_body(cases, form, plan, time.monotonic() - started)
 
 
 def _answer_of(form: JudgeForm, settings: Settings) -> str:
@@ -127,12 +128,13 @@ def _judge(sandbox: Sandbox, form: JudgeForm, answer: str, plan: Plan) -> list[C
         return Refusal(422, "tests", f"the tests cannot be used: {error}")
     except RollError:
         raise
-    except Exception as error:  # tests of others: what they make of the judge is no fault of a worker
+    # The tests of the request are foreign code: an error in them is no failure of the worker.
+    except Exception as error:
         log.warning("tests of a request cannot be used: %s: %s", type(error).__name__, error)
         return Refusal(422, "tests", f"the tests cannot be used: {type(error).__name__}: {error}"[:500])
 
 
-def _told(cases: list[CaseResult], form: JudgeForm, plan: Plan, seconds: float) -> Answer:
+def _verdict_body(cases: list[CaseResult], form: JudgeForm, plan: Plan, seconds: float) -> Answer:
     good = sum(case.passed for case in cases)
     passed = good == len(cases)
     body = {

@@ -1,4 +1,4 @@
-"""``POST /run_jupyter``: cells run one after another in a session of their own, in SandboxFusion's form.
+"""``POST /run_jupyter``: runs cells one after another in a new session, in SandboxFusion's format.
 
 The value of a cell's last expression is part of its ``stdout``; ``display`` stays empty, and there are no rich outputs.
 """

@@ -1,4 +1,4 @@
-"""Numbers about the service, and their form for Prometheus (text format 0.0.4)."""
+"""Metrics of the service in the text format 0.0.4 of Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_EDGES_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Histogram:
-    """Counts of values at most each edge."""
+    """A histogram with fixed bucket edges."""
 
     def __init__(self, edges: Iterable[float]) -> None:
         self.edges = tuple(edges)
@@ -40,7 +40,7 @@ class Histogram:
 
 
 class Metrics:
-    """What is counted. All of it belongs to the event loop."""
+    """Counters and histograms; used on the event loop only."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -74,34 +74,34 @@ class Metrics:
         draining: bool,
         tier: Isolation | None,
     ) -> str:
-        """The page of ``GET /metrics``; the arguments are what holds now."""
+        """The page of ``GET /metrics``; the arguments are the current values of the gauges."""
         lines: list[str] = []
 
-        def family(name: str, kind: str, text: str, series: Iterable[str]) -> None:
+        def add(name: str, kind: str, text: str, series: Iterable[str]) -> None:
             lines.extend([f"# HELP roll_sandbox_{name} {text}", f"# TYPE roll_sandbox_{name} {kind}", *series])
 
         def single(name: str, kind: str, text: str, value: float) -> None:
-            family(name, kind, text, [f"roll_sandbox_{name} {value:g}"])
+            add(name, kind, text, [f"roll_sandbox_{name} {value:g}"])
 
         counted = sorted(self.requests.items())
         requests = [
             f"roll_sandbox_requests_total{_labels({'route': r, 'status': s})} {count}" for (r, s), count in counted
         ]
-        family("requests_total", "counter", "Answers by route and HTTP status.", requests)
+        add("requests_total", "counter", "Answers by route and HTTP status.", requests)
         judged = sorted(self.outcomes.items())
         outcomes = [
             f"roll_sandbox_outcomes_total{_labels({'route': r, 'outcome': o})} {count}" for (r, o), count in judged
         ]
-        family("outcomes_total", "counter", "What became of programs, by route.", outcomes)
+        add("outcomes_total", "counter", "What became of programs, by route.", outcomes)
         name = "request_seconds"
         series = [
             line
             for route, histogram in sorted(self._latency.items())
             for line in histogram.lines(f"roll_sandbox_{name}", {"route": route})
         ]
-        family(name, "histogram", "Time from the request to the answer.", series)
+        add(name, "histogram", "Time from the request to the answer.", series)
         waits = self._wait.lines("roll_sandbox_wait_seconds", {})
-        family("wait_seconds", "histogram", "Time in the queue of those who got a slot.", waits)
+        add("wait_seconds", "histogram", "Time in the queue of those who got a slot.", waits)
         single("worker_restarts_total", "counter", "Workers that were replaced.", self.restarts)
         single("cancelled_total", "counter", "Requests whose client went away before the answer.", self.cancelled)
         single("queue_length", "gauge", "Requests that wait for a slot.", waiting)
@@ -113,7 +113,7 @@ class Metrics:
         if tier is not None:
             shown = {"tier": tier.tier, "layers": ",".join(tier.layers), "missing": ",".join(tier.missing)}
             text = "What stands between programs and the host."
-            family("isolation_info", "gauge", text, [f"roll_sandbox_isolation_info{_labels(shown)} 1"])
+            add("isolation_info", "gauge", text, [f"roll_sandbox_isolation_info{_labels(shown)} 1"])
         resident = _resident_bytes()
         if resident is not None:
             single("resident_memory_bytes", "gauge", "Memory of the service's own process.", resident)

@@ -1,6 +1,6 @@
 """``POST /v1/run`` and ``/v1/sessions``: the contract of :mod:`roll_envs.sandbox` over HTTP, exact to the byte.
 
-A limit above what the service allows is refused, not cut: cutting it would change the verdict behind the caller's back.
+A limit above what the service allows is refused, not lowered: lowering it could change the result unnoticed.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ async def open_session(sessions: Sessions, settings: Settings, data: dict[str, A
 
 
 async def run_cell(sessions: Sessions, settings: Settings, name: str, data: dict[str, Any]) -> Answer:
-    """``{source, limits?, number}`` -> ``{result}``. ``number`` counts the cells from 1: one that is sent again because
-    its answer was lost is answered, and not run again."""
+    """``{source, limits?, number}`` -> ``{result}``. ``number`` counts the cells from 1: a cell that is sent again
+    because its answer was lost is answered from memory, not run again."""
     source, number = data.get("source"), data.get("number")
     if not isinstance(source, str):
         raise Refusal(422, "form", f"source must be text, not {type(source).__name__}")
@@ -118,7 +118,7 @@ async def move_file(sessions: Sessions, settings: Settings, name: str, data: dic
 
 
 async def close_session(sessions: Sessions, name: str) -> Answer:
-    """End a session; one that is not there is as good as ended."""
+    """Close a session; an unknown one counts as closed."""
     await sessions.close(name)
     return Answer(body={}, outcome="closed")
 

@@ -1,6 +1,6 @@
-"""The pool: a bounded queue of requests in front of workers that are replaced when they die.
+"""The pool: a bounded queue of requests in front of workers that are replaced when they break.
 
-All methods belong to one event loop; the work itself is done in threads.
+All methods are called on one event loop; the work itself is done in threads.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ T = TypeVar("T")
 log = logging.getLogger("roll_sandbox.pool")
 
 OVERRUN_S = 15.0
-"""What a job may take beyond its own limits before its worker counts as stuck."""
+"""Time that a job may take beyond its own limits before its worker counts as stuck."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-"""Between tries to make a worker."""
+"""Shortest and longest pause between attempts to make a worker."""
 CLOSE_S = 30.0
 
 
 class QueueFullError(RollError):
-    """As many requests wait already as may."""
+    """The queue is full."""
 
 
 class DrainingError(RollError):
-    """The service is about to stop and takes nothing new."""
+    """The service is stopping and takes no new requests."""
 
 
 class Pool:
-    """``slots`` workers, each of them a sandbox of its own, and at most ``queue`` requests that wait for one."""
+    """``slots`` workers, each with a sandbox of its own, and at most ``queue`` requests that wait for one."""
 
     def __init__(self, make: Callable[[], Sandbox], settings: Settings, metrics: Metrics) -> None:
         self.slots, self.queue = settings.slots, settings.queue
         self._make, self._metrics, self._settings = make, metrics, settings
-        # A stuck call keeps its thread until its sandbox has been closed, which needs a thread too.
+        # A stuck call occupies its thread until its sandbox has been closed, which needs a thread too.
         threads = 4 * settings.slots + 2 * settings.sessions + 8
         self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="worker")
         self._idle: deque[Worker] = deque()
@@ -99,14 +99,14 @@ class Pool:
         finally:
             self.running -= 1
             if worker.broken or (worker.busy is not None and not worker.busy.done()):
-                self._spawn(self._settle(worker))
+                self._spawn(self._take_back(worker))
             else:
                 self._give(worker)
 
     async def run(self, job: Callable[[Sandbox], T], *, wait_s: float, work_s: float) -> T:
-        """``job`` on some worker: waits at most ``wait_s`` for one; a job that ends by its own limits within
-        ``work_s``. After a fault of ours it is tried again on another worker, if it can still start in time. Raises
-        :class:`SandboxError` when that failed too, what ``job`` raises, and what :meth:`lease` raises."""
+        """Run ``job`` on some worker: waits at most ``wait_s`` for one; ``job`` must end by its own limits within
+        ``work_s``. After an infrastructure failure it is repeated on another worker if it can still start in time.
+        Raises :class:`SandboxError` when that failed too, what ``job`` raises, and what :meth:`lease` raises."""
         last_start = time.monotonic() + wait_s
         attempt = 0
         while True:
@@ -122,10 +122,10 @@ class Pool:
                     raise
 
     async def make_extra(self) -> Worker:
-        """A worker beside the pool, for a session; the caller closes it."""
+        """An additional worker outside the pool, for a session; the caller closes it."""
         if self._draining:
             raise DrainingError("the service is stopping and opens no sessions; ask another instance")
-        making = self._spawn(self._made())
+        making = self._spawn(self._make_worker())
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -133,12 +133,12 @@ class Pool:
             raise
 
     def drain(self) -> None:
-        """Take nothing new; what waits and runs is finished."""
+        """Refuse new requests; those that wait or run are finished."""
         self._draining = True
 
     async def close(self) -> None:
-        """End everything: who waits gets :class:`DrainingError`, what runs :class:`SandboxError`. Any number of
-        times."""
+        """End everything: waiting requests get :class:`DrainingError`, running ones :class:`SandboxError`. Calling it
+        again does nothing."""
         self._draining = self._closed = True
         self._stop.set()
         while self._waiters:
@@ -146,7 +146,7 @@ class Pool:
             if not waiter.done():
                 waiter.set_exception(DrainingError("the service has stopped"))
         await asyncio.gather(*(worker.close() for worker in list(self._workers)))
-        # Workers that are being made or replaced end by themselves now; they are waited for, so that none is left.
+        # Workers that are being made or replaced see that the pool is closed and end; they are waited for here.
         deadline = time.monotonic() + CLOSE_S
         while self._tasks and time.monotonic() < deadline:
             await asyncio.wait(self._tasks, timeout=deadline - time.monotonic())
@@ -166,14 +166,14 @@ class Pool:
         try:
             return await asyncio.wait_for(asyncio.shield(waiter), timeout_s)
         except TimeoutError as error:
-            self._leave(waiter)
+            self._stop_waiting(waiter)
             raise DeadlineExceededError(f"one of {self.slots} slots", timeout_s) from error
         except asyncio.CancelledError:
-            self._leave(waiter)
+            self._stop_waiting(waiter)
             raise
 
-    def _leave(self, waiter: asyncio.Future[Worker]) -> None:
-        """Undo a wait; a worker that was handed over in the same moment goes to the next."""
+    def _stop_waiting(self, waiter: asyncio.Future[Worker]) -> None:
+        """Leave the queue; a worker that was handed over in the same moment goes to the next request."""
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             self._give(waiter.result())
             return
@@ -189,8 +189,8 @@ class Pool:
                 return
         self._idle.append(worker)
 
-    async def _settle(self, worker: Worker) -> None:
-        await worker.settle(self._settings.cancel_grace_s)
+    async def _take_back(self, worker: Worker) -> None:
+        await worker.wait_for_abandoned_call(self._settings.cancel_grace_s)
         if not worker.broken:
             self._give(worker)
             return
@@ -212,7 +212,7 @@ class Pool:
                 pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
 
     async def _new_worker(self) -> None:
-        worker = await self._made()
+        worker = await self._make_worker()
         if self._closed:
             await worker.close()
             return
@@ -220,7 +220,7 @@ class Pool:
         self.isolation, self.has_pytest = worker.isolation, worker.has_pytest
         self._give(worker)
 
-    async def _made(self) -> Worker:
+    async def _make_worker(self) -> Worker:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
 
@@ -232,9 +232,9 @@ class Pool:
 
 
 async def _discard(making: asyncio.Task[Worker]) -> None:
-    """End a worker that nobody wants any more, once it is there."""
+    """Close a worker whose request has gone, once it has been made."""
     try:
         worker = await making
-    except Exception:  # a backend of others; whoever wanted it has gone
+    except Exception:  # a foreign backend may raise anything; the request that needed it has gone
         return
     await worker.close()

@@ -1,4 +1,5 @@
-"""Reads what clients send, whatever it is: bounded bodies, JSON, forms, paths. Everything wrong is a 4xx."""
+"""Reads requests: bodies of limited size, JSON, forms, paths. Every invalid request is a :class:`Refusal` with a
+4xx."""
 
 from __future__ import annotations
 
@@ -17,27 +18,27 @@ from sandboxes.service.replies import RETRY_AFTER_S, Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes
 
-__all__ = ["Held", "check_code", "check_paths", "fill", "parse_json", "read_body", "read_files", "read_json"]
+__all__ = ["BodyBudget", "check_code", "check_paths", "fill", "parse_json", "read_body", "read_files", "read_json"]
 
 F = TypeVar("F", bound=pydantic.BaseModel)
 
 BIG_BYTES = 1 << 18
-"""Longer bodies are parsed in a thread, so that others do not wait meanwhile."""
+"""Longer bodies are parsed in a thread, so that the event loop is not blocked."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MOST_PATH_BYTES = 1024
 MOST_ERRORS = 5
 
 
-class Held:
-    """How much of all clients' bodies is held now, and a bound on it."""
+class BodyBudget:
+    """Limits the total size of the request bodies in memory."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.now_bytes = most_bytes, 0
 
     @contextlib.contextmanager
-    def part(self) -> Iterator[Callable[[int], None]]:
-        """The part of one request: a function that adds to it, and raises :class:`Refusal` (429) when the whole is
-        full. It is given back at the end."""
+    def reserve(self) -> Iterator[Callable[[int], None]]:
+        """Yields a function that reserves bytes for one request and raises :class:`Refusal` (429) when the total is
+        full. All are released at the end."""
         mine = 0
 
         def add(count: int) -> None:
@@ -55,8 +56,9 @@ class Held:
 
 
 async def read_body(request: Request, settings: Settings, hold: Callable[[int], None]) -> bytes:
-    """The body; ``hold`` is told of each part. Raises :class:`Refusal`: 413 when it is too long (before it is read,
-    where its length is told), 408 when it does not come, 499 when the client goes away."""
+    """The body; ``hold`` is called with the size of each chunk. Raises :class:`Refusal`: 413 when it is too long
+    (before reading, where Content-Length says so), 408 when it does not arrive in time, 499 when the client
+    disconnects."""
     most = settings.max_body_bytes
     told = request.headers.get("content-length", "")
     if told.isdigit() and int(told[:20]) > most:
@@ -83,7 +85,7 @@ async def read_json(request: Request, settings: Settings, hold: Callable[[int], 
     """The body as a JSON object. Raises :class:`Refusal` (415, 400, and those of :func:`read_body`)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # A web page can send other kinds to a service on the reader's own machine without being asked; not this one.
+        # Any web page can make a browser post other types to a local service without permission (CORS); not this type.
         raise Refusal(415, "content_type", f"send Content-Type: application/json, not {kind[:80] or 'none'!r}")
     body = await read_body(request, settings, hold)
     if len(body) > BIG_BYTES:
@@ -139,7 +141,7 @@ def read_files(files: dict[str, str | None], settings: Settings) -> dict[str, by
 
 
 def parse_json(text: bytes | str, what: str) -> Any:
-    """What JSON in UTF-8 says. Raises :class:`Refusal`: 400, or 422 for text with lone surrogates."""
+    """Parse JSON in UTF-8. Raises :class:`Refusal`: 400, or 422 for text with lone surrogates."""
     try:
         data = json.loads(text, parse_constant=_no_constant)
         if SURROGATE.search(text if isinstance(text, bytes) else text.encode()):

@@ -1,4 +1,4 @@
-"""What a request becomes: an answer, or a refusal with an honest HTTP status."""
+"""Replies: an answer, or a refusal with the HTTP status of its cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_AFTER_S = "1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A JSON answer. ``outcome`` is what the metrics and the log say of it."""
+    """A JSON answer. ``outcome`` is its label in the metrics and the log."""
 
     body: Mapping[str, Any]
     status: int = 200
@@ -26,20 +26,20 @@ class Answer:
 
 
 class Refusal(Exception):
-    """A request that is not carried out; ``kind`` is a word for programs, the message is for people."""
+    """A request that is not carried out; ``kind`` is machine-readable, the message is for people."""
 
     def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, kind, message)
         self.status, self.kind, self.message, self.headers = status, kind, message, dict(headers or {})
 
     def answer(self) -> Answer:
-        """It as JSON."""
+        """The refusal as JSON."""
         body = {"detail": self.message, "kind": self.kind}
         return Answer(body=body, status=self.status, outcome=self.kind, headers=self.headers)
 
 
 def refusal_of(error: Exception, full_status: int = 429) -> Refusal | None:
-    """How an error of the pool or of a sandbox is told over HTTP; ``None`` for one that is nobody's fault but ours."""
+    """The HTTP form of an error of the pool or of a sandbox; ``None`` for an error in the service itself."""
     if isinstance(error, Refusal):
         return error
     again = {"Retry-After": RETRY_AFTER_S}

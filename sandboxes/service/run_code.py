@@ -1,7 +1,7 @@
-"""``POST /run_code``: SandboxFusion's request and answer, so that clients made for it work unchanged.
+"""``POST /run_code``: SandboxFusion's request and answer, so that its clients work unchanged.
 
-What differs is told in ``docs/sandbox_service.md``: output is correct at any size up to a bound, a byte that is not
-UTF-8 costs one character, paths do not lead out of the working folder, nothing of the host is inherited.
+The differences are listed in ``docs/sandbox_service.md``: output is correct at any size up to a bound, a byte that is
+not UTF-8 costs one character, paths do not lead out of the working folder, nothing of the host is inherited.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PYTEST = (
     "import sys, pytest\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:], 'test_solution.py']))\n"
 )
 RUN_MARGIN_S = 5.0
-"""For starting and cleaning up, beside the program's own time."""
+"""Time for starting and cleaning up, beside the program's own time."""
 
 
 class RunCodeForm(pydantic.BaseModel):
@@ -139,7 +139,7 @@ def _part(result: RunResult) -> dict[str, Any]:
         return_code = None
     elif result.exit_code is not None:
         return_code = result.exit_code
-    else:  # as subprocess says it; a limit ends with SIGKILL
+    else:  # negative signal number, as in subprocess; limits kill with SIGKILL
         return_code = -(result.signal or 9)
     part: dict[str, Any] = {
         "status": "TimeLimitExceeded" if result.status == "timeout" else "Finished",
@@ -153,7 +153,7 @@ def _part(result: RunResult) -> dict[str, Any]:
 
 
 def _why(result: RunResult) -> str:
-    """What the original's fields cannot say."""
+    """Details for ``message`` that SandboxFusion's other fields cannot express."""
     notes = {"memory": "the memory limit ended the program", "output": "the output limit ended the program"}
     told = [notes[result.status]] if result.status in notes else []
     for name, count in (("stdout", result.stdout_dropped), ("stderr", result.stderr_dropped)):

@@ -1,4 +1,4 @@
-"""The server process: uvicorn, and what it lacks: sockets that say nothing are closed, and stopping is graceful."""
+"""The server process: uvicorn, with timeouts for slow connections and a graceful stop, which it lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("roll_sandbox.server")
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The address taken, not listened on yet. Raises :class:`ConfigError` when it cannot be had."""
+    """A socket bound to the address, not listening yet. Raises :class:`ConfigError` when it cannot be bound."""
     made: socket.socket | None = None
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -62,7 +62,7 @@ def make_server(app: Starlette, settings: Settings) -> ReportingServer:
 
 
 class ReportingServer(uvicorn.Server):
-    """Says where it listens; the first SIGTERM or SIGINT drains, the second one ends at once."""
+    """Prints where it listens; the first SIGTERM or SIGINT drains the service, the second stops it at once."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -71,7 +71,7 @@ class ReportingServer(uvicorn.Server):
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, and one line on standard output for whoever started it."""
+        """As uvicorn's; then print the address to standard output."""
         self.loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
         if self.started:
@@ -82,7 +82,7 @@ class ReportingServer(uvicorn.Server):
             print(f"roll-sandbox listens on http://{host}:{port} (isolation: {shown})", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called in a signal handler: only tell the loop."""
+        """Called in a signal handler, so it only schedules the stop on the loop."""
         if self.loop is None or not self.started:
             self.should_exit = True
             return

@@ -1,29 +1,32 @@
-"""The service as one object: its pool, its sessions, its numbers, and how one request is answered."""
+"""The service: its pool, sessions and metrics, and how one request is answered."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
+import hashlib
+import hmac
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from roll_envs.sandbox import Sandbox
-from sandboxes.service.auth import is_allowed
 from sandboxes.service.metrics import Metrics
 from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool
-from sandboxes.service.reading import Held, read_json
+from sandboxes.service.reading import BodyBudget, read_json
 from sandboxes.service.replies import Answer, Refusal, encode_json, refusal_of
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
 
-__all__ = ["Handler", "Service"]
+__all__ = ["Handler", "Service", "is_allowed"]
 
 log = logging.getLogger("roll_sandbox.requests")
 
@@ -34,16 +37,16 @@ DRAIN_STEP_S = 0.05
 
 
 class Service:
-    """Started and closed by the application's life span; all of it belongs to one event loop."""
+    """Started and closed by the application's lifespan; used on one event loop."""
 
     def __init__(self, make: Callable[[], Sandbox], settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.pool = Pool(make, settings, self.metrics)
         self.sessions = Sessions(self.pool, settings)
-        self.held = Held(settings.max_held_bytes)
+        self.body_budget = BodyBudget(settings.max_held_bytes)
         self.active = 0
-        """Requests whose answer is not out yet."""
+        """Requests that have not been answered yet."""
         self.draining = False
         self._reaper: asyncio.Task[None] | None = None
 
@@ -53,7 +56,7 @@ class Service:
         self._reaper = asyncio.get_running_loop().create_task(self.sessions.reap())
 
     async def drain(self) -> bool:
-        """Refuse what is new and wait for the rest, at most ``drain_timeout_s``; whether all of it was finished."""
+        """Refuse new requests and wait at most ``drain_timeout_s`` for the others; returns whether all finished."""
         self.draining = True
         self.pool.drain()
         deadline = time.monotonic() + self.settings.drain_timeout_s
@@ -62,7 +65,7 @@ class Service:
         return not self.active
 
     async def close(self) -> None:
-        """End everything that is left."""
+        """End all sessions, requests and workers."""
         self.draining = True
         if self._reaper is not None:
             self._reaper.cancel()
@@ -74,8 +77,8 @@ class Service:
     async def answer(
         self, request: Request, route: str, handler: Handler, *, full_status: int = 429, body: bool = True
     ) -> Response:
-        """What ``handler`` says, or the refusal that its error stands for; counted, logged, bounded in time, and given
-        up when the client goes away. ``handler`` gets the JSON object of the body, or nothing without ``body``."""
+        """Answer with ``handler``, or with the refusal that its error stands for; counted, logged, limited in time, and
+        cancelled when the client disconnects. ``handler`` gets the JSON object of the body, ``{}`` without ``body``."""
         given = request.headers.get("x-request-id", "")
         name = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         started = time.monotonic()
@@ -83,7 +86,7 @@ class Service:
         try:
             try:
                 self._admit(request)
-                with self.held.part() as hold:
+                with self.body_budget.reserve() as hold:
                     data = await read_json(request, self.settings, hold) if body else {}
                     answer = await self._until_gone(request, handler(data))
             except Exception as error:
@@ -105,7 +108,7 @@ class Service:
         if refusal is not None:
             return refusal.answer()
         log.error("%s failed", name, exc_info=error)
-        return Refusal(500, "fault", f"a fault of this service, logged as {name}").answer()
+        return Refusal(500, "fault", f"an error in this service, logged as {name}").answer()
 
     def _admit(self, request: Request) -> None:
         if not is_allowed(request.headers.get("authorization"), self.settings.tokens):
@@ -116,7 +119,7 @@ class Service:
             raise DrainingError("the service is stopping and takes no new requests; ask another instance")
 
     async def _until_gone(self, request: Request, answering: Coroutine[Any, Any, Answer]) -> Answer:
-        """What ``answering`` gives, unless the client goes away or the longest time for a request is over."""
+        """Await ``answering`` unless the client disconnects or the longest time for a request is over."""
         most_s = self.settings.max_request_s + 2 * self.settings.queue_timeout_s + OVERRUN_S
         work = asyncio.create_task(answering)
         gone = asyncio.create_task(_until_disconnect(request))
@@ -137,3 +140,36 @@ class Service:
 async def _until_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def is_allowed(header: str | None, tokens: Sequence[str]) -> bool:
+    """Whether the value of ``Authorization`` holds one of ``tokens``; without tokens every request is allowed.
+
+    The token is the value of Bearer or the password of Basic; Basic is for clients that can only be given a URL:
+    ``http://x:TOKEN@host:8080/run_code``.
+
+    Every token is compared, in constant time, so that timing tells nothing about them.
+    """
+    if not tokens:
+        return True
+    given = _digest(_token_of(header or ""))
+    matches = [hmac.compare_digest(given, _digest(token.encode())) for token in tokens]
+    return any(matches)
+
+
+def _digest(token: bytes) -> bytes:
+    # Of equal length, so that the comparison does not tell how long a token is.
+    return hashlib.sha256(token).digest()
+
+
+def _token_of(header: str) -> bytes:
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("utf-8", "replace")
+    if scheme.lower() == "basic":
+        try:
+            decoded = base64.b64decode(value.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            return b""
+        return decoded.partition(b":")[2]
+    return b""

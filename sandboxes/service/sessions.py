@@ -1,4 +1,4 @@
-"""Open sessions: each has a worker of its own, and ends when it is closed or has not been used for long."""
+"""Open sessions: each has a worker of its own, and ends when it is closed or has been idle too long."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ FILE_S = 30.0
 
 
 class _Open:
-    """A session, its worker, and its last cell, kept so that it is never run twice."""
+    """A session, its worker, and its last cell, kept so that a repeated request does not run it twice."""
 
     def __init__(self, worker: Worker, session: SandboxSession, limits: Limits) -> None:
         self.worker, self.session, self.limits = worker, session, limits
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self.used = time.monotonic()
         self.number = 0
         self.cell: asyncio.Task[RunResult] | None = None
 
     @property
     def busy(self) -> bool:
-        return self.turn.locked() or (self.cell is not None and not self.cell.done())
+        return self.lock.locked() or (self.cell is not None and not self.cell.done())
 
 
 class Sessions:
-    """All open sessions, by their names, which cannot be guessed."""
+    """All open sessions, by random names that cannot be guessed."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         self._pool, self._settings = pool, settings
@@ -54,7 +54,7 @@ class Sessions:
         return len(self._open)
 
     async def open(self, language: Language, limits: Limits) -> str:
-        """Open one. Raises :class:`QueueFullError` when as many are open as may be."""
+        """Open a session. Raises :class:`QueueFullError` at the limit of open sessions."""
         most = self._settings.sessions
         if len(self._open) + self._opening >= most:
             raise QueueFullError(f"{most} sessions are open already; close some, or start with more --sessions")
@@ -78,7 +78,7 @@ class Sessions:
         return name
 
     async def run(self, name: str, source: str, limits: Limits | None, number: int) -> RunResult:
-        """Run cell ``number``, or give its result when it is running or has run already."""
+        """Run cell ``number``; if it runs or has run already, return its result."""
         opened = self._find(name)
         if opened.cell is not None and number == opened.number:
             return await asyncio.shield(opened.cell)
@@ -89,35 +89,37 @@ class Sessions:
         def job(_: object) -> RunResult:
             return opened.session.run(source, limits=limits)
 
-        # A task, because a client that goes away will ask for the result again.
+        # A task of its own, which survives a disconnect: the client will request the result again.
         opened.number = number
-        opened.cell = asyncio.get_running_loop().create_task(self._turn(name, opened, job, wall_s + OVERRUN_S))
-        opened.cell.add_done_callback(_look_at)
+        opened.cell = asyncio.get_running_loop().create_task(self._call_locked(name, opened, job, wall_s + OVERRUN_S))
+        opened.cell.add_done_callback(_mark_retrieved)
         return await asyncio.shield(opened.cell)
 
     async def upload(self, name: str, path: str, content: bytes) -> None:
         """Write a file."""
         opened = self._find(name)
-        await self._turn(name, opened, lambda _: opened.session.upload(path, content), FILE_S)
+        await self._call_locked(name, opened, lambda _: opened.session.upload(path, content), FILE_S)
 
     async def download(self, name: str, path: str, max_bytes: int) -> bytes:
         """Read a file."""
         opened = self._find(name)
-        return await self._turn(name, opened, lambda _: opened.session.download(path, max_bytes=max_bytes), FILE_S)
+        return await self._call_locked(
+            name, opened, lambda _: opened.session.download(path, max_bytes=max_bytes), FILE_S
+        )
 
     async def close(self, name: str) -> None:
-        """End one, also in the middle of a cell; nothing happens when it is not there."""
+        """Close a session, also in the middle of a cell; unknown names are ignored."""
         opened = self._open.pop(name, None)
         if opened is not None:
             await self._end(opened)
 
     async def close_all(self) -> None:
-        """End all of them, and open no others."""
+        """Close all sessions and open no others."""
         self._closed = True
         await asyncio.gather(*(self.close(name) for name in list(self._open)))
 
     async def reap(self) -> None:
-        """For ever: end those that have not been used for long."""
+        """Close idle sessions, until cancelled."""
         idle_s = self._settings.session_idle_s
         while True:
             await asyncio.sleep(min(5.0, idle_s / 4))
@@ -135,8 +137,8 @@ class Sessions:
             raise Refusal(404, "no_session", message)
         return opened
 
-    async def _turn(self, name: str, opened: _Open, job: Callable[[object], T], timeout_s: float) -> T:
-        async with opened.turn:
+    async def _call_locked(self, name: str, opened: _Open, job: Callable[[object], T], timeout_s: float) -> T:
+        async with opened.lock:
             opened.used = time.monotonic()
             try:
                 return await opened.worker.call(job, timeout_s=timeout_s)
@@ -153,7 +155,8 @@ class Sessions:
         await opened.worker.close()
 
 
-def _look_at(cell: asyncio.Task[RunResult]) -> None:
-    """So that a fault nobody waits for is not reported as forgotten."""
+def _mark_retrieved(cell: asyncio.Task[RunResult]) -> None:
+    """Retrieve the exception of a cell that no request waits for, so that asyncio does not log it as never
+    retrieved."""
     if not cell.cancelled():
         cell.exception()

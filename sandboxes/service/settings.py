@@ -1,4 +1,4 @@
-"""What the service is told when it starts: addresses, numbers of workers, waits and bounds."""
+"""Settings of the service: address, numbers of workers, timeouts and limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_TOKEN_CHARS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything that bounds the service. Sizes are in bytes, times in seconds."""
+    """All settings. Sizes are in bytes unless the name says MB, times in seconds."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -33,14 +33,14 @@ class Settings:
     """Sessions that may be open at one time, each with a worker of its own."""
     session_idle_s: float = 600.0
     attempts: int = 2
-    """How often a request is tried on another worker after a fault of ours."""
+    """How often a request is attempted in all; after an infrastructure failure another worker is used."""
     max_body_bytes: int = 32 * MIB
     max_held_bytes: int = 512 * MIB
-    """Of the bodies of all requests that are being read or answered; who would go beyond is refused with 429."""
+    """Total size of the bodies of requests in progress; a request beyond it is refused with 429."""
     max_code_bytes: int = 2 * MIB
     max_files: int = 256
     max_output_bytes: int = 8 * MIB
-    """Of stdout and of stderr each. SandboxFusion's requests cannot ask, and get this much."""
+    """Of stdout and of stderr each. SandboxFusion's requests have no such limit and get this one."""
     max_run_s: float = 120.0
     max_request_s: float = 600.0
     """Longest whole request with its wait, all cells or all test cases."""

@@ -1,8 +1,8 @@
 """``POST /submit``: judges a completion with tests that come with the request (``config.provided_data``).
 
-Of SandboxFusion's data sets two kinds are served, by ``config.dataset_type``: ``AutoEvalDataset`` (tests appended to
-the program, or put around it) and ``CommonOJDataset`` (stdin -> stdout). Rows are never looked up by id: there is no
-data base here. ``custom_extract_logic`` is refused, because it is a program that would run in the service itself.
+Two of SandboxFusion's kinds of data sets are served, by ``config.dataset_type``: ``AutoEvalDataset`` (tests appended to
+the program, or put around it) and ``CommonOJDataset`` (stdin -> stdout). Rows are never looked up by id: the service
+has no database. ``custom_extract_logic`` is refused, because it is a program that would run in the service itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sandboxes.service.settings import Settings
 __all__ = ["KINDS", "SubmitForm", "extract_code", "same_output", "submit"]
 
 MARK = "#<INSERT>"
-"""Where the program goes in a test that does not want to be appended."""
+"""Marks where the program is inserted in a test; a test without it is appended."""
 AUTO_EVAL_TIMEOUTS_S = (40.0, 20.0)
 OJ_TIMEOUTS_S = (10.0, 20.0)
 SHOWN_CHARS = 1000
-"""Of inputs and outputs in ``test_info``, unless ``extra.return_full_case``."""
+"""Length at which inputs and outputs in ``test_info`` are cut, unless ``extra.return_full_case``."""
 CLOSE_ENOUGH = 1e-5
 
 ALIASES = {"py": "python", "python3": "python", "c++": "cpp", "cc": "cpp", "sh": "bash", "shell": "bash"} | {
@@ -105,7 +105,7 @@ def extract_code(completion: str, language: str) -> tuple[str, str]:
 
 
 def same_output(shown: str, wanted: str) -> bool:
-    """Whether two outputs agree as SandboxFusion has it: line by line without case and outer blanks, and numbers to a
+    """Whether two outputs agree by SandboxFusion's rule: line by line, ignoring case and outer whitespace, numbers to a
     relative 1e-5."""
     lines, expected = shown.strip().split("\n"), wanted.strip().split("\n")
     return len(lines) == len(expected) and all(_same_line(a, b) for a, b in zip(lines, expected, strict=True))
@@ -229,7 +229,7 @@ KINDS: dict[str, Callable[[Pool, Settings, SubmitForm, Mapping[str, Any]], Await
 
 
 async def _execute(pool: Pool, settings: Settings, request: dict[str, Any]) -> dict[str, Any]:
-    """Run a program; a fault of ours is no verdict, and refuses the whole request."""
+    """Run a program. Raises :class:`SandboxError` after an infrastructure failure, which is no verdict."""
     ran = await execute(pool, settings, *fusion_program(fill(RunCodeForm, request), pool, settings))
     if ran["status"] == "SandboxError":
         raise SandboxError(ran["message"])
@@ -252,7 +252,7 @@ def _part(row: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _decoded(value: Any, name: str) -> Any:
-    """Rows of a data base hold their parts as JSON text."""
+    """Rows from a database hold their parts as JSON text."""
     if not isinstance(value, str):
         return value
     return parse_json(value, f"config.provided_data.{name}")

@@ -1,4 +1,4 @@
-"""The native wire format: programs, limits and results as JSON, bytes in base64, nothing lost on the way.
+"""The native wire format: programs, limits and results as JSON, bytes in base64, lossless.
 
 Used by the service and by its client. Reading raises :class:`~roll_envs.errors.ConfigError` that names the field.
 """
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of the format; the service names it in ``GET /v1/health``."""
+"""Version of the format; reported by ``GET /v1/health``."""
 
 STATUSES = get_args(RunStatus)
 LIMIT_NAMES = {field.name: float if field.name.endswith("_s") else int for field in fields(Limits)}
@@ -115,7 +115,7 @@ def dump_result(result: RunResult) -> dict[str, Any]:
 
 
 def load_result(data: object) -> RunResult:
-    """The result that :func:`dump_result` wrote; fields of later versions are passed over."""
+    """The result that :func:`dump_result` wrote; unknown fields, of later versions, are ignored."""
     given = _object(data, "result")
     status: Any = given.get("status")
     if status not in STATUSES:

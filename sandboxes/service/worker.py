@@ -1,4 +1,4 @@
-"""One worker: a sandbox with one slot, and calls on it that can be given up from outside."""
+"""One worker: a sandbox with one slot, and calls on it that can be abandoned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
-from roll_envs.sandbox import Isolation, Limits, Program, Sandbox
-from sandboxes.service.checked import Checked
+from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 
-__all__ = ["Worker", "make_worker"]
+__all__ = ["CheckedSandbox", "Worker", "make_worker"]
 
 T = TypeVar("T")
 
@@ -22,7 +21,7 @@ PROBE_TIMEOUT_S = 30.0
 
 
 class Worker:
-    """A sandbox for one job at a time. ``broken`` ones are not used again: they are closed and another is made."""
+    """A sandbox for one job at a time. A ``broken`` worker is not used again: it is closed and replaced."""
 
     def __init__(self, sandbox: Sandbox, isolation: Isolation, *, has_pytest: bool, executor: Executor) -> None:
         self.sandbox = sandbox
@@ -30,15 +29,15 @@ class Worker:
         self.has_pytest = has_pytest
         self.broken = False
         self.busy: asyncio.Future[Any] | None = None
-        """The call in progress, also when nobody waits for it any more."""
+        """The call in progress, also after its caller was cancelled."""
         self._executor = executor
 
     async def call(self, job: Callable[[Sandbox], T], *, timeout_s: float) -> T:
         """``job(sandbox)`` in a thread.
 
-        When it takes longer than ``timeout_s``, the sandbox is closed, which ends its programs, and
-        :class:`SandboxError` is raised: a job has limits of its own, so this is a fault of ours. When the caller is
-        cancelled the job goes on until :meth:`settle` ends it.
+        When it takes longer than ``timeout_s`` the worker is broken and :class:`SandboxError` is raised: a job has
+        limits of its own, so this is an infrastructure failure. When the caller is cancelled the job goes on; see
+        :meth:`wait_for_abandoned_call`.
         """
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._executor, functools.partial(job, self.sandbox))
@@ -54,7 +53,7 @@ class Worker:
                 raise SandboxError(f"a worker failed: {error!r}") from error
             raise SandboxError(f"a worker did not come back within {timeout_s:g} s and was replaced") from error
         except DeadlineExceededError as error:
-            # The worker's only slot was taken although nobody else uses it.
+            # The worker's only slot was not free although no other job uses it.
             self.broken = True
             raise SandboxError(f"a worker was stuck: {error}") from error
         except RollError:
@@ -63,8 +62,8 @@ class Worker:
             self.broken = True
             raise SandboxError(f"a worker failed: {type(error).__name__}: {error}") from error
 
-    async def settle(self, grace_s: float) -> None:
-        """Wait for a call that was given up; after ``grace_s`` the worker is broken."""
+    async def wait_for_abandoned_call(self, grace_s: float) -> None:
+        """Wait for a call whose caller was cancelled; a call that takes longer than ``grace_s`` breaks the worker."""
         if self.busy is not None and not self.busy.done() and not self.broken:
             await asyncio.wait([self.busy], timeout=grace_s)
             self.broken = self.broken or not self.busy.done()
@@ -72,7 +71,7 @@ class Worker:
             self.broken = self.broken or isinstance(self.busy.exception(), SandboxError)
 
     async def close(self) -> None:
-        """End the sandbox, and with it a call in progress; errors of a dead one are not of interest."""
+        """Close the sandbox, which ends a call in progress; errors of closing a broken one are ignored."""
         loop = asyncio.get_running_loop()
         self.broken = True
         try:
@@ -82,9 +81,8 @@ class Worker:
 
 
 def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:
-    """A worker that has proved to work: a small program ran on it. Raises :class:`SandboxError` and what ``make``
-    raises."""
-    sandbox = Checked(make())
+    """Make a worker and run a small program on it as a test. Raises :class:`SandboxError` and what ``make`` raises."""
+    sandbox = CheckedSandbox(make())
     try:
         started = time.monotonic()
         result = sandbox.run(Program(source=PROBE), limits=Limits(wall_s=PROBE_TIMEOUT_S), timeout_s=PROBE_TIMEOUT_S)
@@ -98,3 +96,44 @@ def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:
         sandbox.close()
         raise
     return Worker(sandbox, result.isolation, has_pytest=words[1] == "True", executor=executor)
+
+
+class CheckedSandbox(Sandbox):
+    """Wraps a sandbox and raises :class:`SandboxError` for a failed program with neither exit code nor signal: then a
+    part of the sandbox died around the program, and nothing is known about the program itself."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        return _check_result(self._sandbox.run(program, limits=limits, timeout_s=timeout_s))
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        return _CheckedSession(self._sandbox.session(language=language, limits=limits))
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+
+class _CheckedSession(SandboxSession):
+    def __init__(self, session: SandboxSession) -> None:
+        self._session = session
+
+    def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
+        return _check_result(self._session.run(source, limits=limits))
+
+    def upload(self, path: str, content: bytes) -> None:
+        self._session.upload(path, content)
+
+    def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        return self._session.download(path, max_bytes=max_bytes)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _check_result(result: RunResult) -> RunResult:
+    not_compiled = result.compile is not None and not result.compile.ok
+    if result.status == "error" and result.exit_code is None and result.signal is None and not not_compiled:
+        raise SandboxError("a part of the sandbox died in the middle of a run")
+    return result

@@ -26,12 +26,12 @@ from envs.webshop.reward import alike, normalize_colour, purchase_reward
 from envs.webshop.shipped import SHIPPED_COUNT, Shipped, generate, nouns_of_title, product, vocabulary
 from envs.webshop.shipped.attributes import ATTRIBUTES, stated
 from envs.webshop.shipped.brands import BRANDS
-from envs.webshop.shipped.families import BLOCK
+from envs.webshop.shipped.categories import CATEGORIES
 from envs.webshop.shipped.generator import ASIN_STEPS, asin_of
 from envs.webshop.shipped.nouns import OTHER_WORDS
 from envs.webshop.shipped.options import LETTERS
-from envs.webshop.shipped.phrases import ASKING, ASKING_WITH_CLAUSE, REVIEWS
-from envs.webshop.shipped.shelves import SHELVES
+from envs.webshop.shipped.phrases import REQUESTS, REQUESTS_WITH_CLAUSE, REVIEWS
+from envs.webshop.shipped.product_families import BLOCK
 from envs.webshop.shipped.vocabulary import words_of
 from envs.webshop.types import Goal
 from roll_envs.errors import ConfigError
@@ -188,7 +188,7 @@ def test_there_is_enough_of_everything(shop: list[Shipped]) -> None:
     assert min(kinds.values()) >= 10
     assert len({one.record["category"] for one in shop}) >= 12
     assert sum(len(one.human) for one in shop) >= 3_000
-    assert len({*ASKING, *ASKING_WITH_CLAUSE}) >= 30
+    assert len({*REQUESTS, *REQUESTS_WITH_CLAUSE}) >= 30
     sentences = Counter(entry["instruction"] for one in shop for entry in one.human)
     assert max(sentences.values()) <= 2
     assert len({one.record["name"] for one in shop}) > 0.97 * len(shop)
@@ -214,7 +214,7 @@ def test_goals_ask_for_what_the_product_is(shop: list[Shipped]) -> None:
 
 
 def test_listings_state_their_attributes_and_no_others(shop: list[Shipped]) -> None:
-    choices = {shelf.kind.query: {t.phrase for group in shelf.choices for t in group} for shelf in SHELVES}
+    choices = {category.kind.query: {t.phrase for group in category.choices for t in group} for category in CATEGORIES}
     only_inside = 0
     for one in shop:
         held, text = set(one.ins["attributes"]), text_of(one)
@@ -289,7 +289,7 @@ def test_blocks_hold_near_duplicates(shop: list[Shipped]) -> None:
 
 
 def test_values_of_an_option_can_be_told_apart() -> None:
-    for option in {option for shelf in SHELVES for option in shelf.options}:
+    for option in {option for category in CATEGORIES for option in category.options}:
         for one, other in combinations(option.values, repeat=2):
             if one == other:
                 # The reward looks for a colour anywhere in a wanted value (tan in standard): it must be a whole word.
@@ -299,27 +299,34 @@ def test_values_of_an_option_can_be_told_apart() -> None:
 
 
 def test_attributes_of_a_kind_can_be_told_apart() -> None:
-    for shelf in SHELVES:
-        phrases = [trait.phrase for group in shelf.choices for trait in group]
-        assert len(phrases) == len(set(phrases)), shelf.kind.query
+    for category in CATEGORIES:
+        phrases = [trait.phrase for group in category.choices for trait in group]
+        assert len(phrases) == len(set(phrases)), category.kind.query
         for one, other in combinations(phrases, repeat=2):
-            assert one == other or not alike(one, other), (shelf.kind.query, one, other)
+            assert one == other or not alike(one, other), (category.kind.query, one, other)
 
 
 def test_no_sentence_states_another_attribute() -> None:
     reviews = [text for found in REVIEWS.values() for pair in found for text in pair]
-    for shelf in SHELVES:
-        phrases = {trait.phrase for group in shelf.choices for trait in group}
-        fixed = [*shelf.facts, *shelf.closers, *shelf.openers, *shelf.own_openers, *shelf.kind.uses, *reviews]
-        fixed += [*shelf.styles, shelf.noun, *(value for option in shelf.options for value in option.values)]
+    for category in CATEGORIES:
+        phrases = {trait.phrase for group in category.choices for trait in group}
+        fixed = [
+            *category.facts,
+            *category.closers,
+            *category.openers,
+            *category.own_openers,
+            *category.kind.uses,
+            *reviews,
+        ]
+        fixed += [*category.styles, category.noun, *(value for option in category.options for value in option.values)]
         for phrase in phrases:
-            assert not [text for text in fixed if phrase in text.lower()], (shelf.kind.query, phrase)
+            assert not [text for text in fixed if phrase in text.lower()], (category.kind.query, phrase)
             others = [text for other in phrases - {phrase} for text in stated(ATTRIBUTES[other])]
-            assert not [text for text in others if phrase in text.lower()], (shelf.kind.query, phrase)
+            assert not [text for text in others if phrase in text.lower()], (category.kind.query, phrase)
 
 
 def test_each_attribute_is_in_use_and_its_sentences_say_it() -> None:
-    used = {trait.phrase for shelf in SHELVES for group in shelf.choices for trait in group}
+    used = {trait.phrase for category in CATEGORIES for group in category.choices for trait in group}
     assert used == set(ATTRIBUTES)
     for phrase, attribute in ATTRIBUTES.items():
         assert all(phrase in text.lower() and text[-1] == "." for text in stated(attribute)), phrase
@@ -349,8 +356,8 @@ def test_nouns_of_titles(shop: list[Shipped]) -> None:
     used = set()
     for one in shop:
         assert one.nouns == nouns_of_title(one.record)
-        shelf = next(s for s in SHELVES if s.kind.query == one.record["query"])
-        head = re.findall(r"[a-z]+(?:-[a-z]+)*", shelf.noun)[-1]
+        category = next(s for s in CATEGORIES if s.kind.query == one.record["query"])
+        head = re.findall(r"[a-z]+(?:-[a-z]+)*", category.noun)[-1]
         assert head in one.nouns, one.record["name"]
         assert len(one.nouns) <= 14
         used |= set(re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*", one.record["name"].lower()))
@@ -404,7 +411,7 @@ def test_materials_fit_the_kind(shop: list[Shipped]) -> None:
 
 
 def test_prices_fit_the_kind(shop: list[Shipped]) -> None:
-    usual = {shelf.kind.query: (shelf.kind.low, shelf.kind.high) for shelf in SHELVES}
+    usual = {category.kind.query: (category.kind.low, category.kind.high) for category in CATEGORIES}
     for one in shop:
         low, high = usual[one.record["query"]]
         prices = [float(text) for text in one.record["pricing"].split("$")[1:]]
@@ -422,20 +429,20 @@ def test_no_brand_is_a_known_one_and_no_address_is_in_the_texts(shop: list[Shipp
         assert not re.search(r"https?:|www\.|\.com\b|[\0\1\2{}%]", "\n".join(texts)), "an address, or a gap not filled"
 
 
-@pytest.mark.parametrize("query", [shelf.kind.query for shelf in SHELVES])
+@pytest.mark.parametrize("query", [category.kind.query for category in CATEGORIES])
 def test_each_kind_reads_well(query: str) -> None:
-    shelf = next(s for s in SHELVES if s.kind.query == query)
-    kind = shelf.kind
+    category = next(s for s in CATEGORIES if s.kind.query == query)
+    kind = category.kind
     assert 0 < kind.low < kind.high
     assert len(kind.styles) >= 3
     assert len(kind.uses) >= 3
     assert len(kind.facts) >= 4
-    assert len(shelf.choices) >= 5
+    assert len(category.choices) >= 5
     assert all(fact[0].isupper() and fact.endswith(".") for fact in kind.facts)
     assert 1 <= len(kind.options) <= 3
     for option in kind.options:
         assert 2 <= option.low <= option.high <= len(option.values)
         assert len(set(option.values)) == len(option.values)
         assert all("/" not in value and value == value.lower().strip() for value in option.values)
-        speech = option.speech
-        assert all(text.count("%s") == 1 for text in (*speech.before, *speech.after, *speech.clause))
+        phrases = option.phrases
+        assert all(text.count("%s") == 1 for text in (*phrases.before, *phrases.after, *phrases.clause))

@@ -1,4 +1,4 @@
-"""Code judged in a sandbox: no cheat passes, honest code does, and nothing that is expected enters the jail."""
+"""Code judged in a sandbox: no cheat passes, honest code does, and nothing that is expected enters the sandbox."""
 
 from __future__ import annotations
 

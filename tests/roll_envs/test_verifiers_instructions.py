@@ -17,7 +17,7 @@ from roll_envs.errors import ConfigError, MissingExtraError, UnknownNameError
 from roll_envs.verifiers import Failed, Score, make_verifier
 from roll_envs.verifiers.instructions import (
     INSTRUCTIONS,
-    Given,
+    Arguments,
     InstructionsVerifier,
     count_sentences,
     loose_forms,
@@ -172,7 +172,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 KEYS = {f"keyword{n}": word for n, word in enumerate(("one", "two", "three", "five", "seven"), 1)}
 FIVES = "one " + "two " * 2 + "three " * 3 + "five " * 5 + "seven " * 7
 
-NEWER: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
+IFBENCH: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("count:word_count_range", {"min_words": 2, "max_words": 3.0}, ["a b", "a b c"], ["a", "a b c d"]),
     ("count:unique_word_count", {"N": 2}, ["a b", "A, b."], ["a A a!", "a"]),
     ("count:conjunctions", {"small_n": 2}, ["this and that, but", "And/or so or"], ["and And and,", "android button"]),
@@ -223,11 +223,11 @@ def scored(answer: str, reference: Any, **options: Any) -> Score:
 
 def test_the_public_ids_are_all_there() -> None:
     assert len(PUBLIC_IDS) == 25
-    assert set(INSTRUCTIONS) == PUBLIC_IDS | {name for name, *_ in NEWER}
+    assert set(INSTRUCTIONS) == PUBLIC_IDS | {name for name, *_ in IFBENCH}
     assert {name for name, *_ in CASES} == PUBLIC_IDS
 
 
-@pytest.mark.parametrize(("name", "arguments", "follow", "do_not"), CASES + NEWER)
+@pytest.mark.parametrize(("name", "arguments", "follow", "do_not"), CASES + IFBENCH)
 def test_what_follows_an_instruction_and_what_does_not(
     name: str, arguments: dict[str, Any], follow: list[str], do_not: list[str]
 ) -> None:
@@ -371,7 +371,7 @@ def test_wrong_options_are_told() -> None:
 
 
 def test_a_program_may_add_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shout(given: Given) -> Any:
+    def shout(given: Arguments) -> Any:
         marks = given.whole("marks", 1)
         return lambda text: text.endswith("!" * marks)
 
@@ -388,7 +388,7 @@ def test_by_name() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from('aB1.!?,"*-<>[]()`\n é中ا'), max_size=80))
 def test_no_answer_breaks_a_check(answer: str) -> None:
-    everything = row(*((name, arguments) for name, arguments, *_ in CASES + NEWER))
+    everything = row(*((name, arguments) for name, arguments, *_ in CASES + IFBENCH))
     found = scored(answer, everything)
     assert found.parts["loose_share"] >= found.parts["strict_share"] == found.value
 
@@ -397,7 +397,7 @@ def test_no_answer_breaks_a_check(answer: str) -> None:
 def test_checks_take_linear_time(unit: str) -> None:
     long = unit * (100_000 // len(unit)) + "x"
     started = time.monotonic()
-    scored(long, row(*((name, arguments) for name, arguments, *_ in CASES + NEWER)))
+    scored(long, row(*((name, arguments) for name, arguments, *_ in CASES + IFBENCH)))
     assert time.monotonic() - started < 20  # about 2 s; quadratic time would be hours
 
 

@@ -25,7 +25,7 @@ from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_calibrate import Labelled, calibrate, kappa, read_labelled
 from roll_envs.verifiers.judge_llm_client import Endpoint
 from roll_envs.verifiers.judge_llm_forms import Criterion, correctness_form, pairwise_form, read_reply, rubric_form
-from roll_envs.verifiers.judge_llm_prompts import clip_middle, defuse, draw_mark
+from roll_envs.verifiers.judge_llm_prompts import break_special_tokens, clip_middle, draw_mark
 
 QUESTION = {"prompt": "What is the capital of France?"}
 
@@ -499,7 +499,7 @@ def test_hostile_answers_stay_between_their_marks(answer: str) -> None:
     # The mark begins and ends each text once, and closes the message; between its lines the answer stands alone.
     assert user.count(mark) == 2 * 3 + 1
     between = "\n".join(lines[first + 1 : last])
-    assert between == defuse(("x " + answer).rpartition("</think>")[2])
+    assert between == break_special_tokens(("x " + answer).rpartition("</think>")[2])
     for token in ("<|", "|>", "[INST]", "[/INST]", "</s>", "<start_of_turn>", "<｜", "｜>"):
         assert token not in user
     assert lines[last + 2].startswith("That was the last text")

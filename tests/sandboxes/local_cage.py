@@ -19,14 +19,14 @@ def cage(**kwargs: Any) -> Iterator[LocalSandbox]:
     """A :class:`LocalSandbox` that is closed in the end."""
     if not _tried:
         try:
-            LocalSandbox(slots=1, weakest_tier="no-cgroup").close()
+            LocalSandbox(slots=1, minimum_isolation="no-cgroup").close()
         except SandboxError as error:
             _tried.append(str(error))
         else:
             _tried.append("")
     if _tried[0]:
         pytest.skip(f"this machine cannot make the local cage: {_tried[0]}")
-    with LocalSandbox(**{"weakest_tier": "no-cgroup", **kwargs}) as made:
+    with LocalSandbox(**{"minimum_isolation": "no-cgroup", **kwargs}) as made:
         yield made
 
 

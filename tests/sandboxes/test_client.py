@@ -24,7 +24,7 @@ from service_fakes import FakeSandbox, running
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 from roll_envs.sandbox import Limits, Program, RunResult, make_sandbox
 from sandboxes.client import RemoteSandbox
-from sandboxes.client.asking import FIRST_PAUSE_S
+from sandboxes.client.retrying import FIRST_PAUSE_S
 from sandboxes.service.wire import dump_result
 
 PRINT = Program(source="print(1)")

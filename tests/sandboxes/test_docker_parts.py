@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
 from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
-from sandboxes.docker.denials import MACHINES, filters
 from sandboxes.docker.engine import Shape
 from sandboxes.docker.host_files import host_files
 from sandboxes.docker.inside.wipe import wipe
@@ -31,6 +30,7 @@ from sandboxes.docker.isolation import judge
 from sandboxes.docker.owner import is_orphan, owner_label
 from sandboxes.docker.pool import Pool
 from sandboxes.docker.sandbox import _shape
+from sandboxes.docker.syscall_filters import MACHINES, filters
 
 # -- the filter of system calls ----------------------------------------------------------------------------------------
 

@@ -94,12 +94,12 @@ def test_arguments(machine: str, name: str, arguments: tuple[int, ...], expected
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_tiers_change(machine: str) -> None:
     numbers, arch = CHECKED[machine], ARCH[machine]
-    bare = build(machine, Rules(internet=False, unix_sockets=False, hidden_memory=False, signals=False))
+    bare = build(machine, Rules(internet=False, unix_sockets=False, anonymous_memory=False, signals=False))
     assert [verdict(bare, numbers["socket"], (family,), arch) for family in (1, 2, 10)] == [EAFNOSUPPORT] * 3
     assert [verdict(bare, numbers[name], (), arch) for name in ("memfd_create", "shmget")] == [EPERM] * 2
     kill = ALLOWED[machine]["kill"]
     assert [verdict(bare, kill, (target,), arch) for target in (0, 1, 2**64 - 1)] == [ALLOW, EPERM, EPERM]
-    maker = build(machine, Rules(makes_jails=True))
+    maker = build(machine, Rules(sets_up_jails=True))
     for name, good, bad in (
         ("unshare", [(0x20000000,), (PRIVATE,)], [(0x10000000,), (0x30000000,), (0x20000,), (PRIVATE | 0x10000000,)]),
         ("setns", [(1000, 0x20000000)], [(999, 0x20000000), (1000, 0x10000000), (1000, 0)]),
@@ -112,7 +112,7 @@ def test_what_tiers_change(machine: str) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_is_refused_where_no_namespaces_stand_between(machine: str) -> None:
     numbers, arch = {**ALLOWED[machine], **CHECKED[machine]}, ARCH[machine]
-    shared = build(machine, Rules(apart=False, attributes=False, signals=False))
+    shared = build(machine, Rules(isolated_ipc=False, attributes=False, signals=False))
     names = (
         "semget msgget shmget shmat mq_open setpriority sched_setaffinity fchmodat fchown utimensat setxattr tkill "
         "tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal"
@@ -133,7 +133,7 @@ def test_what_is_refused_where_no_namespaces_stand_between(machine: str) -> None
         EPERM,
         EPERM,
     ]
-    own_user = build(machine, Rules(apart=False))
+    own_user = build(machine, Rules(isolated_ipc=False))
     assert verdict(own_user, numbers["fchmodat"], (), arch) == ALLOW
 
 
@@ -142,4 +142,4 @@ def test_any_call_gets_a_verdict(number: int, arguments: tuple[int, ...]) -> Non
     assert verdict(PROGRAM, number, arguments) in (ALLOW, KILL, EPERM, ENOSYS, EAFNOSUPPORT)
 
 
-PROGRAM = build("x86_64", Rules(makes_jails=True))
+PROGRAM = build("x86_64", Rules(sets_up_jails=True))

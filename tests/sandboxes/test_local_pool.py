@@ -23,7 +23,7 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox
 from sandboxes.local.cgroups import PREFIX
-from sandboxes.local.inside.ready import CHANNEL
+from sandboxes.local.inside.launch import CHANNEL
 from sandboxes.local.inside.seccomp import ZYGOTE_NAMESPACE_FD
 
 ONE = Program(source="print(1)")
@@ -65,7 +65,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
 def test_made_by_name() -> None:
     with cage():
         pass
-    with contract.make_sandbox("local", slots=1, weakest_tier="no-cgroup") as made:
+    with contract.make_sandbox("local", slots=1, minimum_isolation="no-cgroup") as made:
         assert isinstance(made, LocalSandbox)
         assert made.run(ONE).isolation == made.isolation
         assert made.isolation.tier in ("full", "no-cgroup")
@@ -98,7 +98,7 @@ def test_the_callers_descriptors_may_have_any_number(
     """Those that the jail uses itself included: its channels inherit the numbers they have here."""
     with cage(slots=1) as made:
         made.close()
-    with descriptors_taken_up_to(number - before), LocalSandbox(slots=1, weakest_tier="no-cgroup") as sandbox:
+    with descriptors_taken_up_to(number - before), LocalSandbox(slots=1, minimum_isolation="no-cgroup") as sandbox:
         assert sandbox.run(ONE).stdout == b"1\n"
         assert sandbox.run(ONE).stdout == b"1\n"
     assert caplog.messages == []  # nothing had to be done again
@@ -130,7 +130,7 @@ def test_what_the_caller_blocks_and_ignores_is_not_inherited() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        with LocalSandbox(slots=1, weakest_tier="no-cgroup") as sandbox:
+        with LocalSandbox(slots=1, minimum_isolation="no-cgroup") as sandbox:
             lines = "[l for l in open('/proc/self/status') if l[:6] in ('SigBlk', 'SigIgn')]"
             print(sandbox.run(Program(source=f"print(*{lines})")).stdout.decode())
     """)
@@ -190,13 +190,13 @@ def test_a_call_that_may_not_take_as_long_as_the_program() -> None:
         assert sandbox.run(ONE).ok
 
 
-@pytest.mark.parametrize("who", ["keeper", "zygote"])
+@pytest.mark.parametrize("who", ["supervisor", "zygote"])
 def test_a_killed_process_of_ours_is_no_verdict_and_is_replaced(who: str) -> None:
     others = set(below(os.getpid()))  # of tests before this one
     with cage(slots=1) as sandbox:
-        keeper = next(pid for pid in below(os.getpid()) if pid not in others)
-        assert eventually(lambda: len(below(keeper)) >= 2)
-        victim = {"keeper": keeper, "zygote": below(keeper)[0]}[who]
+        supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
+        assert eventually(lambda: len(below(supervisor)) >= 2)
+        victim = {"supervisor": supervisor, "zygote": below(supervisor)[0]}[who]
         with ThreadPoolExecutor(1) as threads:
             run = threads.submit(sandbox.run, Program(source="import time; time.sleep(50)"), limits=Limits(wall_s=40))
             time.sleep(0.5)
@@ -209,11 +209,11 @@ def test_a_killed_process_of_ours_is_no_verdict_and_is_replaced(who: str) -> Non
 def test_a_killed_first_process_of_a_session_is_no_verdict() -> None:
     others = set(below(os.getpid()))
     with cage(slots=1) as sandbox:
-        keeper = next(pid for pid in below(os.getpid()) if pid not in others)
+        supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
         with sandbox.session() as session, ThreadPoolExecutor(1) as threads:
             run = threads.submit(session.run, "import time; time.sleep(50)")
             time.sleep(0.5)
-            os.kill(below(below(keeper)[0])[0], signal.SIGKILL)
+            os.kill(below(below(supervisor)[0])[0], signal.SIGKILL)
             with pytest.raises(SandboxError):
                 run.result(timeout=20)
         assert sandbox.run(ONE).stdout == b"1\n"
@@ -222,13 +222,13 @@ def test_a_killed_first_process_of_a_session_is_no_verdict() -> None:
 def test_a_program_that_was_not_begun_is_given_to_another_slot(caplog: pytest.LogCaptureFixture) -> None:
     others = set(below(os.getpid()))
     with cage(slots=1) as sandbox:
-        keeper = next(pid for pid in below(os.getpid()) if pid not in others)
-        os.kill(below(keeper)[0], signal.SIGKILL)
+        supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
+        os.kill(below(supervisor)[0], signal.SIGKILL)
         time.sleep(0.2)
         assert sandbox.run(ONE).stdout == b"1\n"
         caplog.clear()
-        keeper = next(pid for pid in below(os.getpid()) if pid not in others)
-        os.kill(below(keeper)[0], signal.SIGKILL)
+        supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
+        os.kill(below(supervisor)[0], signal.SIGKILL)
         time.sleep(0.2)
         with sandbox.session() as session:
             assert session.run("1").stdout == b"1\n"
@@ -242,9 +242,9 @@ def test_what_waits_for_a_program_may_die() -> None:
     others = set(below(os.getpid()))
     with cage(slots=1) as sandbox:
         for _ in range(5):  # more in a row than are put up with, if no program ran in between
-            keeper = next(pid for pid in below(os.getpid()) if pid not in others)
-            assert eventually(lambda: len(below(keeper)) >= 2)  # noqa: B023 - called at once
-            os.kill(below(keeper)[-1], signal.SIGKILL)
+            supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
+            assert eventually(lambda: len(below(supervisor)) >= 2)  # noqa: B023 - called at once
+            os.kill(below(supervisor)[-1], signal.SIGKILL)
             time.sleep(0.1)
             assert sandbox.run(ONE).stdout == b"1\n"
 
@@ -279,7 +279,7 @@ def test_nothing_is_left_when_the_caller_is_killed() -> None:
         import threading, time
         from roll_envs.sandbox import Program, Limits
         from sandboxes.local import LocalSandbox
-        sandbox = LocalSandbox(slots=2, weakest_tier="no-cgroup")
+        sandbox = LocalSandbox(slots=2, minimum_isolation="no-cgroup")
         sleep = Program(source="import os, time; os.fork(); os.setsid; time.sleep(60)")
         threading.Thread(target=sandbox.run, args=(sleep,), kwargs={"limits": Limits(wall_s=50)}).start()
         sandbox.run(Program(source="print(1)"))
@@ -332,7 +332,8 @@ def test_limits_of_a_run_do_not_stay() -> None:
     ("wrong", "match"),
     [
         ({"slots": 0}, "slots=0"),
-        ({"weakest_tier": "none"}, "weakest_tier='none'"),
+        ({"minimum_isolation": "none"}, "minimum_isolation='none'"),
+        ({"weakest_tier": "landlock"}, "weakest_tier='landlock': this argument is now called minimum_isolation"),
         ({"python_paths": ("relative",)}, "python_paths: 'relative'"),
         ({"limits": Limits(wall_s=-1)}, "wall_s=-1"),
         ({"languages": ("python", "cobol")}, "cobol"),
@@ -340,7 +341,7 @@ def test_limits_of_a_run_do_not_stay() -> None:
 )
 def test_wrong_arguments(wrong: dict[str, object], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        LocalSandbox(**{"weakest_tier": "no-cgroup", **wrong})  # type: ignore[arg-type]
+        LocalSandbox(**{"minimum_isolation": "no-cgroup", **wrong})  # type: ignore[arg-type]
 
 
 def test_results_travel() -> None:

@@ -14,17 +14,17 @@ from sandboxes.local import LocalSandbox
 
 @pytest.fixture
 def no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandboxes.local.tiers.find_place", lambda: (None, "this is a test"))
+    monkeypatch.setattr("sandboxes.local.tiers.find_cgroup_parent", lambda: (None, "this is a test"))
 
 
 @pytest.fixture
 def watched(no_cgroups: None) -> Iterator[LocalSandbox]:
-    with cage(slots=1, weakest_tier="no-cgroup", limits=Limits(memory_mb=128, wall_s=30.0, processes=32)) as made:
+    with cage(slots=1, minimum_isolation="no-cgroup", limits=Limits(memory_mb=128, wall_s=30.0, processes=32)) as made:
         yield made
 
 
 def test_a_weaker_tier_is_refused_with_the_reason_and_the_way(no_cgroups: None) -> None:
-    with pytest.raises(SandboxError, match=r"this is a test.*weakest_tier='no-cgroup'"):
+    with pytest.raises(SandboxError, match=r"this is a test.*minimum_isolation='no-cgroup'"):
         LocalSandbox(slots=1)
 
 

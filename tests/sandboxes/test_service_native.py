@@ -215,7 +215,7 @@ def test_a_cell_that_is_sent_twice_runs_once(service: Running) -> None:
     first = {"source": "n = globals().get('n', 0) + 1; print(n)", "number": 1}
     assert [service.post(path, first).json()["result"]["stdout"] for _ in range(2)] == ["MQo="] * 2
     assert len(FakeSandbox.ran) == 1
-    # Also when the first asker left before the answer.
+    # Also when the first client left before the answer.
     slow = {"source": "#sleep 0.5\nn = n + 1; print(n)", "number": 2}
     with pytest.raises(httpx.ReadTimeout):
         service.post(path, slow, timeout=0.1)

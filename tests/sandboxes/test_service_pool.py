@@ -79,7 +79,7 @@ def test_the_bodies_of_all_requests_together_are_bounded() -> None:
         small = _in_thread(lambda: service.post("/run_code", QUICK | {"stdin": "x" * 1000}))
         assert first.result().status_code == small.result().status_code == 200
         assert service.post("/run_code", QUICK | {"stdin": "x" * 6000}).status_code == 200
-        assert service.service.held.now_bytes == 0
+        assert service.service.body_budget.now_bytes == 0
 
 
 def test_a_wait_that_is_too_long_is_504() -> None:

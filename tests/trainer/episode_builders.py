@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from roll_envs.types import Completion, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
+from trainer.data.batches import Batch, Denominators, denominators_of, make_batches, scatter_back
 from trainer.data.sequences import TokenSequence
+from trainer.data.table import tokens_of
 
 TASK = Task(env_id="roll/Test-v0", split="train", index=0, seed=7)
 
@@ -57,7 +60,7 @@ def group_of_returns(*returns: float) -> Group:
 
 
 def row(ids: Sequence[int], mask: Sequence[int], *, group: int = 0, member: int = 0, version: int = 0) -> TokenSequence:
-    """A row of one turn with log-prob -0.01 * id on sampled ids."""
+    """A sequence of one turn with log-prob -0.01 * id on sampled ids."""
     return TokenSequence(
         ids=tuple(ids),
         mask=tuple(bool(m) for m in mask),
@@ -67,6 +70,51 @@ def row(ids: Sequence[int], mask: Sequence[int], *, group: int = 0, member: int 
         group=group,
         member=member,
     )
+
+
+def on_ids(sequences: Sequence[TokenSequence], column: np.ndarray) -> list[np.ndarray]:
+    """A column of tokens as one array per sequence, aligned with its ids, 0 where nothing was sampled."""
+    tokens, found = tokens_of(sequences), [np.zeros(len(s.ids), dtype=column.dtype) for s in sequences]
+    for s, position, value in zip(tokens.sequence, tokens.position, column, strict=True):
+        found[s][position] = value
+    return found
+
+
+def on_tokens(sequences: Sequence[TokenSequence], values: Sequence[Sequence[float] | np.ndarray]) -> np.ndarray:
+    """One array per sequence, aligned with its ids, as a column of its sampled tokens."""
+    kept = [np.asarray(v)[np.array(s.mask, dtype=bool)] for s, v in zip(sequences, values, strict=True)]
+    return np.concatenate([np.empty(0), *kept]) if kept else np.empty(0)
+
+
+def batches_of(
+    sequences: Sequence[TokenSequence],
+    advantages: Sequence[Sequence[float] | np.ndarray] | None = None,
+    *,
+    pack_tokens: int,
+    tokens_per_microbatch: int,
+    **columns: Sequence[Sequence[float] | np.ndarray],
+) -> list[Batch]:
+    """Batches of all sequences; advantages and other columns as one array per sequence, aligned with its ids."""
+    given = {name: on_tokens(sequences, values) for name, values in columns.items()}
+    if advantages is not None:
+        given["advantage"] = on_tokens(sequences, advantages)
+    return make_batches(
+        sequences,
+        tokens_of(sequences).with_columns(**given),
+        range(len(sequences)),
+        pack_tokens=pack_tokens,
+        tokens_per_microbatch=tokens_per_microbatch,
+    )
+
+
+def counted(sequences: Sequence[TokenSequence]) -> Denominators:
+    """Of an optimiser step on all of ``sequences``."""
+    return denominators_of(tokens_of(sequences), range(len(sequences)))
+
+
+def scattered(sequences: Sequence[TokenSequence], batches: Sequence[Batch], values: Any) -> list[np.ndarray]:
+    """What batches of all ``sequences`` give, as one array per sequence, aligned with its ids."""
+    return on_ids(sequences, scatter_back(batches, values, tokens_of(sequences)))
 
 
 TOKENS = st.integers(0, 15)
@@ -105,7 +153,7 @@ def groups(draw: st.DrawFn) -> Group:
 
 @st.composite
 def rows(draw: st.DrawFn, max_rows: int = 12, max_length: int = 12) -> list[TokenSequence]:
-    """Rows of one to ``max_length`` ids with any mask, in up to five groups."""
+    """Sequences of one to ``max_length`` ids with any mask, in up to five groups."""
     result = []
     for member in range(draw(st.integers(1, max_rows))):
         ids = draw(st.lists(TOKENS, min_size=1, max_size=max_length))

@@ -1,18 +1,39 @@
-"""Rows as losses see them, packed by hand in any precision, and the same rows as plain lists."""
+"""Sequences as losses see them, packed by hand in any precision, and the same as plain lists."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trainer.algorithms.losses import LossInputs
+from trainer.algorithms.losses.objective import token_losses
+from trainer.config.parts import LOSSES
 from trainer.data.batches import Batch, Denominators
 
 Numbers = NDArray[np.float64]
+
+
+def losses_of(name: str, inputs: LossInputs, **settings: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss of each token by the loss ``name`` with ``settings`` of its own, and the sums of its metrics."""
+    part = LOSSES.find(name)
+    return token_losses(part, inputs.masked(), part.settings(**settings))
+
+
+def label_logprobs(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probabilities of ``labels`` [B, T] at the sampling temperature from logits [B, T, V]."""
+    scaled = logits / temperature
+    return scaled.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def entropy(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Entropy in nats of the sampling distribution at each position [B, T], from logits [B, T, V]."""
+    logp = torch.log_softmax(logits / temperature, dim=-1)
+    return -(logp.exp() * logp).sum(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +94,8 @@ class Packed:
             sampler_logp=self.batch.sampler_logprobs,
             advantages=self.batch.advantages,
             mask=self.batch.label_mask,
-            rows=self.batch.row_index,
-            turns=self.batch.turns,
+            sequence=self.batch.sequence,
+            turn=self.batch.turn,
             reference_logp=self.batch.reference_logprobs,
             selected=self.batch.selected,
         )
@@ -82,8 +103,8 @@ class Packed:
     def unpacked(self, values: torch.Tensor) -> list[list[float]]:
         """The numbers of each row's sampled tokens."""
         kept = self.batch.label_mask
-        rows = range(len(self.denominators.row_tokens))
-        return [values[kept & (self.batch.row_index == row)].tolist() for row in rows]
+        rows = range(len(self.denominators.sequence_tokens))
+        return [values[kept & (self.batch.sequence == row)].tolist() for row in rows]
 
 
 def packed(rows: Sequence[LossRow], *, dtype: torch.dtype = torch.float64, bins: int = 2, junk: float = 0.0) -> Packed:
@@ -116,13 +137,14 @@ def packed(rows: Sequence[LossRow], *, dtype: torch.dtype = torch.float64, bins:
             advantages=numbers["advantages"],
             sampler_logprobs=numbers["sampler"],
             old_logprobs=numbers["old"],
-            row_index=index,
-            turns=turns,
+            sequence=index,
+            turn=turns,
+            token=index,
             reference_logprobs=numbers["reference"],
             selected=selected,
         ),
         logp=numbers["logp"].requires_grad_(),
-        denominators=Denominators(tokens=int(counts.sum()), rows=int((counts > 0).sum()), row_tokens=counts),
+        denominators=Denominators(tokens=int(counts.sum()), sequences=int((counts > 0).sum()), sequence_tokens=counts),
     )
 
 

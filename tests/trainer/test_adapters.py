@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from episode_builders import batches_of, scattered
 from loop_runs import configured, run
 from safetensors.torch import load_file
 from test_precision import some_rows, steps
@@ -16,7 +17,6 @@ from tiny import tiny_model
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import SamplingParams
 from trainer.config import LossConfig, OptimizerConfig
-from trainer.data.batches import make_batches, scatter_back
 from trainer.engines.hf import HFEngine
 from trainer.learner import TorchSettings
 from trainer.learner.torch import TorchLearner
@@ -46,8 +46,8 @@ def state_of(model: LanguageModel) -> dict[str, torch.Tensor]:
 
 def scores(learner: TorchLearner) -> torch.Tensor:
     rows, _ = some_rows()
-    batches = make_batches(rows, pack_tokens=40, tokens_per_microbatch=80)
-    return torch.cat([torch.from_numpy(x) for x in scatter_back(batches, learner.score(batches))])
+    batches = batches_of(rows, pack_tokens=40, tokens_per_microbatch=80)
+    return torch.cat([torch.from_numpy(x) for x in scattered(rows, batches, learner.score(batches))])
 
 
 def test_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""Rows dealt over ranks: nothing is lost, and nobody waits for long."""
+"""Sequences dealt over ranks: nothing is lost, and nobody waits for long."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.data.balance import balance, cost, imbalance
 
 from roll_envs.errors import ConfigError
+from trainer.data.batches import balance, cost, imbalance
 
 
 def test_by_hand() -> None:
@@ -20,7 +20,7 @@ def test_by_hand() -> None:
     assert balance([3, 9, 1], 1) == [[0, 1, 2]]
 
 
-def test_long_rows_cost_more_than_their_tokens() -> None:
+def test_long_sequences_cost_more_than_their_tokens() -> None:
     """100 costs 100 + 100 with 0.01, as much as two of 50 (75 each) and more: it is left alone."""
     assert cost(100, 0.01) == pytest.approx(200.0)
     assert cost(50, 0.01) == pytest.approx(75.0)
@@ -35,13 +35,13 @@ def test_imbalance_by_hand() -> None:
 
 
 @given(st.lists(st.integers(1, 2000), max_size=60), st.integers(1, 9), st.sampled_from([0.0, 1e-4, 1e-2]))
-def test_every_row_once_and_loads_within_one_row(lengths: list[int], ranks: int, quadratic: float) -> None:
+def test_every_sequence_once_and_loads_within_one_sequence(lengths: list[int], ranks: int, quadratic: float) -> None:
     parts = balance(lengths, ranks, quadratic=quadratic)
     assert len(parts) == ranks
-    assert sorted(i for rows in parts for i in rows) == list(range(len(lengths)))
-    assert all(rows == sorted(rows) for rows in parts)
+    assert sorted(i for sequences in parts for i in sequences) == list(range(len(lengths)))
+    assert all(sequences == sorted(sequences) for sequences in parts)
     costs = [cost(n, quadratic) for n in lengths]
-    loads = [sum(costs[i] for i in rows) for rows in parts]
+    loads = [sum(costs[i] for i in sequences) for sequences in parts]
     assert max(loads) - min(loads) <= max(costs, default=0.0) * (1 + 1e-9)
     assert parts == balance(lengths, ranks, quadratic=quadratic)
 

@@ -9,24 +9,18 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from episode_builders import row, trajectory, turn
+from episode_builders import batches_of, counted, row, scattered, trajectory, turn
 from episode_builders import rows as some_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_inputs import entropy, label_logprobs
 from torch import nn
 
-from trainer.algorithms.losses import entropy, label_logprobs, policy_loss
+from trainer.algorithms.losses.objective import policy_loss
 from trainer.config import LossConfig
-from trainer.data.batches import (
-    Denominators,
-    denominators_of,
-    make_batches,
-    pack,
-    padding_share,
-    scatter_back,
-    split_minibatches,
-)
+from trainer.data.batches import Denominators, pack, padding_share, split_minibatches
 from trainer.data.sequences import TokenSequence, to_sequences
+from trainer.data.table import tokens_of
 
 
 def attention_mask(segments: torch.Tensor) -> torch.Tensor:
@@ -44,10 +38,10 @@ def credit_of(rows: Sequence[TokenSequence]) -> list[np.ndarray]:
 
 
 def test_pack_by_hand() -> None:
-    rows = [row(range(n), [1] * n) for n in (5, 4, 3, 2)]
-    assert pack(rows, 7) == [[0, 3], [1, 2]]
-    assert pack(rows, 4) == [[0], [1], [2], [3]]
-    assert pack(rows, 14) == [[0, 1, 2, 3]]
+    lengths = np.array([5, 4, 3, 2])
+    assert pack(lengths, 7) == [[0, 3], [1, 2]]
+    assert pack(lengths, 4) == [[0], [1], [2], [3]]
+    assert pack(lengths, 14) == [[0, 1, 2, 3]]
 
 
 @given(some_rows(max_rows=25), st.integers(1, 40))
@@ -60,12 +54,12 @@ def test_pack_is_first_fit_decreasing(rows: list[TokenSequence], pack_tokens: in
                 break
         else:
             bins.append([index])
-    assert pack(rows, pack_tokens) == bins
+    assert pack(np.array([len(r.ids) for r in rows]), pack_tokens) == bins
 
 
 def test_a_batch_by_hand() -> None:
     rows = [row((5, 6, 7), (0, 1, 1)), row((8, 9), (0, 1), member=1), row((3,), (1,), member=2)]
-    (batch,) = make_batches(
+    (batch,) = batches_of(
         rows,
         [np.array([9.0, 1.0, 2.0]), np.array([9.0, 3.0]), np.array([9.0])],
         pack_tokens=5,
@@ -74,7 +68,7 @@ def test_a_batch_by_hand() -> None:
     assert batch.ids.tolist() == [[5, 6, 7, 8, 9], [3, 0, 0, 0, 0]]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1], [0, 0, 0, 0, 0]]
     assert batch.segments.tolist() == [[0, 0, 0, 1, 1], [0, -1, -1, -1, -1]]
-    assert batch.row_index.tolist() == [[0, 0, 0, 1, 1], [2, -1, -1, -1, -1]]
+    assert batch.sequence.tolist() == [[0, 0, 0, 1, 1], [2, -1, -1, -1, -1]]
     assert batch.labels.tolist() == [[6, 7, 0, 9, 0], [0, 0, 0, 0, 0]]
     assert batch.label_mask.int().tolist() == [[1, 1, 0, 1, 0], [0, 0, 0, 0, 0]]
     assert batch.advantages.tolist() == [[1, 2, 0, 3, 0], [0, 0, 0, 0, 0]]
@@ -82,42 +76,43 @@ def test_a_batch_by_hand() -> None:
     assert torch.equal(batch.sampler_logprobs, expected)
     assert torch.equal(batch.old_logprobs, expected)
     assert {f.name: str(getattr(batch, f.name).dtype) for f in fields(batch) if getattr(batch, f.name) is not None} == {
-        **dict.fromkeys(("ids", "positions", "segments", "labels", "row_index", "turns"), "torch.int64"),
+        **dict.fromkeys(("ids", "positions", "segments", "labels", "sequence", "turn", "token"), "torch.int64"),
         **dict.fromkeys(("advantages", "sampler_logprobs", "old_logprobs"), "torch.float32"),
         "label_mask": "torch.bool",
     }
-    assert batch.turns.tolist() == [[0, 0, -1, 0, -1], [-1] * 5]
+    assert batch.turn.tolist() == [[0, 0, -1, 0, -1], [-1] * 5]
+    assert batch.token.tolist() == [[0, 1, -1, 2, -1], [-1] * 5]  # the fourth token is not predicted
     assert padding_share([batch]) == pytest.approx(0.4)
-    counts = denominators_of(rows)
-    assert (counts.tokens, counts.rows, counts.row_tokens.tolist()) == (3, 2, [2, 1, 0])
+    counts = counted(rows)
+    assert (counts.tokens, counts.sequences, counts.sequence_tokens.tolist()) == (3, 2, [2, 1, 0])
 
 
 def test_the_limit_of_a_microbatch_counts_padding() -> None:
     rows = [row(range(n), [1] * n) for n in (6, 6, 5, 3, 3, 9)]
-    shapes = [tuple(b.ids.shape) for b in make_batches(rows, pack_tokens=1, tokens_per_microbatch=12)]
+    shapes = [tuple(b.ids.shape) for b in batches_of(rows, pack_tokens=1, tokens_per_microbatch=12)]
     assert shapes == [(1, 9), (2, 6), (2, 5), (1, 3)]
-    assert [tuple(b.ids.shape) for b in make_batches(rows, pack_tokens=1, tokens_per_microbatch=4)] == [
+    assert [tuple(b.ids.shape) for b in batches_of(rows, pack_tokens=1, tokens_per_microbatch=4)] == [
         (1, 9), (1, 6), (1, 6), (1, 5), (1, 3), (1, 3),
     ]  # fmt: skip
 
 
 def test_no_rows_no_batches() -> None:
-    assert make_batches([], [], pack_tokens=8, tokens_per_microbatch=8) == []
-    assert scatter_back([], []) == []
+    assert batches_of([], [], pack_tokens=8, tokens_per_microbatch=8) == []
+    assert scattered([], [], []) == []
     assert split_minibatches([], 2, np.random.default_rng(0)) == []
 
 
-@pytest.mark.parametrize("values", [[], [np.zeros(3)]])
-def test_advantages_of_another_shape_are_refused(values: list[np.ndarray]) -> None:
-    with pytest.raises(ValueError, match="one array per row"):
-        make_batches([row((1, 2), (0, 1))], values, pack_tokens=8, tokens_per_microbatch=8)
+@pytest.mark.parametrize("column", [np.zeros(0), np.zeros(3)])
+def test_a_column_of_another_length_is_refused(column: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"column 'advantage' has . numbers for 1 sampled tokens"):
+        tokens_of([row((1, 2), (0, 1))]).with_columns(advantage=column)
 
 
 @given(some_rows(), st.integers(1, 40), st.integers(1, 80))
 def test_pack_and_scatter_back_lose_nothing(rows: list[TokenSequence], pack_tokens: int, limit: int) -> None:
     credit = credit_of(rows)
     old = [c - 1 for c in credit]
-    batches = make_batches(rows, credit, pack_tokens=pack_tokens, tokens_per_microbatch=limit, old_logprobs=old)
+    batches = batches_of(rows, credit, pack_tokens=pack_tokens, tokens_per_microbatch=limit, proximal_logp=old)
     predicted = [np.array([False, *r.mask[1:]]) for r in rows]
     for field, values in (
         ("labels", [r.ids for r in rows]),
@@ -125,20 +120,20 @@ def test_pack_and_scatter_back_lose_nothing(rows: list[TokenSequence], pack_toke
         ("advantages", credit),
         ("old_logprobs", old),
     ):
-        back = scatter_back(batches, [getattr(b, field) for b in batches])
+        back = scattered(rows, batches, [getattr(b, field) for b in batches])
         assert len(back) == len(rows)
         for got, value, keep in zip(back, values, predicted, strict=True):
             np.testing.assert_array_equal(got, np.where(keep, np.asarray(value, dtype=np.float32), 0.0))
     seen: dict[tuple[int, int], int] = {}
     for b in batches:
         assert b.ids.numel() <= limit or b.ids.shape[0] == 1
-        used = b.row_index >= 0
+        used = b.sequence >= 0
         assert torch.equal(used, b.segments >= 0)
-        for r, p, i in zip(b.row_index[used].tolist(), b.positions[used].tolist(), b.ids[used].tolist(), strict=True):
+        for r, p, i in zip(b.sequence[used].tolist(), b.positions[used].tolist(), b.ids[used].tolist(), strict=True):
             assert seen.setdefault((r, p), i) == i
-        assert int(used.sum()) == len({(r, p) for r, p in zip(b.row_index[used], b.positions[used], strict=True)})
+        assert int(used.sum()) == len({(r, p) for r, p in zip(b.sequence[used], b.positions[used], strict=True)})
     assert seen == {(r, p): i for r, member in enumerate(rows) for p, i in enumerate(member.ids)}
-    assert sum(int(b.label_mask.sum()) for b in batches) == denominators_of(rows).tokens
+    assert sum(int(b.label_mask.sum()) for b in batches) == counted(rows).tokens
 
 
 @given(some_rows(max_rows=20), st.integers(1, 6), st.integers(0, 99))
@@ -168,7 +163,7 @@ def test_a_thousand_rows_take_milliseconds_and_little_padding() -> None:
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
-        batches = make_batches(rows, credit, pack_tokens=512, tokens_per_microbatch=8192)
+        batches = batches_of(rows, credit, pack_tokens=512, tokens_per_microbatch=8192)
         seconds.append(time.perf_counter() - start)
     assert padding_share(batches) < 0.05
     assert min(seconds) < 0.1  # about 7 ms on a quiet core
@@ -225,8 +220,8 @@ def gradient(
 ) -> torch.Tensor:
     """The gradient of one optimiser step on ``rows``, accumulated over micro-batches, as one vector."""
     model.zero_grad()
-    counts = denominators_of(rows) if denominators is None else denominators
-    for b in make_batches(rows, credit_of(rows), pack_tokens=pack_tokens, tokens_per_microbatch=limit):
+    counts = counted(rows) if denominators is None else denominators
+    for b in batches_of(rows, credit_of(rows), pack_tokens=pack_tokens, tokens_per_microbatch=limit):
         logits = model(b.ids, b.positions, attention_mask(b.segments))
         loss, _ = policy_loss(
             config, b, label_logprobs(logits, b.labels, TEMPERATURE), counts, entropy(logits, TEMPERATURE)
@@ -295,9 +290,11 @@ def test_the_gradient_does_not_depend_on_the_order_or_the_rank(
 ) -> None:
     expected = gradient(model, rows, config)
     assert same(gradient(model, [rows[i] for i in (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)], config), expected)
-    whole = denominators_of(rows)
+    whole = counted(rows)
     ranks = [
-        gradient(model, part, config, denominators=replace(denominators_of(part), tokens=whole.tokens, rows=whole.rows))
+        gradient(
+            model, part, config, denominators=replace(counted(part), tokens=whole.tokens, sequences=whole.sequences)
+        )
         for part in (rows[:3], rows[3:])
     ]
     assert same(ranks[0] + ranks[1], expected)
@@ -329,10 +326,10 @@ def test_observation_text_and_masked_numbers_leave_the_gradient_bit_identical(
 def test_recomputed_logprobs_do_not_depend_on_the_cut(model: TinyModel, rows: list[TokenSequence]) -> None:
     results = []
     for pack_tokens, limit in ((1, 1), (40, 160)):
-        batches = make_batches(rows, pack_tokens=pack_tokens, tokens_per_microbatch=limit)
+        batches = batches_of(rows, pack_tokens=pack_tokens, tokens_per_microbatch=limit)
         logits = [model(b.ids, b.positions, attention_mask(b.segments)) for b in batches]
         values = [label_logprobs(x, b.labels, TEMPERATURE) for x, b in zip(logits, batches, strict=True)]
-        results.append(scatter_back(batches, values))
+        results.append(scattered(rows, batches, values))
     for a, b, r in zip(*results, rows, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
         assert (a != 0).tolist() == list(r.mask)

@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from episode_builders import group, trajectory, turn
+from episode_builders import batches_of, group, scattered, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_inputs import LossRow, packed, random_rows
 from tiny import tiny_model
-from trainer.algorithms.state import AlgorithmState
 
-from trainer.algorithms.losses import correction_weights, policy_loss, within_second_moment
+from trainer.algorithms.losses.objective import correction_weights, policy_loss, within_second_moment
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config.load import parse_config
-from trainer.data.batches import make_batches, scatter_back
-from trainer.data.sequences import rows_of
+from trainer.data.sequences import sequences_of
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
 
 def moved_row(
@@ -45,7 +44,7 @@ def moved_row(
 
 def weights_of(*rows: LossRow, **config: Any) -> tuple[list[list[float]], dict[str, float]]:
     inside = packed(rows, bins=1)
-    weights, metrics = correction_weights(inside.inputs(), CorrectionConfig(**config))
+    weights, metrics = correction_weights(inside.inputs().masked(), CorrectionConfig(**config))
     assert weights is not None
     assert not weights.requires_grad
     return inside.unpacked(weights), {name: value.item() for name, value in metrics.items()}
@@ -59,19 +58,19 @@ A, B = math.exp(0.5), math.exp(-0.25)
     [
         ({"name": "tis", "high": 1.2}, [1.2, B]),
         ({"name": "tis", "high": 9.0}, [A, B]),
-        ({"name": "tis", "level": "row", "high": 9.0}, [1.284025, 1.284025]),
-        ({"name": "tis", "level": "row", "high": 1.1}, [1.1, 1.1]),
-        ({"name": "tis", "level": "geometric", "high": 9.0}, [1.133148, 1.133148]),
+        ({"name": "tis", "level": "sequence-product", "high": 9.0}, [1.284025, 1.284025]),
+        ({"name": "tis", "level": "sequence-product", "high": 1.1}, [1.1, 1.1]),
+        ({"name": "tis", "level": "sequence-mean", "high": 9.0}, [1.133148, 1.133148]),
         ({"name": "mis", "low": 0.8}, [A, 0.0]),
         ({"name": "mis", "high": 1.5}, [0.0, B]),
         ({"name": "icepop", "low": 0.8, "high": 5.0}, [A, 0.0]),
-        ({"name": "mis", "level": "row", "low": 1.2}, [1.284025, 1.284025]),
-        ({"name": "mis", "level": "row", "low": 1.3}, [0.0, 0.0]),
-        ({"name": "mis", "level": "geometric", "low": 0.5, "high": 1.1}, [0.0, 0.0]),
+        ({"name": "mis", "level": "sequence-product", "low": 1.2}, [1.284025, 1.284025]),
+        ({"name": "mis", "level": "sequence-product", "low": 1.3}, [0.0, 0.0]),
+        ({"name": "mis", "level": "sequence-mean", "low": 0.5, "high": 1.1}, [0.0, 0.0]),
         ({"reject": "token", "reject_low": 0.9, "reject_high": 2.0}, [1.0, 0.0]),
-        ({"reject": "geometric", "reject_low": 0.999, "reject_high": 1.001}, [0.0, 0.0]),
-        ({"reject": "geometric", "reject_low": 0.9, "reject_high": 1.2}, [1.0, 1.0]),
-        ({"reject": "row", "reject_low": 0.9, "reject_high": 1.2}, [0.0, 0.0]),
+        ({"reject": "sequence-mean", "reject_low": 0.999, "reject_high": 1.001}, [0.0, 0.0]),
+        ({"reject": "sequence-mean", "reject_low": 0.9, "reject_high": 1.2}, [1.0, 1.0]),
+        ({"reject": "sequence-product", "reject_low": 0.9, "reject_high": 1.2}, [0.0, 0.0]),
         ({"name": "tis", "high": 1.2, "reject": "token", "reject_low": 0.1, "reject_high": 1.5}, [0.0, B]),
         ({"veto": 0.7}, [1.0, 1.0]),
         ({"veto": 0.8}, [0.0, 0.0]),
@@ -84,8 +83,8 @@ def test_by_hand(config: dict[str, Any], expected: list[float]) -> None:
 
 def test_by_turn() -> None:
     row = moved_row([0.5, 9.0, -0.25, 1.0], turns=[0, -1, 0, 1])
-    assert weights_of(row, name="tis", level="turn", high=2.0)[0][0] == pytest.approx([1.284025, 1.284025, 2.0])
-    rejected = weights_of(row, reject="turn", reject_low=0.5, reject_high=2.0)[0][0]
+    assert weights_of(row, name="tis", level="turn-product", high=2.0)[0][0] == pytest.approx([1.284025, 1.284025, 2.0])
+    rejected = weights_of(row, reject="turn-product", reject_low=0.5, reject_high=2.0)[0][0]
     assert rejected == [1.0, 1.0, 0.0]
 
 
@@ -99,11 +98,11 @@ def test_rows_that_the_policy_has_left_are_dropped_where_they_were_bad() -> None
     """OPSM: the mean of log sampler - log policy is 0.3 here; the proximal policy has no part in it."""
     row = moved_row([5.0, 4.0], advantages=[-1.0, 1.0])
     row = replace(row, logp=row.sampler - np.array([0.2, 0.4]))
-    assert weights_of(row, row_delta=0.29)[0][0] == [0.0, 1.0]
-    assert weights_of(row, row_delta=0.31)[0][0] == [1.0, 1.0]
-    assert weights_of(row, row_delta=0.29)[1]["correction/off_policy_share"] == 1
+    assert weights_of(row, sequence_delta=0.29)[0][0] == [0.0, 1.0]
+    assert weights_of(row, sequence_delta=0.31)[0][0] == [1.0, 1.0]
+    assert weights_of(row, sequence_delta=0.29)[1]["correction/off_policy_share"] == 1
     risen = replace(row, logp=row.sampler + 0.4)
-    assert weights_of(risen, row_delta=0.29)[0][0] == [1.0, 1.0]
+    assert weights_of(risen, sequence_delta=0.29)[0][0] == [1.0, 1.0]
 
 
 def test_metrics_by_hand() -> None:
@@ -123,16 +122,16 @@ def test_metrics_by_hand() -> None:
 
 def test_nothing_configured_gives_no_weights() -> None:
     inside = packed(random_rows(0))
-    assert correction_weights(inside.inputs(), CorrectionConfig()) == (None, {})
-    assert correction_weights(inside.inputs(), CorrectionConfig(second_moment=0.1)) == (None, {})
+    assert correction_weights(inside.inputs().masked(), CorrectionConfig()) == (None, {})
+    assert correction_weights(inside.inputs().masked(), CorrectionConfig(second_moment=0.1)) == (None, {})
 
 
 CONFIGS: list[dict[str, Any]] = [
     {"name": "tis", "high": 1.1},
-    {"name": "tis", "level": "turn", "high": 1.1},
-    {"name": "mis", "level": "row", "low": 0.7, "high": 1.5},
-    {"name": "tis", "level": "geometric", "high": 1.05, "veto": 0.5},
-    {"reject": "geometric", "reject_low": 0.9, "reject_high": 1.1, "row_delta": 0.01},
+    {"name": "tis", "level": "turn-product", "high": 1.1},
+    {"name": "mis", "level": "sequence-product", "low": 0.7, "high": 1.5},
+    {"name": "tis", "level": "sequence-mean", "high": 1.05, "veto": 0.5},
+    {"reject": "sequence-mean", "reject_low": 0.9, "reject_high": 1.1, "sequence_delta": 0.01},
 ]
 
 
@@ -140,8 +139,8 @@ CONFIGS: list[dict[str, Any]] = [
 def test_what_is_masked_out_has_no_part_in_any_weight(config: dict[str, Any]) -> None:
     rows = random_rows(3)
     clean, junk = packed(rows), packed(rows, junk=float("nan"))
-    expected, metrics = correction_weights(clean.inputs(), CorrectionConfig(**config))
-    found, same = correction_weights(junk.inputs(), CorrectionConfig(**config))
+    expected, metrics = correction_weights(clean.inputs().masked(), CorrectionConfig(**config))
+    found, same = correction_weights(junk.inputs().masked(), CorrectionConfig(**config))
     assert expected is not None
     assert found is not None
     assert torch.equal(found, expected)
@@ -158,7 +157,7 @@ def test_weights_do_not_depend_on_how_rows_are_packed(config: dict[str, Any], se
     apart = [weights_of(row, **config)[0][0] for row in rows]
     assert together == [pytest.approx(w) for w in apart]
     spread = packed(rows, bins=bins)
-    weights, _ = correction_weights(spread.inputs(), CorrectionConfig(**config))
+    weights, _ = correction_weights(spread.inputs().masked(), CorrectionConfig(**config))
     assert weights is not None
     assert spread.unpacked(weights) == [pytest.approx(w) for w in apart]
 
@@ -232,7 +231,7 @@ def test_second_moment_keeps_as_many_as_it_can(log_ratios: list[float], limit: f
 
 
 class Recorder:
-    """A learner that notes the advantages it is given for each row."""
+    """A learner that notes the advantage it is given for each token, in the order of the table."""
 
     def __init__(self, inner: TorchLearner) -> None:
         self.inner, self.advantages = inner, []  # type: ignore[var-annotated]
@@ -241,7 +240,9 @@ class Recorder:
         return self.inner.score(batches)
 
     def step(self, batches: Any, denominators: Any, *, lr: float, on_policy: bool = False) -> Any:
-        self.advantages += [scatter_back(batches, [b.advantages for b in batches])]
+        self.advantages += [
+            [b.advantages[b.sequence == s].tolist() for b in batches for s in (0, 1) if (b.sequence == s).any()]
+        ]
         self.tokens = denominators.tokens
         return self.inner.step(batches, denominators, lr=lr, on_policy=on_policy)
 
@@ -258,20 +259,19 @@ def test_an_update_leaves_out_the_tokens_that_moved_most(cut: int) -> None:
     def played(shifts: Any) -> Any:
         made = []
         for m, ((prompt, sampled), shift) in enumerate(zip(ids, shifts, strict=True)):
-            (row,) = rows_of([group(trajectory(turn(prompt, sampled, logprobs=[0.0] * len(sampled))))])
-            batches = make_batches([row], pack_tokens=64, tokens_per_microbatch=64)
-            (known,) = scatter_back(batches, learner.score(batches))
+            (row,) = sequences_of([group(trajectory(turn(prompt, sampled, logprobs=[0.0] * len(sampled))))])
+            batches = batches_of([row], pack_tokens=64, tokens_per_microbatch=64)
+            (known,) = scattered([row], batches, learner.score(batches))
             logprobs = known[len(prompt) :] - np.array(shift)
             made.append(trajectory(turn(prompt, sampled, logprobs=logprobs, reward=1.0), member=m))
         return [group(*made)]
 
     recorder = Recorder(learner)
-    parts = Parts(learner=recorder, state=AlgorithmState(kl_coef=0.0))  # type: ignore[arg-type]
+    parts = StepParts(learner=recorder, state=AlgorithmState(kl_coef=0.0))  # type: ignore[arg-type]
     groups = played(([0.1, 1.0, 0.2], [-0.2, 0.0]))
     metrics = update(config, parts, groups, step=0, version=0)
     (found,) = recorder.advantages
-    assert [a[a != 0].tolist() for a in found] == [[1.0, 1.0], [1.0, 1.0]]
-    assert found[0].tolist() == [0.0, 0.0, 1.0, 0.0, 1.0]
+    assert found == [1.0, 0.0, 1.0, 1.0, 1.0]
     assert recorder.tokens == 5  # the token that was left out is still counted
     assert metrics["correction/second_moment"] == pytest.approx((0.01 + 1 + 0.04 + 0.04) / 5, abs=1e-4)
     assert metrics["correction/second_moment_share"] == pytest.approx(0.2)

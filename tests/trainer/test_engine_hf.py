@@ -16,7 +16,8 @@ from tiny import full_logits, reference_completion, tiny_model
 
 from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
-from trainer.engines.hf import HFEngine
+from trainer.engines.hf import HFEngine, choose_ids
+from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
 from trainer.model.network import LanguageModel
 
 FOREVER = 30.0
@@ -292,11 +293,11 @@ def test_a_short_row_beside_a_long_one_takes_no_further_place(model: LanguageMod
         engine.close()
 
 
-@pytest.mark.parametrize("pass_work", [0.0, 1e15], ids=["apart", "padded"])
+@pytest.mark.parametrize("pass_tokens", [1, 20, 2**14])
 def test_answers_are_right_whatever_beginnings_slots_hold(
-    model: LanguageModel, pass_work: float, monkeypatch: pytest.MonkeyPatch
+    model: LanguageModel, pass_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.engines.prefix_cache._PASS_WORK", pass_work)
+    monkeypatch.setattr("trainer.engines.prefix_cache._PASS_TOKENS", pass_tokens)
     engine = HFEngine(model, max_running=5, max_tokens=400)
     rng = np.random.default_rng(30)
     known = [(9,) * 10]
@@ -609,3 +610,46 @@ def test_weights_that_are_not_finite_are_an_error_not_an_answer(engine: HFEngine
         engine.generate((5,), params(0), timeout_s=FOREVER)
     engine.update_weights(tiny_model().network.state_dict().items(), 4)
     assert engine.generate((5,), params(0), timeout_s=FOREVER).weight_version == 4
+
+
+# -- device ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_tensor_is_made_on_the_models_device(engine: HFEngine, model: LanguageModel) -> None:
+    """While the engine runs, whatever is made without a device goes to "meta" and would break the pass."""
+    sample = engine._sample
+
+    def elsewhere() -> None:
+        with torch.device("meta"):
+            sample()
+
+    engine._sample = elsewhere  # type: ignore[method-assign]
+    requests = [(p, params(i, n=4)) for i, p in enumerate(prompts(6, seed=15))]
+    for (prompt, sampling), got in zip(requests, together(engine, requests), strict=True):
+        check_reference(model, prompt, sampling, got)
+
+
+def test_a_pass_on_another_device_touches_that_device_only() -> None:
+    """On "meta" there are shapes only, and an operation that mixes it with the CPU fails."""
+    network = CachedNetwork(tiny_model().network.to("meta"), 4)
+    assert {x.device.type for x in (network.keys_values.keys, network.keys_values.values)} == {"meta"}
+    rules = tuple(range(5, 80))  # more than the slots have places for at first
+    sequences = [OpenSequence(ids) for ids in ((*rules, 7), (*rules, 8, 9), (6, 7), (6, 7))]
+    for sequence in sequences:
+        network.open(sequence)
+    for turn in range(3):
+        logits, sources = network.logits(sequences)
+        assert (logits.device.type, logits.shape) == ("meta", (3, network.vocabulary))
+        assert sources.tolist() == [0, 1, 2, 2]
+        device = {"device": "meta", "dtype": torch.float64}
+        chosen = choose_ids(logits, torch.ones(3, **device), torch.ones(3, 2, **device))
+        assert [(x.device.type, x.shape) for x in chosen] == [("meta", (3, 2))] * 2
+        for sequence in sequences:
+            sequence.ids.append(turn)
+            network.extend(sequence)
+    assert network.tokens_computed == 76 + 77 + 2 + 2 * 3
+    network.close(sequences[0], keep=True)
+    following = OpenSequence((*rules, 7, 0, 1, 4))
+    network.open(following)
+    assert network.logits([following])[0].shape == (1, network.vocabulary)
+    assert network.tokens_computed == 76 + 77 + 2 + 2 * 3 + 1

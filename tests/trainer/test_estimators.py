@@ -6,18 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from view_builders import flat, of_returns, view
+from view_builders import EpisodeView, estimated, of_returns, table_of, view
 
-from trainer.algorithms.estimators import ESTIMATORS, EpisodeView, Estimate, on_last_tokens
-from trainer.config import AdvantageConfig
+from trainer.config.parts import ESTIMATORS
 
 
 def run(name: str, episodes: list[EpisodeView], **config: Any) -> list[float]:
-    return flat(estimated(name, episodes, **config).advantages)
-
-
-def estimated(name: str, episodes: list[EpisodeView], **config: Any) -> Estimate:
-    return ESTIMATORS[name].estimate(episodes, AdvantageConfig(name=name, **config))
+    return estimated(name, episodes, **config).advantages.tolist()  # type: ignore[no-any-return]
 
 
 FOUR = of_returns(1, 0, 0, 1)
@@ -75,7 +70,7 @@ def test_opo_weighs_the_baseline_by_length() -> None:
 
 def test_maxrl_without_a_mean_above_zero_is_undefined_and_counted() -> None:
     found = estimated("maxrl", [*of_returns(1, -1), *of_returns(-1, -3, group=1), *of_returns(1, 0, group=2)])
-    assert flat(found.advantages) == pytest.approx([0, 0, 0, 0, 1, -1], abs=1e-5)
+    assert found.advantages.tolist() == pytest.approx([0, 0, 0, 0, 1, -1], abs=1e-5)
     assert found.metrics == {"advantage/undefined_groups": 2.0}
 
 
@@ -96,7 +91,7 @@ def test_lite_ppo_divides_by_the_deviation_of_the_batch() -> None:
     assert run("lite_ppo", [*of_returns(1, 1), *of_returns(5, 5, group=1)]) == [0.0] * 4
 
 
-@pytest.mark.parametrize("name", sorted(n for n, s in ESTIMATORS.items() if s.needs_group))
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS.built_in() if ESTIMATORS.find(name).needs_group])
 def test_returns_are_compared_with_their_token_rewards(name: str) -> None:
     """Episodes that only differ in the KL of their tokens are not equal."""
     plain = [view(1.0, lengths=(2,)), view(1.0, lengths=(2,))]
@@ -123,8 +118,8 @@ def test_reinforce_token_discounts_per_sampled_token() -> None:
 
 
 def test_rewards_of_turns_without_tokens_are_not_lost() -> None:
-    assert on_last_tokens(view(1.0, 2.0, 4.0, lengths=(0, 2, 0))).tolist() == [1.0, 6.0]
-    assert on_last_tokens(view(1.0, lengths=(0,))).tolist() == []
+    assert table_of([view(1.0, 2.0, 4.0, lengths=(0, 2, 0))]).token_rewards.tolist() == [1.0, 6.0]
+    assert table_of([view(1.0, lengths=(0,)), view(3.0)]).token_rewards.tolist() == [3.0]
     assert run("reinforce_token", [view(1.0, 2.0, 4.0, lengths=(0, 2, 0))]) == [7.0, 6.0]
 
 
@@ -148,7 +143,7 @@ def test_step_reinforce_leaves_turns_without_a_sample_out() -> None:
 def test_remax_takes_the_greedy_return_off_and_counts_where_there_is_none() -> None:
     episodes = [view(1.0, greedy=0.5), view(0.0, 0.25, greedy=0.5, tokens=(0.0, -0.25)), view(7.0)]
     found = estimated("remax", episodes)
-    assert flat(found.advantages) == [0.5, -0.5, -0.5, 0.0]
+    assert found.advantages.tolist() == [0.5, -0.5, -0.5, 0.0]
     assert found.metrics == {"advantage/without_greedy": 1.0}
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from trainer.config.read_keys import ESTIMATOR_KEYS
+from view_builders import EpisodeView, estimated
 
 from roll_envs.errors import ConfigError
-from trainer.algorithms.estimators import ESTIMATORS, EpisodeView
 from trainer.config.algorithm import AdvantageConfig
 from trainer.config.load import parse_config
+from trainer.config.parts import ESTIMATORS, part_settings
 
 OTHER: dict[str, Any] = {
     "gamma": 0.5, "token_gamma": 0.5, "lam": 0.3, "high_gamma": 0.4, "high_lam": 0.3, "normalize": "mean",
@@ -38,20 +39,29 @@ def episodes(seed: int) -> list[EpisodeView]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
-def test_an_estimator_reads_the_keys_it_names_and_no_others(name: str) -> None:
-    spec = ESTIMATORS[name]
-    assert spec.keys == ESTIMATOR_KEYS[name]
+@pytest.mark.parametrize("name", ESTIMATORS.built_in())
+def test_an_estimator_reads_the_settings_it_declares_and_each_says_what_it_is(name: str) -> None:
+    declared = ESTIMATORS.find(name).settings.model_fields
+    assert set(declared) == ESTIMATOR_KEYS[name]
     assert OTHER.keys() == set().union(*ESTIMATOR_KEYS.values())
+    assert all(f.description and f.json_schema_extra["origin"] for f in declared.values())  # type: ignore[index, call-overload]
 
     def behaviour(**config: Any) -> list[Any]:
         # HGPO takes the episode's advantage only where it has a weight.
-        made = AdvantageConfig.model_construct(name=name, **{"base_weight": 0.5, **config})
-        found = [spec.estimate(episodes(seed), made) for seed in range(6)]
-        return [[a.tolist() for a in (*f.advantages, *(f.returns or ()))] for f in found]
+        usual = {"base_weight": 0.5} if "base_weight" in declared else {}
+        found = [estimated(name, episodes(seed), **{**usual, **config}) for seed in range(6)]
+        return [[f.advantages.tolist(), None if f.returns is None else f.returns.tolist()] for f in found]
 
     usual = behaviour()
-    assert {key for key, value in OTHER.items() if behaviour(**{key: value}) != usual} == spec.keys
+    assert {key for key, value in OTHER.items() if key in declared and behaviour(**{key: value}) != usual} == set(
+        declared
+    )
+
+
+@pytest.mark.parametrize("name", ESTIMATORS.built_in())
+def test_the_defaults_are_those_of_the_configuration(name: str) -> None:
+    part = ESTIMATORS.find(name)
+    assert part_settings(AdvantageConfig(name=name), part) == part.settings()
 
 
 @pytest.mark.parametrize("key", sorted(OTHER))

@@ -9,51 +9,68 @@ import pytest
 from episode_builders import group_of_returns
 from plugin_builders import install
 from pydantic import ValidationError
-from trainer.algorithms.advantages import estimate, view_episodes
 
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
-from trainer.algorithms.estimators import ESTIMATORS, GROUP, estimator_names, find_estimator, grpo
+from trainer.algorithms.estimators import Estimate, estimate_advantages
+from trainer.algorithms.estimators.group_relative import GRPO
 from trainer.config import AdvantageConfig
 from trainer.config.load import parse_config
-from trainer.data.sequences import rows_of
+from trainer.config.parts import ESTIMATORS
+from trainer.data.sequences import sequences_of
+from trainer.data.table import make_table
 
 CODE = """
 import numpy as np
-from trainer.algorithms.estimators import Estimate, EstimatorSpec, on_every_token
+from roll_envs.registry import Settings, setting
+from trainer.algorithms.estimators import Estimate, Estimator
 
 
-def signs(episodes, config):
-    factor = config.kwargs.get("factor", 1.0)
-    return Estimate(on_every_token([factor * np.sign(e.full_return) for e in episodes], episodes), {})
+class SignSettings(Settings):
+    factor: float = setting(1.0, "Size of the advantages.", gt=0)
 
 
-SIGNS = EstimatorSpec(estimate=signs, needs_group=True)
+def plain_signs(table, settings):
+    return Estimate(np.sign(table.returns)[table.episode_of_token], {})
+
+
+def signs(table, settings):
+    return Estimate(settings.factor * np.sign(table.returns)[table.episode_of_token], {})
+
+
+SIGNS = Estimator(estimate=signs, settings=SignSettings, needs_group=True)
 NUMBER = 3
 """
 
 
 @pytest.fixture(autouse=True)
 def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.algorithms.estimators.ESTIMATORS", dict(ESTIMATORS))
+    monkeypatch.setattr(ESTIMATORS, "_loaded", {})
     monkeypatch.syspath_prepend(str(tmp_path))
-    points = ["signs = others_estimators:signs", "signs_of_groups = others_estimators:SIGNS"]
+    points = ["signs = others_estimators:plain_signs", "signs_of_groups = others_estimators:SIGNS"]
     points += [
         "number = others_estimators:NUMBER",
         "missing = others_estimators:MISSING",
         "grpo = others_estimators:signs",
     ]
-    install(tmp_path, "others_estimators", CODE, "\n".join(points), group=GROUP)
+    install(tmp_path, "others_estimators", CODE, "\n".join(points), group=ESTIMATORS.group)
 
 
-@pytest.mark.parametrize("name", ["signs", "signs_of_groups"])
-def test_an_estimator_of_a_package_is_used_by_its_name_and_settings(name: str) -> None:
-    step = [group_of_returns(7, -2)]
-    rows = rows_of(step)
-    config = AdvantageConfig(name=name, kwargs={"factor": 2.0})
-    found = estimate(config, view_episodes(step, rows), rows)
-    assert [a.tolist() for a in found.per_row] == [[0.0, 2.0], [0.0, -2.0]]
-    assert find_estimator(name) is find_estimator(name)
-    assert find_estimator(name).needs_group == (name == "signs_of_groups")
+def advantages(config: AdvantageConfig, *returns: float) -> np.ndarray:
+    step = [group_of_returns(*returns)]
+    column = estimate_advantages(config, make_table(step, sequences_of(step)))[0].tokens.advantage
+    assert column is not None
+    return column
+
+
+def test_an_estimator_of_a_package_is_used_by_its_name_and_settings() -> None:
+    assert advantages(AdvantageConfig(name="signs"), 7, -2).tolist() == [1.0, -1.0]
+    config = AdvantageConfig(name="signs_of_groups", kwargs={"factor": 2.0})
+    assert advantages(config, 7, -2).tolist() == [2.0, -2.0]
+    with pytest.raises(ValidationError, match="greater than 0"):
+        advantages(AdvantageConfig(name="signs_of_groups", kwargs={"factor": -2.0}), 7, -2)
+    for name in ("signs", "signs_of_groups"):
+        assert ESTIMATORS.find(name) is ESTIMATORS.find(name)
+        assert ESTIMATORS.find(name).needs_group == (name == "signs_of_groups")
 
 
 RUN = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
@@ -67,20 +84,22 @@ def test_its_needs_are_checked_in_the_configuration() -> None:
 
 
 def test_a_built_in_name_cannot_be_taken() -> None:
-    assert find_estimator("grpo").estimate is grpo
+    assert ESTIMATORS.find("grpo") is GRPO
 
 
 def test_names_are_known_without_an_import() -> None:
-    assert {"signs", "signs_of_groups", "number", "missing", "grpo", "gae"} <= set(estimator_names())
+    assert {"signs", "signs_of_groups", "number", "missing", "grpo", "gae"} <= set(ESTIMATORS.names())
     with pytest.raises(UnknownNameError, match="did you mean 'signs'"):
-        find_estimator("sings")
+        ESTIMATORS.find("sings")
 
 
 def test_what_is_no_estimator_is_told() -> None:
-    with pytest.raises(PluginError, match=r"'number' of an installed package is 3; allowed: an EstimatorSpec"):
-        find_estimator("number")
+    with pytest.raises(
+        PluginError, match=r"'number' of others-estimators .*: it is 3; it must be of .*Estimator, or a function"
+    ):
+        ESTIMATORS.find("number")
     with pytest.raises(PluginError, match=r"advantage estimator 'missing' .*cannot be loaded: AttributeError"):
-        find_estimator("missing")
+        ESTIMATORS.find("missing")
 
 
 def test_remax_refuses_what_cannot_be_done_to_a_greedy_return() -> None:
@@ -92,7 +111,9 @@ def test_remax_refuses_what_cannot_be_done_to_a_greedy_return() -> None:
 
 
 def test_numbers_of_a_package_are_float64_on_every_id() -> None:
-    step = [group_of_returns(1, 1)]
-    rows = rows_of(step)
-    found = estimate(AdvantageConfig(name="signs"), view_episodes(step, rows), rows)
-    assert all(a.dtype == np.float64 for a in found.per_row)
+    assert advantages(AdvantageConfig(name="signs"), 1, 1).dtype == np.float64
+    ESTIMATORS.register("whole", lambda table, settings: Estimate(np.ones(len(table.episode_of_token), dtype=int), {}))
+    try:
+        assert advantages(AdvantageConfig(name="whole"), 1, 1).dtype == np.float64
+    finally:
+        ESTIMATORS.unregister("whole")

@@ -10,36 +10,48 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from episode_builders import group, trajectory, turn
+from episode_builders import group, on_ids, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.algorithms.advantages import estimate, view_episodes
-from view_builders import GRID, flat, of_returns, views
+from view_builders import (
+    GRID,
+    EpisodeView,
+    by_group,
+    estimated,
+    flat,
+    of_returns,
+    per_episode,
+    table_of,
+    views,
+)
 
 from roll_envs.types import Group
-from trainer.algorithms.estimators import ESTIMATORS, EpisodeView
-from trainer.algorithms.estimators.types import by_group
+from trainer.algorithms.estimators import Estimate, estimate_advantages
 from trainer.config import AdvantageConfig
-from trainer.data.sequences import rows_of
+from trainer.config.parts import ESTIMATORS
+from trainer.data.sequences import sequences_of
+from trainer.data.table import StepTable, make_table
 
-ALL = sorted(ESTIMATORS)
-GROUPED = sorted(name for name, spec in ESTIMATORS.items() if spec.needs_group)
+PARTS = {name: ESTIMATORS.find(name) for name in ESTIMATORS.built_in()}
+ALL = sorted(PARTS)
+GROUPED = sorted(name for name, part in PARTS.items() if part.needs_group)
 CENTRED = ["dr_grpo", "gpg", "grpo", "lite_ppo", "maxrl", "rloo"]
 """One number per episode, of sum 0 in each group."""
-NORMALIZE = get_args(AdvantageConfig.model_fields["normalize"].annotation)
+NORMALIZE = get_args(PARTS["grpo"].settings.model_fields["normalize"].annotation)
 
 
-def configured(name: str, **config: Any) -> AdvantageConfig:
-    """With ``config`` and other values than the defaults, as far as the estimator reads them."""
-    read = ESTIMATORS[name].keys or frozenset()
+def configured(name: str, **config: Any) -> dict[str, Any]:
+    """``config`` and other values than the defaults, as far as the estimator reads them."""
     given = {"gamma": 0.9, "token_gamma": 0.95, "base_weight": 0.5, **config}
-    return AdvantageConfig(
-        name=name, **{key: value for key, value in given.items() if key in read | {"whiten", "clip"}}
-    )
+    return {key: value for key, value in given.items() if key in PARTS[name].settings.model_fields}
+
+
+def whole(name: str, episodes: list[EpisodeView], **config: Any) -> Estimate:
+    return estimated(name, episodes, **configured(name, **config))
 
 
 def run(name: str, episodes: list[EpisodeView], **config: Any) -> list[np.ndarray]:
-    return ESTIMATORS[name].estimate(episodes, configured(name, **config)).advantages
+    return per_episode(episodes, whole(name, episodes, **config).advantages)
 
 
 def moved(episodes: list[EpisodeView], scale: float, shift: float) -> list[EpisodeView]:
@@ -57,12 +69,12 @@ def moved(episodes: list[EpisodeView], scale: float, shift: float) -> list[Episo
 @given(episodes=views())
 def test_every_sampled_token_gets_one_finite_number(episodes: list[EpisodeView]) -> None:
     for name in ALL:
-        found = ESTIMATORS[name].estimate(episodes, configured(name))
+        found = whole(name, episodes)
         for numbers in (found.advantages, found.returns):
             if numbers is not None:
-                assert [n.shape for n in numbers] == [(sum(e.lengths),) for e in episodes]
-                assert all(np.isfinite(n).all() for n in numbers)
-        assert (found.returns is not None) == ESTIMATORS[name].needs_values
+                assert numbers.shape == (sum(sum(e.lengths) for e in episodes),)
+                assert np.isfinite(numbers).all()
+        assert (found.returns is not None) == PARTS[name].needs_values
         assert all(key.startswith("advantage/") and np.isfinite(value) for key, value in found.metrics.items())
 
 
@@ -77,13 +89,17 @@ def test_the_order_of_episodes_and_groups_does_not_matter(episodes: list[Episode
 
 @given(episodes=views())
 def test_what_is_given_stays_as_it_was(episodes: list[EpisodeView]) -> None:
-    def numbers() -> list[list[Any]]:
-        return [[a if a is None else a.tolist() for a in (e.rewards, e.values, e.token_rewards)] for e in episodes]
+    def numbers(table: StepTable) -> list[Any]:
+        tokens, turns, episodes = table.tokens, table.turns, table.episodes
+        return [
+            c.tolist() for c in (tokens.reward, tokens.value, turns.reward, episodes.greedy_return) if c is not None
+        ]
 
-    before = numbers()
-    for name in ALL:
-        run(name, episodes)
-        assert numbers() == before, name
+    table = table_of(episodes)
+    before = str(numbers(table))
+    for name, part in PARTS.items():
+        part.estimate(table, part.settings(**configured(name)))
+        assert str(numbers(table)) == before, name
 
 
 @pytest.mark.parametrize("normalize", NORMALIZE)
@@ -108,7 +124,7 @@ def test_groups_are_compared_within_themselves(episodes: list[EpisodeView]) -> N
 
 @given(episodes=views())
 def test_advantages_of_a_group_sum_to_zero(episodes: list[EpisodeView]) -> None:
-    episodes = [replace(e, lengths=(1,) * len(e.lengths), token_rewards=None) for e in episodes]
+    episodes = [replace(e, lengths=(1,) * len(e.lengths), token_rewards=None, values=None) for e in episodes]
     for name in CENTRED:
         found = run(name, episodes)
         for members in by_group(episodes).values():
@@ -157,7 +173,7 @@ def test_others_grow_with_the_reward(episodes: list[EpisodeView], scale: float) 
         np.testing.assert_allclose(scaled, plain * scale, atol=1e-6)
 
 
-# -- turns and rows ----------------------------------------------------------------------------------------------------
+# -- turns and sequences -----------------------------------------------------------------------------------------------
 
 
 @given(episodes=views(min_size=1), data=st.data())
@@ -187,7 +203,7 @@ def _played(draw: st.DrawFn) -> list[Played]:
 
 
 def _groups(played: list[Played], *, joined: bool) -> list[Group]:
-    """The same episodes in rows of all turns, or with a row for each turn."""
+    """The same episodes in sequences of all turns, or with a sequence for each turn."""
     members: dict[int, list[Any]] = {0: [], 1: []}
     for turns, g in played:
         seen: list[int] = []
@@ -201,21 +217,23 @@ def _groups(played: list[Played], *, joined: bool) -> list[Group]:
 
 
 @given(played=_played())
-def test_rows_cut_or_joined_are_the_same_episode(played: list[Played]) -> None:
+def test_sequences_cut_or_joined_are_the_same_episode(played: list[Played]) -> None:
     found: dict[str, list[list[float]]] = {name: [] for name in ALL}
     for joined in (True, False):
         step = _groups(played, joined=joined)
-        rows = rows_of(step)
-        assert len(rows) == (len(played) if joined else sum(len(turns) for turns, _ in played))
-        episodes = view_episodes(step, rows)
-        values = episodes.gather(rows, [np.where(np.array(row.mask), 0.1 * np.array(row.ids), 1e6) for row in rows])
-        seen = [replace(v, values=c, greedy_return=0.5) for v, c in zip(episodes.views, values, strict=True)]
+        sequences = sequences_of(step)
+        assert len(sequences) == (len(played) if joined else sum(len(turns) for turns, _ in played))
+        table = make_table(step, sequences, greedy=(0.5, 0.5))
+        ids = np.array([i for s in sequences for i, m in zip(s.ids, s.mask, strict=True) if m])
+        table = table.with_tokens(value=0.1 * ids)
         for name in ALL:
-            per_row = estimate(configured(name), episodes.with_views(seen), rows).per_row
-            assert all(not a[~np.array(row.mask)].any() for a, row in zip(per_row, rows, strict=True))
-            found[name].append(flat(episodes.gather(rows, per_row)))
-    for name, (joined_rows, cut_rows) in found.items():
-        assert joined_rows == pytest.approx(cut_rows, abs=1e-12), name
+            column = estimate_advantages(AdvantageConfig(name=name, **configured(name)), table)[0].tokens.advantage
+            assert column is not None
+            found[name].append(column.tolist())
+            spread = on_ids(sequences, column)
+            assert all(not a[~np.array(s.mask)].any() for a, s in zip(spread, sequences, strict=True))
+    for name, (joined_sequences, cut_sequences) in found.items():
+        assert joined_sequences == pytest.approx(cut_sequences, abs=1e-12), name
 
 
 @given(episodes=views())
@@ -225,6 +243,6 @@ def test_a_critic_and_a_greedy_episode_are_used_by_those_that_ask_for_them(episo
         for e in episodes
     ]
     tokens = sum(sum(e.lengths) for e in episodes)
-    for name, spec in ESTIMATORS.items():
+    for name, spec in PARTS.items():
         same = flat(run(name, other)) == flat(run(name, episodes))
         assert same == (not tokens or not (spec.needs_values or spec.needs_greedy)), name

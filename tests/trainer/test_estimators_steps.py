@@ -6,14 +6,13 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.algorithms.estimators.anchors import alike, anchor_states
-from view_builders import flat, view
+from view_builders import EpisodeView, estimated, table_of, view
 
-from trainer.algorithms.estimators import EpisodeView, gigpo, hgpo
-from trainer.config import AdvantageConfig
+from trainer.algorithms.estimators.states import alike, anchor_states
 
 A = view(0.0, 0.0, 1.0, anchors=("s0", "s1", "s2"))
 B = view(0.0, 0.0, 0.0, anchors=("s0", "s1", "s1"))
@@ -21,7 +20,7 @@ B = view(0.0, 0.0, 0.0, anchors=("s0", "s1", "s1"))
 
 def of_histories(episodes: list[EpisodeView], **config: Any) -> list[float]:
     settings = {"gamma": 0.95, "history": 1, "normalize": "mean", **config}
-    return flat(hgpo(episodes, AdvantageConfig(name="hgpo", **settings)).advantages)
+    return estimated("hgpo", episodes, **settings).advantages.tolist()  # type: ignore[no-any-return]
 
 
 # -- HGPO --------------------------------------------------------------------------------------------------------------
@@ -83,14 +82,15 @@ def test_hgpo_clusters_belong_to_their_group_and_skip_turns_without_a_sample() -
 
 
 def test_hgpo_counts_states() -> None:
-    assert hgpo([A, B], AdvantageConfig()).metrics == gigpo([A, B], AdvantageConfig()).metrics
+    assert estimated("hgpo", [A, B]).metrics == estimated("gigpo", [A, B]).metrics
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
 def sizes(episodes: list[EpisodeView], similarity: float = 1.0) -> list[int]:
-    return sorted(len(places) for places in anchor_states(episodes, similarity))
+    states = anchor_states(table_of(episodes), similarity)
+    return sorted(np.bincount(states[states >= 0]).tolist())
 
 
 def test_states_by_likeness() -> None:
@@ -108,11 +108,11 @@ def test_states_of_two_groups_are_never_one() -> None:
 
 def test_alike_states_are_compared() -> None:
     episodes = [view(r, anchors=("x" * 19 + c,)) for r, c in ((1.0, "a"), (0.0, "b"))]
-    config = {"normalize": "mean", "step_weight": 10.0}
-    assert flat(gigpo(episodes, AdvantageConfig(name="gigpo", **config)).advantages) == [0.5, -0.5]  # type: ignore[arg-type]
-    near = AdvantageConfig(name="gigpo", similarity=0.9, **config)  # type: ignore[arg-type]
-    assert flat(gigpo(episodes, near).advantages) == [5.5, -5.5]
-    assert gigpo(episodes, near).metrics["advantage/anchor_size_max"] == 2.0
+    config: dict[str, Any] = {"normalize": "mean", "step_weight": 10.0}
+    assert estimated("gigpo", episodes, **config).advantages.tolist() == [0.5, -0.5]
+    near = estimated("gigpo", episodes, similarity=0.9, **config)
+    assert near.advantages.tolist() == [5.5, -5.5]
+    assert near.metrics["advantage/anchor_size_max"] == 2.0
 
 
 def test_the_most_frequent_state_leads() -> None:
@@ -161,9 +161,18 @@ def test_every_sampled_turn_is_in_one_state_whatever_the_order(
     episodes = [view(*[0.0] * len(anchors), anchors=anchors) for anchors in drawn]
     order = data.draw(st.permutations(range(len(episodes))))
     for similarity in (1.0, 0.8):
-        states = anchor_states(episodes, similarity)
-        places = sorted(place for state in states for place in state)
-        assert places == [(i, t) for i, e in enumerate(episodes) for t, a in enumerate(e.anchors) if a is not None]
-        mixed = anchor_states([episodes[i] for i in order], similarity)
-        found = {frozenset((order[i], t) for i, t in state) for state in mixed}
-        assert found == {frozenset(state) for state in states}
+        straight, mixed = (_places(some, similarity) for some in (episodes, [episodes[i] for i in order]))
+        assert sorted(place for state in straight for place in state) == [
+            (i, t) for i, e in enumerate(episodes) for t, a in enumerate(e.anchors) if a is not None
+        ]
+        assert {frozenset((order[i], t) for i, t in state) for state in mixed} == {frozenset(s) for s in straight}
+
+
+def _places(episodes: list[EpisodeView], similarity: float) -> list[list[tuple[int, int]]]:
+    """Episode and turn of the members of each state."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    turns = [(i, t) for i, e in enumerate(episodes) for t in range(len(e.lengths))]
+    for place, state in zip(turns, anchor_states(table_of(episodes), similarity).tolist(), strict=True):
+        if state >= 0:
+            found.setdefault(state, []).append(place)
+    return list(found.values())

@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 import torch
+from episode_builders import batches_of, counted
 from loop_runs import values
 from trainer.algorithms.advantages import estimate, view_episodes
-from trainer.algorithms.state import AlgorithmState
-from trainer.data.balance import balance
 
 from roll_envs.types import Group, Outcome, Trajectory
 from trainer.algorithms.estimators import find_estimator
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.config.recipes import PRESETS
 from trainer.config.yaml_text import dump_yaml
-from trainer.data.batches import Denominators, denominators_of, make_batches
-from trainer.data.sequences import rows_of
+from trainer.data.batches import Denominators, balance
+from trainer.data.sequences import sequences_of
 from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
 from trainer.rollout.session import Session
 from trainer.rollout.tasks import draw_tasks
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
 Gradients = dict[str, torch.Tensor]
 
@@ -89,7 +89,7 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
     if critic is not None:
         with torch.no_grad():
             critic._network["head"].weight.fill_(0.1)
-    parts = Parts(
+    parts = StepParts(
         learner=learner,
         state=AlgorithmState(kl_coef=config.reward.kl_coef),
         critic=critic,
@@ -99,7 +99,7 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
         parts.reference.load_weights((n, 0.9 * w) for n, w in learner.weights())
     greedy = (0.25,) * len(groups) if spec.needs_greedy else ()
     metrics = update(config, parts, groups, step=0, version=1, greedy=greedy)
-    assert metrics["learner/rows"] > 0
+    assert metrics["learner/sequences"] > 0
     found = {n: p.grad for n, p in own.network.named_parameters() if p.grad is not None}
     if critic is not None:
         found |= {f"critic {n}": p.grad for n, p in critic._network.named_parameters() if p.grad is not None}
@@ -193,17 +193,19 @@ def test_the_whole_is_the_sum_of_its_ranks(played: tuple[LanguageModel, list[Gro
     """Data parallelism: each rank runs its share of the rows with the denominators of all."""
     model, groups = played
     config = configured("dapo")
-    rows = rows_of(groups)
+    rows = sequences_of(groups)
     credit = estimate(config.advantage, view_episodes(groups, rows), rows).per_row
 
     def gradient(share: Sequence[int]) -> Gradients:
         own = replace(model, network=copy.deepcopy(model.network))
         learner = make_learner(own, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
-        mine, everyone = denominators_of([rows[i] for i in share]), denominators_of(rows)
-        batches = make_batches(
+        mine, everyone = counted([rows[i] for i in share]), counted(rows)
+        batches = batches_of(
             [rows[i] for i in share], [credit[i] for i in share], pack_tokens=64, tokens_per_microbatch=512
         )
-        denominators = Denominators(tokens=everyone.tokens, rows=everyone.rows, row_tokens=mine.row_tokens)
+        denominators = Denominators(
+            tokens=everyone.tokens, sequences=everyone.sequences, sequence_tokens=mine.sequence_tokens
+        )
         learner.step(batches, denominators, lr=0.0)
         return {n: p.grad for n, p in own.network.named_parameters() if p.grad is not None}
 

@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from episode_builders import group, trajectory, turn
+from episode_builders import batches_of, counted, group, scattered, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import full_logits, tiny_model
-from trainer.algorithms.state import AlgorithmState
 
 import trainer.learner.torch
 from roll_envs.errors import RollError, UnknownNameError
 from roll_envs.types import SamplingParams
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import LearnerConfig, LossConfig, OptimizerConfig, RunConfig
 from trainer.config.load import parse_config
-from trainer.data.batches import Batch, denominators_of, make_batches, scatter_back
-from trainer.data.sequences import TokenSequence, rows_of
+from trainer.data.batches import Batch
+from trainer.data.sequences import TokenSequence, sequences_of
 from trainer.engines.hf import HFEngine
 from trainer.learner import Learner, make_learner
 from trainer.learner.torch import TorchLearner
 from trainer.model.forward import up_to_the_last_label
 from trainer.model.network import LanguageModel, load_weights
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
 """(pack_tokens, tokens_per_microbatch): each row alone, up to everything in one."""
@@ -65,7 +65,7 @@ def gradients(model: LanguageModel) -> dict[str, torch.Tensor]:
 
 def gradients_of(batches: Sequence[Batch], rows: Sequence[TokenSequence], **loss: Any) -> dict[str, torch.Tensor]:
     model = tiny_model()
-    learner_of(model, **loss).step(batches, denominators_of(rows), lr=0.0)
+    learner_of(model, **loss).step(batches, counted(rows), lr=0.0)
     return gradients(model)
 
 
@@ -86,9 +86,9 @@ def test_the_gradient_does_not_depend_on_how_it_is_cut(aggregation: str, entropy
     rows, advantages = some_rows()
     found = []
     for pack, micro in CUTS:
-        batches = make_batches(rows, advantages, pack_tokens=pack, tokens_per_microbatch=micro)
+        batches = batches_of(rows, advantages, pack_tokens=pack, tokens_per_microbatch=micro)
         found.append(gradients_of(batches, rows, aggregation=aggregation, entropy_coef=entropy_coef))
-    assert len(make_batches(rows, advantages, pack_tokens=1, tokens_per_microbatch=1)) == len(rows)
+    assert len(batches_of(rows, advantages, pack_tokens=1, tokens_per_microbatch=1)) == len(rows)
     for other in found[1:]:
         assert_close(found[0], other)
 
@@ -97,9 +97,9 @@ def test_the_gradient_does_not_depend_on_the_order_of_rows() -> None:
     rows, advantages = some_rows()
     order = np.random.default_rng(1).permutation(len(rows))
     kwargs = {"pack_tokens": 40, "tokens_per_microbatch": 80}
-    one = gradients_of(make_batches(rows, advantages, **kwargs), rows)
+    one = gradients_of(batches_of(rows, advantages, **kwargs), rows)
     shuffled = [rows[i] for i in order]
-    other = gradients_of(make_batches(shuffled, [advantages[i] for i in order], **kwargs), shuffled)
+    other = gradients_of(batches_of(shuffled, [advantages[i] for i in order], **kwargs), shuffled)
     assert_close(one, other)
 
 
@@ -107,13 +107,13 @@ def test_a_row_of_several_turns_counts_as_its_turns_alone() -> None:
     """The same sampled ids after the same prefixes: one row, or one row for each turn (token-mean)."""
     a = turn((10, 11), (12, 13), logprobs=(-5.0, -5.0))
     b = turn((10, 11, 12, 13, 14), (15,), logprobs=(-5.0,))
-    joined = rows_of([group(trajectory(a, b))])
-    apart = rows_of([group(trajectory(a), trajectory(b, member=1))])
+    joined = sequences_of([group(trajectory(a, b))])
+    apart = sequences_of([group(trajectory(a), trajectory(b, member=1))])
     assert (len(joined), len(apart)) == (1, 2)
     found = []
     for rows in (joined, apart):
         advantages = [np.where(r.mask, 1.0, 0.0) for r in rows]
-        found.append(gradients_of(make_batches(rows, advantages, pack_tokens=99, tokens_per_microbatch=99), rows))
+        found.append(gradients_of(batches_of(rows, advantages, pack_tokens=99, tokens_per_microbatch=99), rows))
     assert_close(*found)
 
 
@@ -124,8 +124,8 @@ def test_the_new_weights_do_not_depend_on_how_it_is_cut() -> None:
         model = tiny_model()
         learner = learner_of(model)
         for _ in range(3):
-            batches = make_batches(rows, advantages, pack_tokens=pack, tokens_per_microbatch=micro)
-            learner.step(batches, denominators_of(rows), lr=1e-3)
+            batches = batches_of(rows, advantages, pack_tokens=pack, tokens_per_microbatch=micro)
+            learner.step(batches, counted(rows), lr=1e-3)
         found.append({n: w.clone() for n, w in learner.weights()})
     for other in found[1:]:
         # Adam divides by the gradient's size: where that is about 0, rounding decides the direction.
@@ -135,9 +135,9 @@ def test_the_new_weights_do_not_depend_on_how_it_is_cut() -> None:
 def test_packed_rows_do_not_see_each_other() -> None:
     rows, _ = some_rows()
     learner = learner_of(tiny_model())
-    batches = make_batches(rows, pack_tokens=400, tokens_per_microbatch=4000)
+    batches = batches_of(rows, pack_tokens=400, tokens_per_microbatch=4000)
     assert len(batches) == 1
-    scored = scatter_back(batches, learner.score(batches))
+    scored = scattered(rows, batches, learner.score(batches))
     for row, logprobs in zip(rows, scored, strict=True):
         logits = full_logits(tiny_model(), row.ids).double() / 0.7
         expected = logits.log_softmax(-1)[range(len(row.ids) - 1), list(row.ids[1:])].numpy()
@@ -155,7 +155,7 @@ def test_the_model_is_given_no_padding() -> None:
         )
         for n in (3, 9, 20)
     ]  # fmt: skip
-    (batch,) = make_batches(rows, pack_tokens=20, tokens_per_microbatch=40)
+    (batch,) = batches_of(rows, pack_tokens=20, tokens_per_microbatch=40)
     assert batch.ids.shape == (2, 20)
     model = tiny_model()
     seen: list[tuple[int, ...]] = []
@@ -172,7 +172,7 @@ def test_the_model_is_given_no_padding() -> None:
 def test_what_masked_positions_claim_changes_no_bit(seed: int) -> None:
     rows, advantages = some_rows(5, seed)
     rng = np.random.default_rng(seed)
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
     spoilt = []
     for batch in batches:
         masked = ~batch.label_mask
@@ -195,7 +195,7 @@ def test_what_masked_positions_claim_changes_no_bit(seed: int) -> None:
 def test_masked_logits_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hidden states at positions that predict nothing sampled are replaced by noise before the head."""
     rows, advantages = some_rows()
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=400)
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=400)
     clean = gradients_of(batches, rows)
     noisy_model = tiny_model()
     current: list[Batch] = []
@@ -217,7 +217,7 @@ def test_masked_logits_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         return forward(body, head, batch, **keywords)
 
     monkeypatch.setattr(trainer.learner.torch, "label_scores", watched)
-    learner.step(batches, denominators_of(rows), lr=0.0)
+    learner.step(batches, counted(rows), lr=0.0)
     found = gradients(noisy_model)
     assert all(torch.equal(clean[n], found[n]) for n in clean)
 
@@ -231,7 +231,7 @@ def test_text_after_the_last_sampled_token_changes_no_bit() -> None:
             logprobs=(0.0, 0.0, -5.0, -5.0, 0.0, 0.0, 0.0), turns=(-1, -1, 0, 0, -1, -1, -1),
             versions=(-1, -1, 0, 0, -1, -1, -1), group=0, member=0,
         )  # fmt: skip
-        batches = make_batches([row], [np.ones(7)], pack_tokens=9, tokens_per_microbatch=9)
+        batches = batches_of([row], [np.ones(7)], pack_tokens=9, tokens_per_microbatch=9)
         found.append(gradients_of(batches, [row]))
     # The rows of unread ids in the embedding are 0 either way.
     assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
@@ -243,8 +243,8 @@ def test_only_sampled_ids_are_learned() -> None:
     learner = learner_of(model, name="reinforce", temperature=1.0)
     a = turn((10, 11), (12,), logprobs=(-5.0,))
     b = turn((10, 11, 12, 99), (15,), logprobs=(-5.0,))
-    rows = rows_of([group(trajectory(a, b))])
-    batches = make_batches(rows, [np.ones(5)], pack_tokens=9, tokens_per_microbatch=9)
+    rows = sequences_of([group(trajectory(a, b))])
+    batches = batches_of(rows, [np.ones(5)], pack_tokens=9, tokens_per_microbatch=9)
 
     def probabilities() -> list[float]:
         chances = full_logits(model, rows[0].ids).softmax(-1)
@@ -252,7 +252,7 @@ def test_only_sampled_ids_are_learned() -> None:
 
     before = probabilities()
     for _ in range(30):
-        learner.step(batches, denominators_of(rows), lr=1e-2)
+        learner.step(batches, counted(rows), lr=1e-2)
     after = probabilities()
     assert min(after[:2]) > 0.9
     assert after[2] < 0.5
@@ -274,22 +274,22 @@ def test_sampler_and_learner_agree_at_the_temperature() -> None:
         turns.append(turn(prompt, completion.ids, logprobs=completion.logprobs))
         ids = (*prompt, *completion.ids)
     engine.close()
-    rows = rows_of([group(trajectory(*turns), trajectory(turns[0], member=1))])
+    rows = sequences_of([group(trajectory(*turns), trajectory(turns[0], member=1))])
     assert len(rows) == 2
-    batches = make_batches(rows, pack_tokens=200, tokens_per_microbatch=200)
-    scored = scatter_back(batches, learner_of(model, temperature=0.7).score(batches))
+    batches = batches_of(rows, pack_tokens=200, tokens_per_microbatch=200)
+    scored = scattered(rows, batches, learner_of(model, temperature=0.7).score(batches))
     for row, logprobs in zip(rows, scored, strict=True):
         assert np.allclose(logprobs, row.logprobs, atol=1e-5)
-    wrong = scatter_back(batches, learner_of(model, temperature=1.0).score(batches))
+    wrong = scattered(rows, batches, learner_of(model, temperature=1.0).score(batches))
     assert not np.allclose(wrong[0], rows[0].logprobs, atol=1e-2)
 
 
 def test_scores_are_those_of_the_step_and_have_no_gradient() -> None:
     rows, advantages = some_rows()
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
     learner = learner_of(tiny_model())
     scored = learner.score(batches)
-    _, before = learner.step(batches, denominators_of(rows), lr=1e-2)
+    _, before = learner.step(batches, counted(rows), lr=1e-2)
     assert all(torch.equal(a, b) for a, b in zip(scored, before, strict=True))
     assert not any(a.requires_grad or b.requires_grad for a, b in zip(scored, before, strict=True))
     assert not torch.equal(learner.score(batches)[0], before[0])
@@ -297,12 +297,12 @@ def test_scores_are_those_of_the_step_and_have_no_gradient() -> None:
 
 def test_on_policy_the_ratio_is_exactly_one() -> None:
     rows, advantages = some_rows()  # sampler's log-probs are made up
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
-    metrics, _ = learner_of(tiny_model()).step(batches, denominators_of(rows), lr=0.0, on_policy=True)
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    metrics, _ = learner_of(tiny_model()).step(batches, counted(rows), lr=0.0, on_policy=True)
     assert metrics["loss/ratio"] == 1.0
     assert metrics["loss/clip_fraction"] == 0.0
     assert metrics["loss/old_kl"] == 0.0
-    off, _ = learner_of(tiny_model()).step(batches, denominators_of(rows), lr=0.0)
+    off, _ = learner_of(tiny_model()).step(batches, counted(rows), lr=0.0)
     assert off["loss/ratio"] != 1.0
 
 
@@ -314,14 +314,14 @@ def test_broken_steps_are_skipped_and_change_nothing_and_too_many_are_an_error()
     model = tiny_model()
     optimizer = OptimizerConfig(lr=1e-3, max_grad_norm=1e9, max_skipped=2)
     learner = TorchLearner(model, loss=LossConfig(), optimizer=optimizer, temperature=0.7)
-    good = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
-    metrics, _ = learner.step(good, denominators_of(rows), lr=1e-3)
+    good = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    metrics, _ = learner.step(good, counted(rows), lr=1e-3)
     assert metrics["learner/skipped_steps"] == 0.0
     before = {n: w.clone() for n, w in learner.weights()}
     state = learner.optimizer_state()["parts"][0]["state"][0]["exp_avg"].clone()
     bad = [replace(b, advantages=torch.full_like(b.advantages, float("nan"))) for b in good]
     for count in (1, 2):
-        metrics, logprobs = learner.step(bad, denominators_of(rows), lr=1e-3)
+        metrics, logprobs = learner.step(bad, counted(rows), lr=1e-3)
         assert metrics["learner/skipped_steps"] == 1.0
         assert learner.optimizer_state()["skipped"] == count
         assert all(np.isfinite(value) for value in metrics.values())
@@ -330,23 +330,23 @@ def test_broken_steps_are_skipped_and_change_nothing_and_too_many_are_an_error()
     with pytest.raises(
         RollError, match=r"gradient norm is nan; the step was not taken, nor were the 2 before it. Lower"
     ):
-        learner.step(bad, denominators_of(rows), lr=1e-3)
+        learner.step(bad, counted(rows), lr=1e-3)
     assert all(torch.equal(before[n], w) for n, w in learner.weights())
     assert torch.equal(learner.optimizer_state()["parts"][0]["state"][0]["exp_avg"], state)
-    learner.step(good, denominators_of(rows), lr=1e-3)
+    learner.step(good, counted(rows), lr=1e-3)
     assert learner.optimizer_state()["skipped"] == 0
     assert not all(torch.equal(before[n], w) for n, w in learner.weights())
 
 
 def test_a_step_with_too_large_a_gradient_is_skipped() -> None:
     rows, advantages = some_rows()
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
-    norm = learner_of(tiny_model()).step(batches, denominators_of(rows), lr=0.0)[0]["learner/grad_norm"]
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    norm = learner_of(tiny_model()).step(batches, counted(rows), lr=0.0)[0]["learner/grad_norm"]
     for bound, skipped in ((1.01 * norm, 0.0), (0.99 * norm, 1.0)):
         optimizer = OptimizerConfig(lr=1e-3, max_grad_norm=1e-3, skip_norm=bound)
         learner = TorchLearner(tiny_model(), loss=LossConfig(), optimizer=optimizer, temperature=0.7)
         before = {n: w.clone() for n, w in learner.weights()}
-        metrics, _ = learner.step(batches, denominators_of(rows), lr=1e-3)
+        metrics, _ = learner.step(batches, counted(rows), lr=1e-3)
         assert metrics["learner/skipped_steps"] == skipped
         assert metrics["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)  # before it is cut
         assert all(torch.equal(before[n], w) for n, w in learner.weights()) == bool(skipped)
@@ -369,16 +369,14 @@ def test_a_learning_rate_of_zero_leaves_every_bit() -> None:
     learner = TorchLearner(model, loss=LossConfig(), optimizer=optimizer, temperature=1.0)
     before = {n: w.clone() for n, w in learner.weights()}
     for _ in range(3):
-        learner.step(
-            make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80), denominators_of(rows), lr=0.0
-        )
+        learner.step(batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80), counted(rows), lr=0.0)
     assert all(torch.equal(before[n], w) for n, w in learner.weights())
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_optimiser_goes_on_where_it_was_saved(name: str) -> None:
     rows, advantages = some_rows()
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
     optimizer = OptimizerConfig(name=name, lr=1e-3)  # type: ignore[arg-type]
 
     def fresh() -> Learner:
@@ -386,15 +384,14 @@ def test_the_optimiser_goes_on_where_it_was_saved(name: str) -> None:
 
     through, first, second = fresh(), fresh(), fresh()
     for _ in range(4):
-        through.step(batches, denominators_of(rows), lr=1e-3)
+        through.step(batches, counted(rows), lr=1e-3)
     for _ in range(2):
-        first.step(batches, denominators_of(rows), lr=1e-3)
+        first.step(batches, counted(rows), lr=1e-3)
     load_weights(second._network, first.weights())  # type: ignore[attr-defined]
     second.load_optimizer_state(first.optimizer_state())
     for _ in range(2):
-        second.step(batches, denominators_of(rows), lr=1e-3)
-    weights = dict(second.weights())
-    assert all(torch.equal(w, weights[n]) for n, w in through.weights())
+        second.step(batches, counted(rows), lr=1e-3)
+    assert all(torch.equal(w, dict(second.weights())[n]) for n, w in through.weights())
 
 
 def test_backends_by_name() -> None:
@@ -452,8 +449,8 @@ class Recorder:
         return self.inner.step(batches, denominators, lr=lr, on_policy=on_policy)
 
 
-def parts_of(learner: Any) -> Parts:
-    return Parts(learner=learner, state=AlgorithmState(kl_coef=0.0))
+def parts_of(learner: Any) -> StepParts:
+    return StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0))
 
 
 def recorded(config: RunConfig, groups: list[Any], model: LanguageModel) -> tuple[Recorder, dict[str, float]]:
@@ -482,11 +479,11 @@ def test_minibatches_and_epochs_take_the_ratio_to_the_policy_before_the_first_st
     assert metrics["learner/optimizer_steps"] == 6.0
     assert metrics["mismatch/logprob_diff_max"] < 1e-5
     assert metrics["loss/ratio"] != 1.0
-    rows = rows_of(groups)
+    rows = sequences_of(groups)
     expected = {row.ids: row.logprobs for row in rows}  # the sampler's are those of the first weights
     seen: list[tuple[int, ...]] = []
     for batches, denominators, _ in learner.steps:
-        assert denominators.rows == 4
+        assert denominators.sequences == 4
         for batch in batches:
             for b in range(batch.ids.shape[0]):
                 for segment in range(int(batch.segments[b].max()) + 1):
@@ -503,10 +500,10 @@ def test_rows_without_advantage_count_in_the_denominators_only() -> None:
     groups = [*played_groups(model, groups=2), *played_groups(model, equal=True, groups=2)]
     learner, metrics = recorded(run_config(), groups, model)
     ((batches, denominators, _),) = learner.steps
-    assert sum(int(b.row_index.max()) + 1 for b in batches) == 4
-    assert (denominators.rows, denominators.tokens) == (8, 24)
+    assert sum(int(b.sequence.max()) + 1 for b in batches) == 4
+    assert (denominators.sequences, denominators.tokens) == (8, 24)
     assert metrics["loss/ratio"] == 1.0
-    assert metrics["learner/rows"] == 8.0
+    assert metrics["learner/sequences"] == 8.0
 
 
 def test_leaving_them_out_is_the_same_as_running_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,7 +534,7 @@ def test_rows_with_the_same_ids_are_run_once_with_the_sum_of_their_advantages() 
         config = config.model_copy(update={"loss": config.loss.model_copy(update={"entropy_coef": coefficient})})
         learner, _ = recorded(config, groups, model)
         ((batches, denominators, _),) = learner.steps
-        assert (denominators.rows, denominators.tokens) == (15, 30)
+        assert (denominators.sequences, denominators.tokens) == (15, 30)
         rows_run.append(sum(int(((b.positions == 0) & (b.segments >= 0)).sum()) for b in batches))
         gradients_found.append(gradients(model))
     assert rows_run == [4, 15]
@@ -551,7 +548,7 @@ def test_nothing_to_learn_takes_no_step() -> None:
     assert learner.steps == []
     assert metrics["learner/optimizer_steps"] == 0.0
     failed = [group(trajectory(turn(), kind="failed"))]
-    assert update(run_config(), parts_of(learner), failed, step=0, version=0) == {"learner/rows": 0.0}
+    assert update(run_config(), parts_of(learner), failed, step=0, version=0) == {"learner/sequences": 0.0}
     assert all(torch.equal(before[n], w) for n, w in model.network.state_dict().items())
 
 

@@ -562,7 +562,7 @@ def test_failed_episodes_are_in_no_statistic(word: str, tmp_path: Path) -> None:
         assert record["rollout/failed_share"] == pytest.approx(failed / 18)
         assert record["advantage/episodes_left_out"] == failed
         assert record["rollout/return_mean"] == pytest.approx(record["rollout/success_rate"])
-        assert record["learner/rows"] == 18 - failed
+        assert record["learner/sequences"] == 18 - failed
     assert sum(r["rollout/outcome/failed"] for r in records) > 0
     lost = sum(fault_of(t.seed, 0.2) for t in held_out_panel(env, 30))
     assert lost > 0

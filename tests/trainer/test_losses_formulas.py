@@ -10,19 +10,19 @@ import pytest
 import torch
 from loss_formulas import FORMULAS
 from loss_inputs import LossRow, Numbers, packed, random_rows
-from trainer.algorithms.losses.aggregation import MODES
 
-from trainer.algorithms.losses import LOSSES, policy_loss
+from trainer.algorithms.losses.objective import MODES, policy_loss
 from trainer.config import LossConfig
+from trainer.config.parts import LOSSES, part_settings
 
 CASES: list[dict[str, Any]] = [
     {"name": "cispo"},
     {"name": "cispo", "clip_low": 0.2, "clip_high": 0.1},
     {"name": "clip"},
     {"name": "clip", "clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.2},
-    {"name": "clip", "ratio": "turn", "clip_low": 0.1, "clip_high": 0.1},
-    {"name": "clip", "ratio": "row", "dual_clip": 1.3},
-    {"name": "clip", "ratio": "row-product", "clip_low": 0.3, "clip_high": 0.5},
+    {"name": "clip", "ratio": "turn-mean", "clip_low": 0.1, "clip_high": 0.1},
+    {"name": "clip", "ratio": "sequence-mean", "dual_clip": 1.3},
+    {"name": "clip", "ratio": "sequence-product", "clip_low": 0.3, "clip_high": 0.5},
     {"name": "clip_cov"},
     {"name": "dppo", "divergence_low": 0.05, "divergence_high": 0.1, "divergence_coef": 0.3},
     {"name": "gmpo"},
@@ -37,20 +37,21 @@ CASES: list[dict[str, Any]] = [
     {"name": "sapo"},
     {"name": "sapo", "tau_positive": 0.5, "tau_negative": 3.0},
     {"name": "topr"},
-    {"name": "topr", "ratio": "row-product", "positive_weight": 0.5, "negative_weight": 2.0},
+    {"name": "topr", "ratio": "sequence-product", "positive_weight": 0.5, "negative_weight": 2.0},
     {"name": "vespo"},
     {"name": "vespo", "power_positive": 1.0, "decay_positive": 0.5, "power_negative": 0.0, "decay_negative": 4.0},
 ]
 
 
 def test_every_loss_has_a_formula() -> None:
-    assert {case["name"] for case in CASES} == FORMULAS.keys() == LOSSES.keys()
+    assert {case["name"] for case in CASES} == FORMULAS.keys() == set(LOSSES.built_in())
 
 
 def formula(x: list[Numbers], fixed: list[Numbers], rows: list[LossRow], config: LossConfig) -> float:
     """The step's loss, from each row's losses, as the mode says in words."""
+    settings = part_settings(config, LOSSES.find(config.name))
     losses = [
-        FORMULAS[config.name](a, b, row, config) if len(a) else np.zeros(0)
+        FORMULAS[config.name](a, b, row, settings) if len(a) else np.zeros(0)
         for a, b, row in zip(x, fixed, rows, strict=True)
     ]
     filled = [loss for loss in losses if len(loss)]
@@ -85,7 +86,7 @@ def test_value_and_gradient(case: dict[str, Any], mode: str) -> None:
                 assert found[r][t] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-5, abs=1e-8), (seed, r, t)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"cispo", "topr", "vespo", "gspo_token"}))
+@pytest.mark.parametrize("name", sorted(set(LOSSES.built_in()) - {"cispo", "topr", "vespo", "gspo_token"}))
 def test_gradcheck_where_no_gradient_is_stopped(name: str) -> None:
     """With the KL and the entropy bonus, through the function that the learner calls."""
     config = LossConfig(name=name, kl_coef=0.3, kl_estimator="k2", entropy_coef=0.1)
@@ -124,4 +125,4 @@ def test_shares_of_micro_batches_add_up(case: dict[str, Any], mode: str) -> None
 
 def _at(batch: Any, place: int) -> Any:
     """The batch of a single row as the row ``place`` of its step."""
-    return replace(batch, row_index=torch.where(batch.row_index >= 0, place, -1))
+    return replace(batch, sequence=torch.where(batch.sequence >= 0, place, -1))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from loss_inputs import LossRow, packed, random_rows
 
-from trainer.algorithms.losses import kl_loss, policy_loss
+from trainer.algorithms.losses.objective import kl_loss, policy_loss
+from trainer.algorithms.rewards import kl_estimate
 from trainer.config import LossConfig
 
 LOGITS = torch.tensor([0.3, -1.2, 0.9, 0.1], dtype=torch.float64)
@@ -22,6 +23,19 @@ def test_values_golden(estimator: str, value: float) -> None:
     logp, reference = torch.tensor([-1.0]), torch.tensor([-1.3])
     assert kl_loss(logp, reference, estimator).item() == pytest.approx(value, abs=1e-6)
     assert kl_loss(logp, reference, estimator, torch.tensor([7.0])).item() == pytest.approx(value, abs=1e-6)
+
+
+def test_k3_is_bounded_in_the_loss_as_in_the_reward() -> None:
+    """At d = -2.5 it is exp(2.5) - 1 - 2.5 = 8.68, at -3 it would be 16.09."""
+    logp = torch.tensor([-3.5, -4.0, -21.0, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.full((4,), -1.0, dtype=torch.float64)
+    value = kl_loss(logp, reference, "k3")
+    assert value.tolist() == pytest.approx([8.682494, 10.0, 10.0, 0.367879], abs=1e-6)
+    assert value.tolist() == pytest.approx(kl_estimate((logp.detach() - reference).numpy(), "k3").tolist())
+    (gradient,) = torch.autograd.grad(value.sum(), logp)
+    assert gradient.tolist() == pytest.approx([1 - np.exp(2.5), 0.0, 0.0, 1 - np.exp(-1)])
+    (unbiased,) = torch.autograd.grad(kl_loss(logp, reference, "k3", torch.ones(4)).sum(), logp)
+    assert unbiased.tolist() == pytest.approx([-2.5, -3.0, 0.0, 1.0])
 
 
 def true_gradient() -> torch.Tensor:

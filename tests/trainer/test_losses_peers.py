@@ -1,46 +1,39 @@
-"""Losses, gradients, corrections and aggregations against the code of TRL and verl, where those are installed.
-
-Neither is needed here: ``pip install trl`` or ``pip install verl`` beside this package makes these tests run.
-"""
+"""Losses, gradients, corrections and aggregations against those of TRL, whose code is run, and verl, whose results
+were recorded by peers/record_verl.py."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from loss_inputs import Packed, packed, random_rows
-from trainer.algorithms.losses.value import value_loss
+from loss_inputs import LossRow, Packed, packed, random_rows
 
-from trainer.algorithms.losses import StepTokens, correction_weights, kl_loss, policy_loss
+from trainer.algorithms.losses import StepTokens
 from trainer.algorithms.losses.covariance import choose_between, choose_largest
+from trainer.algorithms.losses.objective import correction_weights, kl_loss, policy_loss
 from trainer.config import CorrectionConfig, LossConfig
-
-
-def peer(module: str, package: str) -> Any:
-    """A module of another package, which may warn of what it likes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return importlib.import_module(module)
-        except ImportError as error:
-            pytest.skip(f"{package} cannot be imported ({error}); pip install {package} to compare with it")
+from trainer.config.parts import LOSSES, part_settings
+from trainer.learner.critic import value_loss
 
 
 @pytest.fixture(scope="module")
 def trl() -> Any:
-    return peer("trl.trainer.grpo_trainer", "trl").GRPOTrainer
-
-
-@pytest.fixture(scope="module")
-def verl() -> Any:
-    return peer("verl.trainer.ppo.core_algos", "verl")
+    """TRL's trainer, which may warn of what it likes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
+        except ImportError as error:
+            pytest.skip(f"TRL cannot be imported ({error}); `make test` installs it")
 
 
 def lone_rows(seed: int = 0) -> Packed:
@@ -117,7 +110,7 @@ TRL_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "sapo": ({"loss_type": "sapo"}, {"name": "sapo", "aggregation": "seq-mean-token-mean"}, {}),
     "vespo": ({"loss_type": "vespo"}, {"name": "vespo"}, {}),
     "kl": ({"beta": 0.3}, {"name": "clip", "kl_coef": 0.3}, {}),
-    "off_policy_mask": ({"off_policy_mask_threshold": 0.05}, {"name": "clip"}, {"row_delta": 0.05}),
+    "off_policy_mask": ({"off_policy_mask_threshold": 0.05}, {"name": "clip"}, {"sequence_delta": 0.05}),
 }
 
 
@@ -153,140 +146,113 @@ def test_the_unbiased_kl_has_the_gradient_of_trls_corrected_one(trl: Any) -> Non
 
 # -- verl --------------------------------------------------------------------------------------------------------------
 
+VERL: dict[str, Any] = json.loads((Path(__file__).parent / "peers" / "verl.json").read_text("utf-8"))
+"""What verl's own functions returned, as peers/record_verl.py recorded it."""
 
-def verl_loss(core: Any, name: str, given: Packed, mode: str, **options: Any) -> tuple[float, torch.Tensor]:
-    actor = peer("verl.workers.config", "verl")
-    policy = {key: options.pop(key) for key in list(options) if "cov_" in key or key == "ppo_kl_coef"}
-    config = actor.FSDPActorConfig(
-        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **{"clip_ratio_low": 0.2, **options},
-        policy_loss=actor.PolicyLossConfig(**policy),
-    )  # fmt: skip
-    loss, _ = core.get_policy_loss_fn(name)(
-        old_log_prob=given.batch.old_logprobs,
-        log_prob=given.logp,
-        advantages=given.batch.advantages,
-        response_mask=given.batch.label_mask.to(given.logp.dtype),
-        loss_agg_mode=mode,
-        config=config,
-    )
-    return loss.item(), torch.autograd.grad(loss, given.logp)[0]
-
-
-VERL_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "vanilla": ({"clip_ratio_high": 0.28, "clip_ratio_c": 1.5}, {"name": "clip", "dual_clip": 1.5}),
-    "gspo": (
-        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2},
-        {"name": "gspo_token", "clip_low": 0.1, "clip_high": 0.2},
+# verl's name: ours, and how its options are called here.
+VERL_LOSSES: dict[str, tuple[str, dict[str, str]]] = {
+    "vanilla": ("clip", {"clip_ratio_low": "clip_low", "clip_ratio_high": "clip_high", "clip_ratio_c": "dual_clip"}),
+    "gspo": ("gspo_token", {"clip_ratio_low": "clip_low", "clip_ratio_high": "clip_high"}),
+    "sapo": ("sapo", {"tau_pos": "tau_positive", "tau_neg": "tau_negative"}),
+    "cispo": ("cispo", {"clip_ratio_low": "clip_low", "clip_ratio_high": "clip_high"}),
+    "geo_mean": ("gmpo", {"clip_ratio_low": "clip_low", "clip_ratio_high": "clip_high"}),
+    # verl's own cap of the ratio is so high here that it is never met; ours has none.
+    "dppo_tv": ("dppo", {"clip_ratio_low": "divergence_low", "clip_ratio_high": "divergence_high", "clip_ratio_c": ""}),
+    "kl_cov": ("kl_cov", {"kl_cov_ratio": "covariance_share", "ppo_kl_coef": "covariance_coef"}),
+    "clip_cov": (
+        "clip_cov",
+        {"clip_ratio_low": "clip_low", "clip_ratio_high": "clip_high", "clip_cov_ratio": "covariance_share",
+         "clip_cov_lb": "covariance_low", "clip_cov_ub": "covariance_high"},
     ),
-    "sapo": ({"tau_pos": 1.0, "tau_neg": 1.05}, {"name": "sapo"}),
-    "cispo": ({"clip_ratio_high": 0.3}, {"name": "cispo", "clip_low": 0.2, "clip_high": 0.3}),
-    "geo_mean": (
-        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2},
-        {"name": "gmpo", "clip_low": 0.1, "clip_high": 0.2},
-    ),
-}
+}  # fmt: skip
+VERL_DEFAULTS = {"clip_ratio_low": 0.2}  # where the record says nothing else
+CHOICES: dict[str, Callable[..., Any]] = {"kl_cov": choose_largest, "clip_cov": choose_between}
 
 
-@pytest.mark.parametrize("case", VERL_CASES)
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-def test_as_in_verl(verl: Any, case: str, mode: str) -> None:
-    if case in ("sapo", "geo_mean") and mode != "seq-mean-token-mean":
-        pytest.skip("verl has one aggregation for this loss")
-    options, loss = VERL_CASES[case]
-    given = lone_rows(1)
-    if case == "vanilla":  # it has no need of one advantage per row
-        given.batch.advantages.copy_(packed(random_rows(2, count=7)[:-1], bins=6).batch.advantages[:, :1])
-    theirs, their_gradient = verl_loss(verl, case, given, mode, **options)
-    value, gradient = ours(given, LossConfig(**loss, aggregation=mode))  # type: ignore[arg-type]
-    assert value == pytest.approx(theirs, rel=1e-6)
-    assert torch.allclose(gradient, their_gradient, rtol=1e-6, atol=1e-9)
+def recorded(name: str) -> Packed:
+    rows = []
+    for row in VERL["inputs"][name]:
+        arrays = {key: np.array(row[key]) for key in row}
+        rows.append(LossRow(**arrays))
+    return packed(rows, bins=len(rows))
 
 
-def test_dppo_has_verls_gradient(verl: Any) -> None:
-    """verl's old policy is the anchor; its value is that of -sg(r) A logp, which has the same gradient."""
-    given = lone_rows(3)
-    given.batch.sampler_logprobs.copy_(given.batch.old_logprobs)
-    options = {"clip_ratio_low": 0.05, "clip_ratio_high": 0.1, "clip_ratio_c": 1e6}
-    _, theirs = verl_loss(verl, "dppo_tv", given, "token-mean", **options)
-    loss = LossConfig(name="dppo", divergence_low=0.05, divergence_high=0.1, divergence_coef=0.0)
-    _, gradient = ours(given, loss)
-    assert torch.allclose(gradient, theirs, rtol=1e-6, atol=1e-9)
-    assert (gradient[given.batch.label_mask] == 0).any()
+def flat(lists: list[list[float]]) -> Any:
+    return np.concatenate([np.array(row) for row in lists])
 
 
-def chosen(given: Packed, choose: Callable[..., Any], config: LossConfig) -> None:
+def choose(given: Packed, name: str, config: LossConfig) -> None:
     """Mark what our rule chooses from the log-probs that verl looks at."""
     mask = given.batch.label_mask
     tokens = StepTokens(old_logp=given.logp.detach()[mask].numpy(), advantages=given.batch.advantages[mask].numpy())
     assert given.batch.selected is not None
     given.batch.selected.zero_()
-    given.batch.selected[mask] = torch.from_numpy(choose(tokens, config, np.random.default_rng(0)))
+    settings = part_settings(config, LOSSES.find(config.name))
+    given.batch.selected[mask] = torch.from_numpy(CHOICES[name](tokens, settings, np.random.default_rng(0)))
     assert 0 < given.batch.selected.sum() < mask.sum()
 
 
-def test_kl_cov_as_in_verl(verl: Any) -> None:
-    given, config = lone_rows(4), LossConfig(name="kl_cov", covariance_share=0.3, covariance_coef=0.7)
-    chosen(given, choose_largest, config)
-    theirs, their_gradient = verl_loss(verl, "kl_cov", given, "token-mean", kl_cov_ratio=0.3, ppo_kl_coef=0.7)
+@pytest.mark.parametrize("record", VERL["losses"], ids=lambda r: f"{r['name']}-{r['mode']}")
+def test_as_in_verl(record: dict[str, Any]) -> None:
+    name, names = VERL_LOSSES[record["name"]]
+    theirs = {**VERL_DEFAULTS, **record["options"]}
+    settings = {names[key]: value for key, value in theirs.items() if names.get(key)}
+    if name == "dppo":
+        settings["divergence_coef"] = 0.0
+    config = LossConfig(name=name, aggregation=record["mode"], **settings)
+    given = recorded(record["inputs"])
+    if name in CHOICES:
+        choose(given, name, config)
     value, gradient = ours(given, config)
-    assert value == pytest.approx(theirs)
-    assert torch.allclose(gradient, their_gradient)
+    if name != "dppo":  # verl's value is that of -sg(r) A logp, which has the same gradient
+        assert value == pytest.approx(record["value"], rel=1e-6)
+    assert flat(given.unpacked(gradient)) == pytest.approx(flat(record["gradient"]), rel=1e-6, abs=1e-9)
+    assert gradient.abs().sum() > 0
+    if name == "dppo":
+        assert (gradient[given.batch.label_mask] == 0).any(), "a token must be outside the bounds"
 
 
-def test_clip_cov_as_in_verl_where_all_eligible_tokens_are_drawn(verl: Any) -> None:
-    """Nothing is clipped here, which verl would leave out of the draw."""
-    given = lone_rows(4)
-    config = LossConfig(
-        name="clip_cov", clip_low=1.0, clip_high=20.0, covariance_share=0.9, covariance_low=0.2, covariance_high=0.9
-    )
-    chosen(given, choose_between, config)
-    options = {"clip_cov_ratio": 0.9, "clip_cov_lb": 0.2, "clip_cov_ub": 0.9}
-    theirs, their_gradient = verl_loss(
-        verl, "clip_cov", given, "token-mean", clip_ratio_low=1.0, clip_ratio_high=20.0, **options
-    )
-    value, gradient = ours(given, config)
-    assert value == pytest.approx(theirs)
-    assert torch.allclose(gradient, their_gradient)
+def test_every_recorded_option_of_verl_is_compared() -> None:
+    for record in VERL["losses"]:
+        assert record["options"].keys() <= VERL_LOSSES[record["name"]][1].keys()
+    assert {record["name"] for record in VERL["losses"]} == VERL_LOSSES.keys()
 
 
-@pytest.mark.parametrize(
-    ("level", "threshold", "correction"),
-    [
-        ("token", 1.3, {"name": "tis", "high": 1.3}),
-        ("sequence", 1.3, {"name": "tis", "level": "row", "high": 1.3}),
-        ("token", "0.7_1.3", {"name": "icepop", "low": 0.7, "high": 1.3}),
-        ("sequence", "0.7_1.3", {"name": "mis", "level": "row", "low": 0.7, "high": 1.3}),
-    ],
-)
-def test_corrections_as_in_verl(verl: Any, level: str, threshold: Any, correction: dict[str, Any]) -> None:
-    helper = peer("verl.trainer.ppo.rollout_corr_helper", "verl")
-    given = lone_rows(5)
-    mask = given.batch.label_mask
-    moved = given.batch.old_logprobs - given.batch.sampler_logprobs
-    theirs, _ = helper.compute_rollout_correction_weights(
-        moved, mask.to(moved.dtype), rollout_is=level, rollout_is_threshold=threshold
-    )
-    weights, _ = correction_weights(given.inputs(), CorrectionConfig(**correction))
+@pytest.mark.parametrize("record", VERL["corrections"], ids=lambda r: f"{r['level']}-{r['threshold']}")
+def test_corrections_as_in_verl(record: dict[str, Any]) -> None:
+    given = recorded(record["inputs"])
+    level: dict[str, Any] = {} if record["level"] == "token" else {"level": "sequence-product"}
+    if isinstance(record["threshold"], str):  # two bounds: tokens or sequences outside are left out
+        low, high = map(float, record["threshold"].split("_"))
+        config = CorrectionConfig(name="mis" if level else "icepop", low=low, high=high, **level)
+    else:
+        config = CorrectionConfig(name="tis", high=record["threshold"], **level)
+    weights, _ = correction_weights(given.inputs(), config)
     assert weights is not None
-    assert torch.allclose(weights, theirs)
-    assert len(set(weights[mask].tolist())) >= 2
+    assert flat(given.unpacked(weights)) == pytest.approx(flat(record["weights"]))
+    assert len(set(weights[given.batch.label_mask].tolist())) >= 2
 
 
-def test_values_and_kl_as_in_verl(verl: Any) -> None:
-    given = lone_rows(6)
+def test_values_as_in_verl() -> None:
+    """With log-probs as stand-ins, as they were recorded."""
+    record = VERL["value"]
+    given = recorded(record["inputs"])
     batch, mask = given.batch, given.batch.label_mask
-    theirs, _ = verl.compute_value_loss(
-        vpreds=given.logp, returns=batch.old_logprobs, values=batch.sampler_logprobs,
-        response_mask=mask.to(given.logp.dtype), cliprange_value=0.2,
-    )  # fmt: skip
-    losses, _ = value_loss(given.logp, batch.sampler_logprobs, batch.old_logprobs, mask, 0.2)
-    assert (losses.sum() / mask.sum()).item() == pytest.approx(theirs.item())
-    assert batch.reference_logprobs is not None
-    for estimator in ("k1", "k2", "k3"):
-        mine = kl_loss(given.logp, batch.reference_logprobs, estimator)
-        assert torch.allclose(mine, verl.kl_penalty(given.logp, batch.reference_logprobs, estimator))
-    straight = verl.kl_penalty(given.logp, batch.reference_logprobs, "k3+")
-    mine = kl_loss(given.logp, batch.reference_logprobs, "k3", torch.ones_like(given.logp))
-    gradients = [torch.autograd.grad(x.sum(), given.logp)[0] for x in (mine, straight)]
-    assert torch.allclose(mine, straight)
-    assert torch.allclose(*gradients)
+    losses, _ = value_loss(given.logp, batch.sampler_logprobs, batch.old_logprobs, mask, record["clip"])
+    total = losses.sum() / mask.sum()
+    assert total.item() == pytest.approx(record["value"])
+    (gradient,) = torch.autograd.grad(total, given.logp)
+    assert flat(given.unpacked(gradient)) == pytest.approx(flat(record["gradient"]))
+
+
+@pytest.mark.parametrize("record", VERL["kl"], ids=lambda r: r["estimator"])
+def test_kl_as_in_verl(record: dict[str, Any]) -> None:
+    """verl's k3+ has the value of k3 and the gradient of k2, which is ours with a ratio of 1."""
+    given = recorded(record["inputs"])
+    assert given.batch.reference_logprobs is not None
+    unbiased = record["estimator"].endswith("+")
+    ratio = torch.ones_like(given.logp) if unbiased else None
+    mine = kl_loss(given.logp, given.batch.reference_logprobs, record["estimator"].rstrip("+"), ratio)
+    assert flat(given.unpacked(mine)) == pytest.approx(flat(record["values"]))
+    (gradient,) = torch.autograd.grad(mine.sum(), given.logp)
+    assert flat(given.unpacked(gradient)) == pytest.approx(flat(record["gradient"]))

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loss_inputs import LossRow, packed, random_rows
+from loss_inputs import LossRow, losses_of, packed, random_rows
 from pydantic import ValidationError
 from trainer.config.read_keys import ANCHORED_AT_SAMPLER, CLIP_DEFAULTS, LOSS_KEYS
 
 from roll_envs.errors import ConfigError
-from trainer.algorithms.losses import LOSSES, StepTokens
+from trainer.algorithms.losses import StepTokens
 from trainer.cli import main
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config.load import parse_config
+from trainer.config.parts import LOSSES, part_settings
 
 OTHER: dict[str, Any] = {
-    "clip_low": 0.05, "clip_high": 0.03, "dual_clip": 1.1, "ratio": "row", "positive_weight": 2.0,
+    "clip_low": 0.05, "clip_high": 0.03, "dual_clip": 1.1, "ratio": "sequence-mean", "positive_weight": 2.0,
     "negative_weight": 3.0, "tau_positive": 2.0, "tau_negative": 3.0, "proximal_coef": 0.5, "divergence_low": 0.01,
     "divergence_high": 0.02, "divergence_coef": 0.5, "covariance_share": 0.4, "covariance_low": 0.1,
     "covariance_high": 1.2, "covariance_coef": 3.0, "power_positive": 1.0, "decay_positive": 1.0,
@@ -31,7 +32,7 @@ OTHER: dict[str, Any] = {
 
 def gradients(name: str, rows: list[LossRow], **config: Any) -> torch.Tensor:
     given = packed(rows)
-    loss, _ = LOSSES[name].loss(given.inputs(), LossConfig.model_construct(name=name, **config))
+    loss, _ = losses_of(name, given.inputs(), **config)
     (gradient,) = torch.autograd.grad(loss.sum(), given.logp)
     return gradient
 
@@ -41,17 +42,17 @@ def with_advantages(rows: list[LossRow], scale: float, seed: int = 0) -> list[Lo
     return [replace(row, advantages=scale * rng.normal(size=len(row.advantages))) for row in rows]
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", LOSSES.built_in())
 def test_only_advantages(name: str) -> None:
     """Where the flag is set, rows without any advantage have no gradient; where it is not, some have."""
     found = [gradients(name, with_advantages(random_rows(seed), 0.0)).any().item() for seed in range(5)]
-    assert any(found) != LOSSES[name].only_advantages
+    assert any(found) != LOSSES.find(name).only_advantages
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", LOSSES.built_in())
 def test_linear_on_policy(name: str) -> None:
     """Where the flag is set, gradients of two sets of advantages add up to that of their sum, at a ratio of 1."""
-    spec = LOSSES[name]
+    spec = LOSSES.find(name)
     uneven = {"positive_weight": 2.0} if name == "topr" else {}
     for seed in range(5):
         rows = [replace(row, old=row.logp) for row in random_rows(seed)]
@@ -67,28 +68,28 @@ def test_linear_on_policy(name: str) -> None:
     assert spec.select is None or not spec.linear_on_policy
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
-def test_a_loss_reads_the_keys_it_names_and_no_others(name: str) -> None:
-    spec = LOSSES[name]
-    assert spec.keys == LOSS_KEYS[name]
+@pytest.mark.parametrize("name", LOSSES.built_in())
+def test_a_loss_reads_the_settings_it_declares_and_each_says_what_it_is(name: str) -> None:
+    spec = LOSSES.find(name)
+    declared = spec.settings.model_fields
+    assert set(declared) == LOSS_KEYS[name]
+    assert all(f.description and f.json_schema_extra["origin"] for f in declared.values())
     assert OTHER.keys() == set().union(*LOSS_KEYS.values())
     rng = np.random.default_rng(1)
     step = StepTokens(old_logp=rng.normal(0, 2, 300), advantages=rng.normal(size=300))
 
     def behaviour(**config: Any) -> list[Any]:
-        made = LossConfig.model_construct(name=name, **config)
         found: list[Any] = []
         for seed in range(4):
             given = packed(random_rows(seed))
-            loss, _ = spec.loss(given.inputs(), made)
+            loss, _ = losses_of(name, given.inputs(), **config)
             found += [loss.tolist(), torch.autograd.grad(loss.sum(), given.logp)[0].tolist()]
         if spec.select is not None:
-            found.append(spec.select(step, made, np.random.default_rng(0)).tolist())
+            found.append(spec.select(step, spec.settings(**config), np.random.default_rng(0)).tolist())
         return found
 
     usual = behaviour()
-    read = {key for key, value in OTHER.items() if behaviour(**{key: value}) != usual}
-    assert read == spec.keys
+    assert {key for key in declared if behaviour(**{key: OTHER[key]}) != usual} == set(declared)
 
 
 @pytest.mark.parametrize("key", sorted(OTHER))
@@ -134,9 +135,19 @@ def test_a_dry_run_knows_the_losses(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(("name", "bounds"), sorted(CLIP_DEFAULTS.items()))
 def test_bounds_that_the_file_does_not_name_are_the_losss_own(name: str, bounds: tuple[float, float]) -> None:
-    assert LossConfig(name=name).bounds() == bounds
-    assert LossConfig(name=name, clip_high=0.7).bounds() == (bounds[0], 0.7)
-    assert LossConfig(name="theirs").bounds() == (0.2, 0.28)
+    def found(**config: Any) -> tuple[float, float]:
+        settings = part_settings(LossConfig(name=name, **config), LOSSES.find(name))
+        return getattr(settings, "clip_low", bounds[0]), settings.clip_high
+
+    assert found() == bounds
+    assert found(clip_high=0.7) == (bounds[0], 0.7)
+
+
+@pytest.mark.parametrize("name", LOSSES.built_in())
+def test_the_defaults_are_those_of_the_configuration(name: str) -> None:
+    part = LOSSES.find(name)
+    assert part_settings(LossConfig(name=name), part) == part.settings()
+    assert part.anchored_at_sampler == (name in ANCHORED_AT_SAMPLER)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +156,13 @@ def test_bounds_that_the_file_does_not_name_are_the_losss_own(name: str, bounds:
         ({"high": 3.0}, "correction.high is set, but correction.name 'none' does not read it"),
         ({"name": "tis", "low": 0.1}, "correction.low is set, but correction.name 'tis' does not read it"),
         ({"name": "mis", "low": 3.0}, "correction.low 3 must be less than correction.high 2"),
-        ({"name": "icepop", "level": "row"}, "'icepop' is per token; for level 'row' take correction.name 'mis'"),
+        (
+            {"name": "icepop", "level": "sequence-product"},
+            "'icepop' is per token; for level 'sequence-product' take correction.name 'mis'",
+        ),
         ({"reject_low": 0.9}, "are read where correction.reject is not 'none'"),
-        ({"reject": "geometric"}, "needs correction.reject_low less than correction.reject_high"),
-        ({"reject": "geometric", "reject_low": 2.0, "reject_high": 1.0}, "needs correction.reject_low less than"),
+        ({"reject": "sequence-mean"}, "needs correction.reject_low less than correction.reject_high"),
+        ({"reject": "sequence-mean", "reject_low": 2.0, "reject_high": 1.0}, "needs correction.reject_low less than"),
     ],
 )
 def test_corrections_that_do_not_fit(settings: dict[str, Any], expected: str) -> None:
@@ -161,7 +175,7 @@ def test_corrections_that_do_not_fit(settings: dict[str, Any], expected: str) ->
     [
         (["loss.proximal=sampler", "correction.name=tis"], "so that every ratio of the section correction is 1"),
         (["loss.proximal=sampler", "correction.second_moment=0.04"], "so that every ratio of the section correction"),
-        (["loss.proximal=sampler", "correction.row_delta=0.1"], None),
+        (["loss.proximal=sampler", "correction.sequence_delta=0.1"], None),
         (["loss.name=clip", "correction.name=tis"], None),
         *[
             ([f"loss.name={name}", "correction.name=mis"], f"loss '{name}' takes its ratio to the sampler itself")

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from episode_builders import group, trajectory, turn
+from episode_builders import batches_of, counted, group, scattered, trajectory, turn
 from tiny import tiny_model
-from trainer.algorithms.state import AlgorithmState
 
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CorrectionConfig, LossConfig, OptimizerConfig
 from trainer.config.load import parse_config
-from trainer.data.batches import denominators_of, make_batches, scatter_back
-from trainer.data.sequences import rows_of
+from trainer.data.sequences import sequences_of
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
 BASE = (
     "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nadvantage: {name: reinforce}\n"
@@ -46,7 +45,7 @@ def stepped(groups: list[Any], *overrides: str) -> tuple[Recorder, dict[str, flo
         model, loss=config.loss, optimizer=config.optimizer, temperature=1.0, correction=config.correction
     )
     recorder = Recorder(inner)
-    parts = Parts(learner=recorder, state=AlgorithmState(kl_coef=0.0))  # type: ignore[arg-type]
+    parts = StepParts(learner=recorder, state=AlgorithmState(kl_coef=0.0))  # type: ignore[arg-type]
     metrics = update(config, parts, groups, step=0, version=0)
     found = {n: p.grad.clone() for n, p in model.network.named_parameters() if p.grad is not None}
     return recorder, metrics, found
@@ -64,7 +63,7 @@ def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_in_a_single_step_weights_are_the_policys_over_the_samplers() -> None:
     """No log-probs are recomputed for it: the ratio is exactly 1, and the weight is that of the policy as it is."""
-    rows = rows_of([group(trajectory(turn((10, 11), (12, 13, 14), logprobs=(-4.0, -6.0, -5.0))))])
+    rows = sequences_of([group(trajectory(turn((10, 11), (12, 13, 14), logprobs=(-4.0, -6.0, -5.0))))])
     correction = CorrectionConfig(name="tis", high=1.5)
     optimizer = OptimizerConfig(max_grad_norm=1e9)
 
@@ -74,15 +73,16 @@ def test_in_a_single_step_weights_are_the_policys_over_the_samplers() -> None:
             model, loss=LossConfig(), optimizer=optimizer, temperature=1.0, correction=correction
         ), model
 
-    (scored,) = scatter_back(
-        (batches := make_batches(rows, [np.ones(5)], pack_tokens=9, tokens_per_microbatch=9)),
+    (scored,) = scattered(
+        rows,
+        (batches := batches_of(rows, [np.ones(5)], pack_tokens=9, tokens_per_microbatch=9)),
         learner()[0].score(batches),
     )
     found = []
     for on_policy in (True, False):
         one, model = learner()
-        old = make_batches(rows, [np.ones(5)], pack_tokens=9, tokens_per_microbatch=9, old_logprobs=[scored])
-        metrics, _ = one.step(batches if on_policy else old, denominators_of(rows), lr=0.0, on_policy=on_policy)
+        old = batches_of(rows, [np.ones(5)], pack_tokens=9, tokens_per_microbatch=9, proximal_logp=[scored])
+        metrics, _ = one.step(batches if on_policy else old, counted(rows), lr=0.0, on_policy=on_policy)
         found.append({n: p.grad.clone() for n, p in model.network.named_parameters() if p.grad is not None})
         weights = np.minimum(np.exp(scored[2:] - np.array([-4.0, -6.0, -5.0])), 1.5)
         assert metrics["correction/weight"] == pytest.approx(float(weights.mean()), rel=1e-4)
@@ -94,16 +94,16 @@ def test_rows_of_the_same_ids_are_run_as_one_only_if_they_are_cut_into_the_same_
     whole = trajectory(turn((10, 11), (12, 13), reward=1.0))
     cut = trajectory(turn((10, 11), (12,)), turn((10, 11, 12), (13,), reward=0.25), member=1)
     groups = [group(whole, cut)]
-    assert len({(r.ids, r.mask) for r in rows_of(groups)}) == 1
+    assert len({(r.ids, r.mask) for r in sequences_of(groups)}) == 1
     by_token, _, _ = stepped(groups)
-    by_turn, _, apart = stepped(groups, "loss.ratio=turn")
+    by_turn, _, apart = stepped(groups, "loss.ratio=turn-mean")
     assert (rows_run(by_token), rows_run(by_turn)) == (1, 2)
-    _, _, everything = stepped(groups, "loss.ratio=turn", "loss.entropy_coef=1e-30")
+    _, _, everything = stepped(groups, "loss.ratio=turn-mean", "loss.entropy_coef=1e-30")
     assert close(apart, everything)
 
 
 @pytest.mark.parametrize(
-    "override", ["correction.name=tis", "correction.veto=1e-4", "correction.row_delta=0.1", "loss.name=vespo"]
+    "override", ["correction.name=tis", "correction.veto=1e-4", "correction.sequence_delta=0.1", "loss.name=vespo"]
 )
 def test_rows_of_the_same_ids_are_run_apart_where_each_has_a_weight_of_its_own(override: str) -> None:
     groups = [
@@ -123,7 +123,7 @@ def test_rows_of_the_same_ids_are_run_apart_where_each_has_a_weight_of_its_own(o
         ["loss.name=kl_cov", "loss.covariance_share=0.4", "learner.minibatches=2", "optimizer.lr=0.0"],
         ["loss.name=gspo", "correction.name=mis", "correction.level=row", "correction.low=1e-3"],
         ["loss.name=vespo", "loss.aggregation=constant", "loss.constant_tokens=9"],
-        ["loss.ratio=turn", "correction.name=tis", "correction.level=turn", "correction.row_delta=0.5"],
+        ["loss.ratio=turn-mean", "correction.name=tis", "correction.level=turn", "correction.sequence_delta=0.5"],
         ["loss.name=dppo", "correction.second_moment=0.5"],
     ],
     ids=lambda overrides: overrides[0].removeprefix("loss."),

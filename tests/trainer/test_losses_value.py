@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.algorithms.losses.value import value_loss
 
 from trainer.data.metrics import explained_variance
+from trainer.learner.critic import value_loss
 
 
 def lone(value: float, old: float, target: float, clip: float | None) -> tuple[float, float, dict[str, float]]:

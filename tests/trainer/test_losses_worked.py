@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loss_inputs import LossRow, packed
+from loss_inputs import LossRow, losses_of, packed
 
-from trainer.algorithms.losses import LOSSES, StepTokens
-from trainer.algorithms.losses.covariance import choose_between, choose_largest
-from trainer.config import LossConfig
+from trainer.algorithms.losses import StepTokens
+from trainer.algorithms.losses.covariance import ClipCovSettings, KlCovSettings, choose_between, choose_largest
 
 
 def lone_row(
@@ -34,7 +33,7 @@ def lone_row(
 def worked(row: LossRow, **config: Any) -> tuple[list[float], list[float], dict[str, float]]:
     """Losses of the tokens, the gradient of their mean times their number, and metrics."""
     given = packed([row], bins=1)
-    loss, metrics = LOSSES[config["name"]].loss(given.inputs(), LossConfig(**config))
+    loss, metrics = losses_of(config.pop("name"), given.inputs(), **config)
     (gradient,) = torch.autograd.grad(loss.sum(), given.logp)
     numbers = {name: value.item() for name, value in metrics.items()}
     return given.unpacked(loss)[0], given.unpacked(gradient)[0], numbers
@@ -124,17 +123,17 @@ def test_gmpo_by_hand() -> None:
 
 def test_a_ratio_by_turn_is_the_geometric_mean_of_each() -> None:
     row = lone_row([0.1, -0.2, 0.3, 9.9, 0.0], [0.0] * 5, [1.0] * 5, turns=[0, 0, 1, -1, 1])
-    losses, gradient, _ = worked(row, name="clip", ratio="turn", clip_low=0.9, clip_high=0.9)
+    losses, gradient, _ = worked(row, name="clip", ratio="turn-mean", clip_low=0.9, clip_high=0.9)
     a, b = math.exp(-0.05), math.exp(0.15)
     assert losses == pytest.approx([-a, -a, -b, -b])
     assert gradient == pytest.approx([-a, -a, -b, -b])
-    product = worked(row, name="clip", ratio="row-product", clip_low=0.9, clip_high=0.9)
+    product = worked(row, name="clip", ratio="sequence-product", clip_low=0.9, clip_high=0.9)
     assert product[0] == pytest.approx([-math.exp(0.2)] * 4)
 
 
 def test_topr_over_the_whole_row() -> None:
     row = lone_row([-1.0, -1.0], [-1.0 - LOG(0.5), -1.0 - LOG(0.8)], [-1.0, -1.0])
-    assert worked(row, name="topr", ratio="row-product")[1] == pytest.approx([0.4, 0.4])
+    assert worked(row, name="topr", ratio="sequence-product")[1] == pytest.approx([0.4, 0.4])
     assert worked(row, name="topr")[1] == pytest.approx([0.5, 0.8])
 
 
@@ -170,28 +169,28 @@ def tokens(logp: list[float], advantages: list[float]) -> StepTokens:
 def test_choices_by_hand() -> None:
     rng = np.random.default_rng(0)
     two = tokens([-1.0, -3.0], [1.0, -1.0])  # covariances 1 and 1
-    config = LossConfig(name="clip_cov")
+    config = ClipCovSettings()
     assert choose_between(two, config, rng).tolist() == [False, False]  # the bounds 1 and 5 do not count
-    wide = LossConfig(name="clip_cov", covariance_low=0.5)
+    wide = ClipCovSettings(covariance_low=0.5)
     drawn = {tuple(choose_between(two, wide, rng).tolist()) for _ in range(40)}
     assert drawn == {(True, False), (False, True)}
-    both = LossConfig(name="clip_cov", covariance_low=0.5, covariance_share=1.0)
+    both = ClipCovSettings(covariance_low=0.5, covariance_share=1.0)
     assert choose_between(two, both, rng).tolist() == [True, True]
     # means -2 and 0: covariances -1, 0, 0, 4
     four = tokens([-1.0, -2.0, -2.0, -3.0], [-1.0, 2.0, 3.0, -4.0])
-    assert choose_largest(four, LossConfig(name="kl_cov"), rng).tolist() == [False, False, False, True]
-    half = LossConfig(name="kl_cov", covariance_share=0.5)
+    assert choose_largest(four, KlCovSettings(), rng).tolist() == [False, False, False, True]
+    half = KlCovSettings(covariance_share=0.5)
     assert choose_largest(four, half, rng).tolist() == [False, True, False, True]  # a tie goes to the earlier
-    none = LossConfig(name="kl_cov", covariance_share=0.0)
+    none = KlCovSettings(covariance_share=0.0)
     assert not choose_largest(four, none, rng).any()
-    assert choose_largest(tokens([], []), LossConfig(name="kl_cov"), rng).tolist() == []
+    assert choose_largest(tokens([], []), KlCovSettings(), rng).tolist() == []
     assert choose_between(tokens([], []), config, rng).tolist() == []
 
 
 def test_a_choice_is_a_function_of_the_step_and_its_seed() -> None:
     draws = np.random.default_rng(5)
     step = tokens(draws.normal(size=400).tolist(), draws.normal(size=400).tolist())
-    config = LossConfig(name="clip_cov", covariance_low=0.2, covariance_share=0.05)
+    config = ClipCovSettings(covariance_low=0.2, covariance_share=0.05)
     first, again = (choose_between(step, config, np.random.default_rng(3)) for _ in range(2))
     assert first.tolist() == again.tolist()
     assert first.sum() == 20
@@ -201,4 +200,4 @@ def test_a_choice_is_a_function_of_the_step_and_its_seed() -> None:
 def test_a_loss_that_chooses_says_so_when_nothing_was_chosen(name: str) -> None:
     given = packed([lone_row([-1.0], [-1.0], [1.0])], bins=1)
     with pytest.raises(ValueError, match=r"needs LossInputs\.selected"):
-        LOSSES[name].loss(replace(given.inputs(), selected=None), LossConfig(name=name))
+        losses_of(name, replace(given.inputs(), selected=None))

@@ -1,25 +1,26 @@
-"""Which tokens the loss sees, and what rows weigh, by hand; a step of which nothing is left still is a step."""
+"""Which tokens the loss sees, and what sequences weigh, by hand; a step of which nothing is left still is a step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from episode_builders import group, groups, trajectory, turn
+from episode_builders import group, groups, on_ids, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_model
-from trainer.algorithms.masks import Masked, apply_masks
-from trainer.algorithms.state import AlgorithmState
 
 from roll_envs.types import FinishReason, Group, OutcomeKind, Turn
+from trainer.algorithms.filters import apply_masks
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import MaskConfig
 from trainer.config.load import parse_config
-from trainer.data.sequences import rows_of
+from trainer.data.sequences import sequences_of
+from trainer.data.table import Tokens, make_table
 from trainer.learner import make_learner
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
 
 def said(*sampled: int, prompt: tuple[int, ...] = (1,), finish: FinishReason = "stop", success: bool = False) -> Turn:
@@ -27,20 +28,32 @@ def said(*sampled: int, prompt: tuple[int, ...] = (1,), finish: FinishReason = "
     return replace(made, completion=replace(made.completion, finish=finish))
 
 
+class Masked(NamedTuple):
+    tokens: Tokens
+    weights: list[float]
+    """Of each sequence."""
+    metrics: dict[str, float]
+
+
 def masked(step: list[Group], **config: Any) -> Masked:
-    return apply_masks(MaskConfig(**config), step, rows_of(step))
+    sequences = sequences_of(step)
+    table, metrics = apply_masks(MaskConfig(**config), make_table(step, sequences))
+    weight = table.tokens.weight
+    assert weight is not None
+    of_sequence = [np.unique(weight[table.tokens.sequence == s]) for s in range(len(sequences))]
+    assert all(len(weights) == 1 for weights in of_sequence)
+    return Masked(table.tokens, [float(w[0]) for w in of_sequence], metrics)
 
 
 def masks(step: list[Group], **config: Any) -> list[list[int]]:
-    return [[int(m) for m in row.mask] for row in masked(step, **config).rows]
+    return [m.astype(int).tolist() for m in on_ids(sequences_of(step), masked(step, **config).tokens.trained)]
 
 
-def test_nothing_configured_leaves_rows_as_they_are() -> None:
+def test_nothing_configured_leaves_tokens_as_they_are() -> None:
     step = [group(trajectory(said(5, 6, finish="length"), kind="truncated"))]
-    rows = rows_of(step)
-    result = apply_masks(MaskConfig(), step, rows)
-    assert result.rows == rows
-    assert result.weights.tolist() == [1.0]
+    result = masked(step)
+    assert result.tokens.trained.all()
+    assert result.weights == [1.0]
     assert result.metrics == {}
 
 
@@ -52,14 +65,14 @@ def test_answers_cut_at_the_longest_length_are_left_out_turn_by_turn() -> None:
     assert masks(step) == [[0, 1, 1, 0, 1], [0, 1, 1]]
     assert masks(step, truncated_answers=True) == [[0, 0, 0, 0, 1], [0, 0, 0]]
     result = masked(step, truncated_answers=True)
-    assert result.metrics == {"mask/tokens_share": 4 / 5, "mask/rows": 1.0}
-    assert [row.turns for row in result.rows] == [row.turns for row in rows_of(step)]
+    assert result.metrics == {"mask/tokens_share": 4 / 5, "mask/sequences": 1.0}
+    assert result.tokens.turn_number.tolist() == [0, 0, 1, 2, 2]
 
 
 def test_episodes_that_ended_at_their_turn_limit_are_left_out_whole() -> None:
     step = [group(trajectory(said(5), kind="truncated"), trajectory(said(5), member=1))]
     assert masks(step, truncated_episodes=True) == [[0, 0], [0, 1]]
-    assert masked(step, truncated_episodes=True).metrics == {"mask/tokens_share": 0.5, "mask/rows": 1.0}
+    assert masked(step, truncated_episodes=True).metrics == {"mask/tokens_share": 0.5, "mask/sequences": 1.0}
 
 
 def test_long_errors_are_left_out_and_long_successes_are_not() -> None:
@@ -89,7 +102,7 @@ def test_short_episodes_weigh_more() -> None:
 
 def test_episodes_of_one_length_weigh_the_same() -> None:
     step = [group(*(trajectory(said(5, 6), member=i) for i in range(3)))]
-    assert masked(step, length_weight=0.5).weights.tolist() == [1.0] * 3
+    assert masked(step, length_weight=0.5).weights == [1.0] * 3
 
 
 def test_weights_multiply_and_have_mean_one_over_what_is_left() -> None:
@@ -105,9 +118,9 @@ def test_weights_multiply_and_have_mean_one_over_what_is_left() -> None:
 
 @pytest.mark.parametrize("config", [{}, {"truncated_episodes": True, "difficulty_weight": 1.0, "length_weight": 1.0}])
 def test_all_or_nothing(config: dict[str, Any]) -> None:
-    assert masked([], **config).rows == []
+    assert masked([], **config).weights == []
     step = [group(trajectory(said(5), kind="truncated"))]
-    assert masked(step, **config).weights.tolist() == [1.0]
+    assert masked(step, **config).weights == [1.0]
 
 
 @given(
@@ -119,17 +132,13 @@ def test_all_or_nothing(config: dict[str, Any]) -> None:
         length_weight=st.sampled_from([0.0, 2.0]),
     ),
 )
-def test_masks_are_cleared_never_set_and_weights_have_mean_one(step: list[Group], config: MaskConfig) -> None:
-    rows = rows_of(step)
-    result = apply_masks(config, step, rows)
-    assert len(result.rows) == len(result.weights) == len(rows)
-    for before, after in zip(rows, result.rows, strict=True):
-        assert replace(after, mask=before.mask) == before
-        assert all(b or not a for b, a in zip(before.mask, after.mask, strict=True))
-    learnt = np.array([any(row.mask) for row in result.rows], dtype=bool)
-    assert (result.weights > 0).all()
-    if learnt.any():
-        assert result.weights[learnt].mean() == pytest.approx(1.0)
+def test_weights_are_positive_and_have_mean_one(step: list[Group], config: MaskConfig) -> None:
+    result = masked(step, **config.model_dump())
+    learnt = np.unique(result.tokens.sequence[result.tokens.trained])
+    weights = np.array(result.weights)
+    assert (weights > 0).all()
+    if len(learnt):
+        assert weights[learnt].mean() == pytest.approx(1.0)
 
 
 # -- through a training step -------------------------------------------------------------------------------------------
@@ -140,14 +149,14 @@ def stepped(kinds: tuple[OutcomeKind, OutcomeKind], **mask: Any) -> tuple[dict[s
     model = tiny_model()
     config = parse_config("format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nadvantage: {normalize: mean}\n")
     config = config.model_copy(update={"mask": MaskConfig(**mask)})
-    learner = make_learner(model, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
-    before = {n: w.clone() for n, w in learner.weights()}
+    learner = make_learner("torch", model, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
+    before = {n: w.clone() for n, w in learner.weights().items()}
     step = [
         group(*(trajectory(turn((20 + g, 30), (40 + m,), reward=m), member=m, kind=kinds[m]) for m in (0, 1)))
         for g in range(3)
     ]
-    metrics = update(config, Parts(learner=learner, state=AlgorithmState(kl_coef=0.0)), step, step=0, version=0)
-    return metrics, any(not bool((before[n] == w).all()) for n, w in learner.weights())
+    metrics = update(config, StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0)), step, step=0, version=0)
+    return metrics, any(not bool((before[n] == w).all()) for n, w in learner.weights().items())
 
 
 def test_a_step_of_which_all_is_masked_moves_nothing() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from episode_builders import group, row, trajectories, trajectory, turn
+from episode_builders import group, on_tokens, row, trajectories, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +15,13 @@ from roll_envs.types import Trajectory
 from trainer.data.metrics import (
     mismatch_metrics,
     rollout_metrics,
-    row_metrics,
-    row_mismatch_metrics,
+    sequence_metrics,
     staleness_metrics,
+    token_mismatch_metrics,
     wilson_interval,
 )
-from trainer.data.sequences import rows_of
+from trainer.data.sequences import sequences_of
+from trainer.data.table import make_table, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert "rollout/valid_action_rate" not in rollout_metrics([group(trajectory(turn()))])
     assert rollout_metrics([])["rollout/episodes"] == 0
     assert mismatch_metrics(np.empty(0), np.empty(0)) == {}
-    assert staleness_metrics([row((1,), (0,))], version=3) == {}
+    assert staleness_metrics(tokens_of([row((1,), (0,))]), version=3) == {}
 
 
 def test_mismatch_by_hand() -> None:
@@ -120,46 +121,47 @@ def test_mismatch_by_hand() -> None:
     )
 
 
-def test_mismatch_of_rows_looks_at_predicted_sampled_ids_only() -> None:
-    rows = [row((5, 1, 2), (1, 0, 1)), row((3, 4), (0, 1))]
+def test_mismatch_of_sequences_looks_at_predicted_sampled_ids_only() -> None:
+    sequences = [row((5, 1, 2), (1, 0, 1)), row((3, 4), (0, 1))]
     learner = [np.array([9.0, 9.0, -0.02]), np.array([9.0, -0.54])]
-    metrics = row_mismatch_metrics(rows, learner)
+    tokens = tokens_of(sequences)
+    metrics = token_mismatch_metrics(tokens, on_tokens(sequences, learner), tokens.learnt)
     assert metrics["mismatch/logprob_diff_max"] == pytest.approx(0.5)
     assert metrics["mismatch/logprob_diff_mean"] == pytest.approx(0.25)
 
 
 def test_staleness_by_hand() -> None:
     mixed = replace(row((1, 2, 3, 4), (0, 1, 1, 1)), versions=(-1, 3, 4, 4))
-    metrics = staleness_metrics([mixed, row((1, 2), (0, 1), version=5)], version=5)
+    metrics = staleness_metrics(tokens_of([mixed, row((1, 2), (0, 1), version=5)]), version=5)
     assert metrics == {
         "staleness/lag_mean": 1.0,
         "staleness/lag_max": 2.0,
-        "staleness/row_lag_mean": 1.0,
-        "staleness/mixed_rows": 0.5,
-        "staleness/row_span_max": 1.0,
+        "staleness/sequence_lag_mean": 1.0,
+        "staleness/mixed_sequences": 0.5,
+        "staleness/sequence_span_max": 1.0,
     }
 
 
-def test_rows_and_rewrites_by_hand() -> None:
+def test_sequences_and_rewrites_by_hand() -> None:
     continued = trajectory(turn((1, 2), (3,)), turn((1, 2, 3, 4), (5,)), member=0)
     # Three turns: the second joins the first, the third shows the conversation differently.
     rewritten = trajectory(turn((1, 2), (3,)), turn((1, 2, 3, 4), (5,)), turn((1, 2, 9), (6,)), member=1)
     aborted = trajectory(turn((1,), ()), member=2)
     failed = trajectory(turn((1,), (2,)), turn((7,), (8,)), member=3, kind="failed")
     groups = [group(continued), group(rewritten, aborted, failed)]
-    rows = rows_of(groups)
-    assert [len(r) for r in rows] == [5, 5, 4]
-    assert row_metrics(rows, groups) == {
-        "rollout/rows_per_episode": 1.5,
+    sequences = sequences_of(groups)
+    assert [len(r) for r in sequences] == [5, 5, 4]
+    assert sequence_metrics(make_table(groups, sequences)) == {
+        "rollout/sequences_per_episode": 1.5,
         "rollout/history_rewrites": 1.0,
     }
-    assert row_metrics([], [group(aborted)]) == {}
+    assert sequence_metrics(make_table([group(aborted)], [])) == {}
 
 
 @given(st.lists(trajectories(), min_size=1, max_size=4))
 def test_every_rewrite_is_counted(episodes: list[Trajectory]) -> None:
     groups = [group(episode) for episode in episodes]
-    metrics = row_metrics(rows_of(groups), groups)
+    metrics = sequence_metrics(make_table(groups, sequences_of(groups)))
     starts = 0
     for episode in episodes:
         sampled = [t for t in episode.turns if t.completion.ids] if episode.scored else []

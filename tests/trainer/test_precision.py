@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from episode_builders import batches_of, counted
 from tiny import tiny_model
 
 from roll_envs.errors import CheckpointError
 from trainer.config import LossConfig, OptimizerConfig
-from trainer.data.batches import denominators_of, make_batches
 from trainer.data.sequences import TokenSequence
 from trainer.learner import TorchSettings
 from trainer.learner.gradients import MasterWeights, cast_weights
@@ -48,8 +48,8 @@ def some_rows(count: int = 6) -> tuple[list[TokenSequence], list[np.ndarray]]:
 
 def steps(learner: TorchLearner, count: int, lr: float = 1e-3) -> list[dict[str, float]]:
     rows, advantages = some_rows()
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
-    return [learner.step(batches, denominators_of(rows), lr=lr, on_policy=True)[0] for _ in range(count)]
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    return [learner.step(batches, counted(rows), lr=lr, on_policy=True)[0] for _ in range(count)]
 
 
 def test_a_step_that_bfloat16_would_lose_is_kept() -> None:

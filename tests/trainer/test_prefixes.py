@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from episode_builders import batches_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import SHAPE
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from trainer.data.batches import make_batches
 from trainer.data.sequences import TokenSequence
 from trainer.model.attention import LEAST_SHARED, share_prefixes, use_row_attention
 from trainer.model.forward import label_states
@@ -72,10 +72,10 @@ def states(rows: list[TokenSequence], pack_tokens: int) -> tuple[torch.Tensor, l
     """States at all labels, ordered by row, and the gradient of a sum that weighs each of them differently."""
     NETWORK.zero_grad(set_to_none=True)
     found = {}
-    for batch in make_batches(rows, pack_tokens=pack_tokens, tokens_per_microbatch=10_000):
+    for batch in batches_of(rows, pack_tokens=pack_tokens, tokens_per_microbatch=10_000):
         hidden = label_states(NETWORK.base_model, batch)
         keys = list(
-            zip(batch.row_index[batch.label_mask].tolist(), batch.positions[batch.label_mask].tolist(), strict=True)
+            zip(batch.sequence[batch.label_mask].tolist(), batch.positions[batch.label_mask].tolist(), strict=True)
         )
         found.update(zip(keys, hidden, strict=True))
     joined = torch.stack([found[key] for key in sorted(found)])

@@ -3,52 +3,37 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.algorithms.state import AlgorithmState, Moments
+from view_builders import EpisodeView, table_of, view
 
 from roll_envs.errors import CheckpointError
-from trainer.algorithms.estimators import EpisodeView
-from trainer.algorithms.rewards import kl_estimate, overlong_penalty, shape_rewards
+from trainer.algorithms.rewards import AlgorithmState, Moments, kl_estimate, overlong_penalty, shape_rewards
 from trainer.config import RewardConfig
-
-
-def view(
-    *rewards: float, group: int = 0, lengths: tuple[int, ...] = (), env: str = "", greedy: float | None = None
-) -> EpisodeView:
-    """An episode with one token per turn, unless told otherwise."""
-    return EpisodeView(
-        group=group,
-        rewards=np.array(rewards),
-        lengths=lengths or (1,) * len(rewards),
-        anchors=("s",) * len(rewards),
-        env=env,
-        greedy_return=greedy,
-    )
+from trainer.data.table import StepTable
 
 
 def shaped(episodes: list[EpisodeView], state: AlgorithmState | None = None, **config: Any) -> list[list[float]]:
-    views, _ = shape_rewards(RewardConfig(**config), episodes, state or AlgorithmState(kl_coef=0.0))
-    return [v.rewards.tolist() for v in views]
+    """The rewards of the turns of each episode."""
+    table, _ = shape_rewards(RewardConfig(**config), table_of(episodes), state or AlgorithmState(kl_coef=0.0))
+    return [table.turns.reward[table.turns.episode == e].tolist() for e in range(len(episodes))]
 
 
 def measured(episodes: list[EpisodeView], state: AlgorithmState | None = None, **config: Any) -> dict[str, float]:
-    return shape_rewards(RewardConfig(**config), episodes, state or AlgorithmState(kl_coef=0.0))[1]
+    return shape_rewards(RewardConfig(**config), table_of(episodes), state or AlgorithmState(kl_coef=0.0))[1]
 
 
 # -- turn by turn ------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_configured_changes_nothing() -> None:
-    before = view(1.0, -2.0)
-    views, metrics = shape_rewards(RewardConfig(), [before], AlgorithmState(kl_coef=0.0))
-    assert views[0].rewards.tolist() == [1.0, -2.0]
-    assert views[0].token_rewards is None
+    table, metrics = shape_rewards(RewardConfig(), table_of([view(1.0, -2.0)]), AlgorithmState(kl_coef=0.0))
+    assert table.turns.reward.tolist() == [1.0, -2.0]
+    assert table.tokens.reward.tolist() == [0.0, 0.0]
     assert metrics == {"reward/return_mean": -1.0, "reward/shaped_mean": -1.0}
 
 
@@ -62,16 +47,21 @@ def test_clip_comes_before_scale_and_the_shift_is_on_the_last_turn() -> None:
 
 
 def test_what_is_given_stays_as_it_was() -> None:
-    before = view(5.0, 1.0)
-    shaped([before], clip=1.0, scale=3.0, shift=1.0, normalize_mean="batch")
-    assert before.rewards.tolist() == [5.0, 1.0]
+    before = table_of([view(5.0, 1.0, greedy=2.0)])
+    config = RewardConfig(clip=1.0, scale=3.0, shift=1.0, normalize_mean="batch")
+    shape_rewards(config, before, AlgorithmState(kl_coef=0.0))
+    assert before.turns.reward.tolist() == [5.0, 1.0]
+    assert before.episodes.greedy_return.tolist() == [2.0]
+    assert before.episodes.environment_return.tolist() == [6.0]
 
 
 @pytest.mark.parametrize(
     ("length", "penalty"), [(16000, 0.0), (16384, 0.0), (18432, -0.5), (20480, -1.0), (30000, -1.0)]
 )
 def test_overlong_golden(length: int, penalty: float) -> None:
-    assert overlong_penalty(length, RewardConfig(overlong_tokens=20480, overlong_buffer=4096)) == penalty
+    assert overlong_penalty(
+        np.array([length, 0]), RewardConfig(overlong_tokens=20480, overlong_buffer=4096)
+    ).tolist() == [penalty, 0.0]
 
 
 def test_the_overlong_penalty_is_per_turn_and_is_not_scaled() -> None:
@@ -148,9 +138,11 @@ def test_running_numbers_are_of_returns_before_normalisation() -> None:
 def test_greedy_returns_are_scaled_and_normalised_with_the_others() -> None:
     episodes = [view(1.0, greedy=2.0), view(3.0, greedy=2.0), view(2.0)]
     config = RewardConfig(scale=2.0, shift=1.0, normalize_mean="batch", normalize_std="batch")
-    views, _ = shape_rewards(config, episodes, AlgorithmState(kl_coef=0.0))
-    assert [v.greedy_return for v in views] == [0.0, 0.0, None]  # 2 * 2 + 1 is the mean
-    assert [v.total for v in views] == pytest.approx([-1, 1, 0], abs=1e-6)
+    table, _ = shape_rewards(config, table_of(episodes), AlgorithmState(kl_coef=0.0))
+    assert table.episodes.greedy_return.tolist() == pytest.approx(
+        [0.0, 0.0, np.nan], nan_ok=True
+    )  # 2 * 2 + 1: the mean
+    assert table.returns.tolist() == pytest.approx([-1, 1, 0], abs=1e-6)
 
 
 @given(
@@ -185,7 +177,8 @@ def test_normalised_returns_do_not_depend_on_units(returns: list[float], scale: 
 def test_no_episodes_are_no_rewards_and_leave_the_state_alone() -> None:
     state = AlgorithmState(kl_coef=0.5)
     config = RewardConfig(kl_coef=0.5, kl_target=1.0, normalize_std="running")
-    assert shape_rewards(config, [], state, []) == ([], {})
+    nothing = table_of([])
+    assert shape_rewards(config, nothing, state) == (nothing, {})
     assert state == AlgorithmState(kl_coef=0.5)
 
 
@@ -204,57 +197,67 @@ def test_kl_of_far_policies_stays_finite() -> None:
     assert kl_estimate(far, "k3").tolist() == [10.0, 10.0]
 
 
-KL = [np.array([0.1, -0.2]), np.array([0.4])]
+def with_kl(*episodes: EpisodeView, kl: tuple[float, ...] = (0.1, -0.2, 0.4), paid: float = 0.0) -> StepTable:
+    """A step whose tokens are as many nats likelier under the policy than under the reference."""
+    table = table_of(episodes or EPISODES)
+    reference = np.full(len(kl), -2.0)
+    return table.with_tokens(proximal_logp=reference + kl, reference_logp=reference, reward=np.full(len(kl), paid))
+
+
 EPISODES = [view(1.0, 0.0, lengths=(1, 1)), view(0.0)]
 
 
 def test_kl_is_taken_off_each_token_and_not_normalised() -> None:
     config = RewardConfig(kl_coef=0.5, normalize_mean="batch", normalize_std="batch")
-    views, metrics = shape_rewards(config, EPISODES, AlgorithmState(kl_coef=0.5), KL)
-    assert views[0].token_rewards == pytest.approx([-0.05, 0.1])
-    assert views[1].token_rewards == pytest.approx([-0.2])
+    table, metrics = shape_rewards(config, with_kl(), AlgorithmState(kl_coef=0.5))
+    assert table.tokens.reward == pytest.approx([-0.05, 0.1, -0.2])  # a likelier token than the reference's costs
     assert metrics["reward/kl"] == pytest.approx(0.1)
     assert metrics["reward/kl_coef"] == 0.5
 
 
 def test_kl_adds_to_token_rewards_that_are_there() -> None:
-    given_before = replace(EPISODES[1], token_rewards=np.array([1.0]))
-    views, _ = shape_rewards(RewardConfig(kl_coef=0.5), [given_before], AlgorithmState(kl_coef=0.5), KL[1:])
-    assert views[0].token_rewards == pytest.approx([0.8])
+    table, _ = shape_rewards(RewardConfig(kl_coef=0.5), with_kl(paid=1.0), AlgorithmState(kl_coef=0.5))
+    assert table.tokens.reward == pytest.approx([0.95, 1.1, 0.8])
+
+
+def test_a_token_that_is_not_predicted_has_no_kl() -> None:
+    table = with_kl().with_tokens(predicted=np.array([False, True, True]))
+    found, metrics = shape_rewards(RewardConfig(kl_coef=0.5), table, AlgorithmState(kl_coef=0.5))
+    assert found.tokens.reward == pytest.approx([0.0, 0.1, -0.2])
+    assert metrics["reward/kl"] == pytest.approx(0.2 / 3)
 
 
 def test_the_coefficient_follows_the_target_after_it_was_used() -> None:
     config = RewardConfig(kl_coef=0.5, kl_target=0.05, kl_horizon=100)
     state = AlgorithmState(kl_coef=0.5)
-    views, metrics = shape_rewards(config, EPISODES, state, KL)
+    table, metrics = shape_rewards(config, with_kl(), state)
     assert metrics["reward/kl_coef"] == 0.5
-    assert views[1].token_rewards == pytest.approx([-0.2])
+    assert table.tokens.reward[2] == pytest.approx(-0.2)
     assert state.kl_coef == pytest.approx(0.5 * (1 + 0.2 * 2 / 100))  # twice the target: cut to 0.2, two episodes
-    views, metrics = shape_rewards(config, EPISODES, state, KL)
+    table, metrics = shape_rewards(config, with_kl(), state)
     assert metrics["reward/kl_coef"] == pytest.approx(0.502)
-    assert views[1].token_rewards == pytest.approx([-0.2008])
+    assert table.tokens.reward[2] == pytest.approx(-0.2008)
 
 
 def test_a_fixed_coefficient_is_the_configured_one() -> None:
     state = AlgorithmState(kl_coef=9.0)  # of a checkpoint that had a target
-    views, _ = shape_rewards(RewardConfig(kl_coef=0.5), EPISODES, state, KL)
-    assert views[1].token_rewards == pytest.approx([-0.2])
+    table, _ = shape_rewards(RewardConfig(kl_coef=0.5), with_kl(), state)
+    assert table.tokens.reward[2] == pytest.approx(-0.2)
     assert state.kl_coef == 9.0
 
 
 def test_a_step_without_tokens_moves_no_coefficient() -> None:
     state = AlgorithmState(kl_coef=0.5)
-    empty = view(1.0, lengths=(0,))
-    _, metrics = shape_rewards(RewardConfig(kl_coef=0.5, kl_target=0.05), [empty], state, [np.empty(0)])
+    empty = with_kl(view(1.0, lengths=(0,)), kl=())
+    _, metrics = shape_rewards(RewardConfig(kl_coef=0.5, kl_target=0.05), empty, state)
     assert state.kl_coef == 0.5
     assert "reward/kl" not in metrics
 
 
 def test_kl_without_a_reference_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"kl_coef is 0\.5, but no log-probs of the reference"):
-        shape_rewards(RewardConfig(kl_coef=0.5), EPISODES, AlgorithmState(kl_coef=0.5))
-    with pytest.raises(ValueError, match="one number per sampled token"):
-        shape_rewards(RewardConfig(kl_coef=0.5), EPISODES, AlgorithmState(kl_coef=0.5), KL[::-1])
+    for missing in ({"proximal_logp": None}, {"reference_logp": None}):
+        with pytest.raises(ValueError, match=r"kl_coef is 0\.5, but no log-probs of the reference"):
+            shape_rewards(RewardConfig(kl_coef=0.5), with_kl().with_tokens(**missing), AlgorithmState(kl_coef=0.5))
 
 
 # -- what is remembered ------------------------------------------------------------------------------------------------
@@ -303,9 +306,10 @@ def test_a_resumed_state_goes_on_with_the_same_numbers() -> None:
     resumed = AlgorithmState(kl_coef=0.3)
     for _ in range(3):
         resumed = AlgorithmState.from_dict(json.loads(json.dumps(resumed.to_dict())))
-        one, other = (shape_rewards(config, EPISODES, state, KL) for state in (through, resumed))
+        one, other = (shape_rewards(config, with_kl(), state) for state in (through, resumed))
         assert one[1] == other[1]
-        assert all(np.array_equal(a.rewards, b.rewards) for a, b in zip(one[0], other[0], strict=True))
+        assert np.array_equal(one[0].turns.reward, other[0].turns.reward)
+        assert np.array_equal(one[0].tokens.reward, other[0].tokens.reward)
     assert through == resumed
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from episode_builders import batches_of
 from test_prefixes import NETWORK
 
 import trainer.model.forward as forward
-from trainer.data.batches import Batch, make_batches
+from trainer.data.batches import Batch
 from trainer.data.sequences import TokenSequence
 from trainer.model.forward import head_of
 
@@ -41,14 +42,14 @@ class Watched:
         return NETWORK.base_model(input_ids=input_ids, **keywords)
 
     def scores(self, rows: Sequence[TokenSequence]) -> tuple[Batch, torch.Tensor, torch.Tensor]:
-        (batch,) = make_batches(rows, pack_tokens=50, tokens_per_microbatch=10_000)
+        (batch,) = batches_of(rows, pack_tokens=50, tokens_per_microbatch=10_000)
         found = forward.label_scores(self, head_of(NETWORK), batch, temperature=0.7, attention="sdpa", logits_mib=1.0)
         return batch, *found
 
 
 def check(rows: Sequence[TokenSequence], batch: Batch, logp: torch.Tensor, entropy: torch.Tensor) -> None:
     for b, t in (batch.segments >= 0).nonzero().tolist():
-        ids = rows[int(batch.row_index[b, t])].ids[: int(batch.positions[b, t]) + 1]
+        ids = rows[int(batch.sequence[b, t])].ids[: int(batch.positions[b, t]) + 1]
         if not batch.label_mask[b, t]:
             assert logp[b, t] == entropy[b, t] == 0
             continue

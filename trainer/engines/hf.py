@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 
 import numpy as np
 import torch
@@ -269,32 +270,11 @@ class HFEngine(Engine):
         return list(self._generator.random(sampling.max_new_tokens))
 
     def _sample(self) -> None:
-        """Draw one id for every running request by inverting its cumulative distribution, and answer those that are
-        finished."""
+        """Sample one id for every running request, and answer those that are finished."""
         rows = self._running
-        logits, sources = self._network.logits([row.sequence for row in rows])
-        # Requests at the same ids and temperature draw from one distribution: which one, and their place among those.
-        distributions: dict[tuple[int, float], int] = {}
-        which = np.fromiter(
-            (
-                distributions.setdefault((source, row.sampling.temperature), len(distributions))
-                for source, row in zip(sources.tolist(), rows, strict=True)
-            ),
-            dtype=np.int64,
-            count=len(rows),
-        )
-        order = which.argsort(kind="stable")
-        column = np.empty_like(which)
-        column[order] = np.arange(len(rows)) - np.searchsorted(which[order], which[order])
-        uniform = np.zeros((len(distributions), int(column.max()) + 1))
-        uniform[which, column] = [row.draws[len(row.logprobs)] for row in rows]
-        logits = logits[torch.tensor([source for source, _ in distributions], device=logits.device)]
-        temperatures = [temperature for _, temperature in distributions]
-        ids, logprobs = _choose(logits, torch.tensor(temperatures, dtype=torch.float64), torch.from_numpy(uniform))
+        drawn = self._next_ids(rows)
         still, now = [], time.monotonic()
-        for request, token, logprob in zip(
-            rows, ids[which, column].tolist(), logprobs[which, column].tolist(), strict=True
-        ):
+        for request, (token, logprob) in zip(rows, drawn, strict=True):
             request.logprobs.append(logprob)
             request.sequence.ids.append(token)
             if not math.isfinite(logprob):
@@ -313,6 +293,27 @@ class HFEngine(Engine):
                 still.append(request)
         self._running = still
 
+    def _next_ids(self, requests: Sequence[_Request]) -> Iterable[tuple[int, float]]:
+        """For each of ``requests`` an id and its log-prob."""
+        logits, sources = self._network.logits([request.sequence for request in requests])
+        # Requests at the same ids and temperature draw from one distribution: which one, and their place among those.
+        distributions: dict[tuple[int, float], int] = {}
+        keys = zip(sources.tolist(), (request.sampling.temperature for request in requests), strict=True)
+        which = np.array([distributions.setdefault(key, len(distributions)) for key in keys])
+        order = which.argsort(kind="stable")
+        column = np.empty_like(which)
+        column[order] = np.arange(len(which)) - np.searchsorted(which[order], which[order])
+        uniform = np.zeros((len(distributions), int(column.max()) + 1))
+        uniform[which, column] = [request.draws[len(request.logprobs)] for request in requests]
+        tensor = partial(torch.tensor, device=logits.device)
+        chosen = choose_ids(
+            logits[tensor([source for source, _ in distributions])],
+            tensor([temperature for _, temperature in distributions], dtype=torch.float64),
+            tensor(uniform),
+        )
+        ids, logprobs = (values.numpy(force=True)[which, column].tolist() for values in chosen)
+        return zip(ids, logprobs, strict=True)
+
     def _finish(self, request: _Request, reason: FinishReason) -> None:
         keep = reason != "abort" and not request.spans  # keys and values of older weights are of no use
         request.end_span(self.version)
@@ -321,7 +322,7 @@ class HFEngine(Engine):
             logprobs=tuple(request.logprobs),
             finish=reason,
             weight_version=min((span.version for span in request.spans), default=self.version),
-            spans=tuple(request.spans),
+            spans=tuple(request.spans) if len(request.spans) > 1 else (),  # one span is made by Completion itself
         )
         self._release(request, completion, keep=keep)
 
@@ -338,15 +339,18 @@ class HFEngine(Engine):
                 request.future.set_exception(result)
 
 
-def _choose(logits: torch.Tensor, temperatures: torch.Tensor, uniform: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and their log-probs [U, K]: from each of the ``logits`` [U, V], one for each of ``uniform`` [U, K]."""
-    temperatures, uniform = temperatures.to(logits.device), uniform.to(logits.device)
+def choose_ids(
+    logits: torch.Tensor, temperatures: torch.Tensor, uniform: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and their log-probs [U, K]: from each of the ``logits`` [U, V] at its one of ``temperatures`` [U], an id for
+    each of the ``uniform`` numbers [U, K] from 0 to 1. In float64: the inverse of a cumulative distribution of many
+    small probabilities needs it."""
     greedy = temperatures == 0
     logp = (logits.double() / torch.where(greedy, 1.0, temperatures)[:, None]).log_softmax(-1)
     cumulative = logp.exp().cumsum(-1)
     drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     ids = torch.where(greedy[:, None], logp.argmax(-1)[:, None], drawn.clamp(max=logp.shape[-1] - 1))
-    return ids.numpy(force=True), logp.gather(1, ids).numpy(force=True)
+    return ids, logp.gather(1, ids)
 
 
 @torch.no_grad()

@@ -12,18 +12,21 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
+from transformers.masking_utils import sdpa_mask
 
 __all__ = ["CachedNetwork", "KeyValueSlots", "OpenSequence", "PrefixIndex"]
 
 _LEAST_SHARED = 8
 """A common prefix of fewer tokens than this is run again rather than copied."""
-_PASS_WORK = 2e9
-"""What a pass costs beside its tokens, in multiplications: sequences are padded to one length where that costs less."""
+_PASS_TOKENS = 2**14
+"""More new tokens than this are run in several passes, to bound the memory of one."""
 _LOGITS_BYTES = 64 * 2**20
 _KEPT_LOGITS = 2**15
 """Memory, and at most how many of them, for logits that are kept for sequences that come again."""
@@ -137,15 +140,13 @@ class KeyValueSlots(Cache):  # type: ignore[misc]
         shape = (config.num_hidden_layers, slots, heads, capacity, width)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.rows = torch.zeros(0, dtype=torch.long, device=device)
-        self.places = torch.zeros(0, 0, dtype=torch.long, device=device)
-        self.visible = 0
+        self._slots = self._places = torch.zeros(0, dtype=torch.long, device=device)
 
-    def begin(self, rows: torch.Tensor, places: torch.Tensor, visible: int) -> None:
-        """Say what the next forward pass writes: slots ``rows`` [N] at token places ``places`` [N, T]; it reads the
-        first ``visible`` places of those slots."""
+    def begin(self, slots: torch.Tensor, places: torch.Tensor, visible: int) -> None:
+        """Say where the next forward pass writes: its T tokens go to ``slots`` [T] at ``places`` [T], all below
+        ``visible``."""
         self._grow(visible)
-        self.rows, self.places, self.visible = rows, places, visible
+        self._slots, self._places = slots, places
 
     def _grow(self, needed: int) -> None:
         capacity = self.keys.shape[3]
@@ -165,14 +166,59 @@ class KeyValueSlots(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [1, H, T, D]; returns all that the slots hold of this layer, [S, H, C, D]."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
-        rows = self.rows[:, None]
-        keys[rows, :, self.places] = key_states.transpose(1, 2)
-        values[rows, :, self.places] = value_states.transpose(1, 2)
-        return keys[self.rows, :, : self.visible], values[self.rows, :, : self.visible]
+        keys[self._slots, :, self._places] = key_states[0].transpose(0, 1)
+        values[self._slots, :, self._places] = value_states[0].transpose(0, 1)
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
+
+
+class _Group(NamedTuple):
+    """Sequences of a pass with about as many new tokens, which attend to their slots together."""
+
+    slots: torch.Tensor
+    """int64 [N]."""
+    tokens: torch.Tensor
+    """int64 [N, Q]; which tokens of the pass are each sequence's new ones."""
+    mask: torch.Tensor
+    """bool [N, 1, Q, visible]; each token sees the places up to its own."""
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    groups: Sequence[_Group],
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of the tokens of a pass, [1, T, H, D], to what their slots hold."""
+    queries = query[0].transpose(0, 1)
+    found = torch.empty_like(queries)
+    for group in groups:
+        visible = group.mask.shape[-1]
+        seen = scaled_dot_product_attention(
+            queries[group.tokens].transpose(1, 2),
+            key[group.slots, :, :visible],
+            value[group.slots, :, :visible],
+            attn_mask=group.mask,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        found[group.tokens] = seen.transpose(1, 2)
+    return found[None], None
+
+
+ATTENTION = "slots"
+"""The name of this attention in transformers."""
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 class CachedNetwork:
@@ -183,8 +229,9 @@ class CachedNetwork:
 
     def __init__(self, network: Any, slots: int) -> None:
         self.network = network
+        network.set_attn_implementation(ATTENTION)
         weight = next(network.parameters())
-        self.device, self._dtype = weight.device, weight.dtype
+        self.device = weight.device
         self.vocabulary = int(network.get_input_embeddings().num_embeddings)
         self.passes = 0
         self.tokens_computed = 0
@@ -195,7 +242,6 @@ class CachedNetwork:
         """Free slots that hold a sequence which ended, the one that was left first coming first."""
         self._uses = [0] * slots  # counts up whenever a slot is taken for another sequence
         self._index = PrefixIndex()
-        self._pass_tokens = _PASS_WORK / sum(p.numel() for p in network.parameters())
         self._table: torch.Tensor | None = None
         self._owners: list[Prefix | None] = [None] * max(1, min(_KEPT_LOGITS, _LOGITS_BYTES // (4 * self.vocabulary)))
         self._next_row = 0
@@ -307,15 +353,21 @@ class CachedNetwork:
         copies = [(source, sequence) for source, sequence in zip(sources, new, strict=True) if source >= 0]
         if copies:
             self.keys_values.copy([(source, a.slot) for source, a in copies], max(a.held for _, a in copies))
-        parts = _alike([len(sequence.ids) - sequence.held for sequence in sequences], self._pass_tokens)
-        results = [self._forward([sequences[i] for i in part]) for part in parts]
+        parts: list[list[OpenSequence]] = [[]]
+        room = _PASS_TOKENS
+        for sequence in sequences:
+            room -= len(sequence.ids) - sequence.held
+            if room < 0 and parts[-1]:
+                parts.append([])
+                room = _PASS_TOKENS - (len(sequence.ids) - sequence.held)
+            parts[-1].append(sequence)
+        logits = torch.cat([self._forward(part) for part in parts])
         for sequence in sequences:
             sequence.held = len(sequence.ids)
             sequence.prefix.slot, sequence.prefix.slot_use = sequence.slot, self._uses[sequence.slot]
         for sequence in new:
             self._index.put(sequence.slot, tuple(sequence.ids))
-        order = torch.tensor([i for part in parts for i in part], device=self.device)
-        return torch.cat(results)[order.argsort()]
+        return logits
 
     def _take_slot(self, sequence: OpenSequence) -> int:
         """Give ``sequence`` a free slot. Sets ``held`` to what may be reused of that slot, or of the slot that is
@@ -339,43 +391,47 @@ class CachedNetwork:
         return -1 if source == slot else source
 
     def _forward(self, sequences: Sequence[OpenSequence]) -> torch.Tensor:
-        """Logits [N, V] after ``sequences``, whose slots hold all but their new tokens."""
+        """Logits [N, V] after ``sequences``, whose slots hold all but their new tokens. Those are run end to end; only
+        attention looks at one sequence at a time."""
         tokens = [sequence.ids[sequence.held :] for sequence in sequences]
         counts = np.fromiter((len(t) for t in tokens), dtype=np.int64, count=len(tokens))
-        width = int(counts.max())
-        starts = np.fromiter((sequence.held for sequence in sequences), dtype=np.int64, count=len(sequences))
-        # A sequence that is over repeats its last token in its place: no further place is read or written.
-        steps = np.minimum(np.arange(width), counts[:, None] - 1)
-        flat = np.fromiter(itertools.chain.from_iterable(tokens), dtype=np.int64, count=int(counts.sum()))
-        ids = flat[(np.cumsum(counts) - counts)[:, None] + steps]
-        visible = int((starts + counts).max())
-        places = torch.from_numpy(starts[:, None] + steps).to(self.device)
-        self.keys_values.begin(
-            torch.tensor([sequence.slot for sequence in sequences], device=self.device), places, visible
-        )
-        mask = torch.arange(visible, device=self.device)[None, None, :] <= places[:, :, None]
+        held = np.fromiter((sequence.held for sequence in sequences), dtype=np.int64, count=len(sequences))
+        slots = np.fromiter((sequence.slot for sequence in sequences), dtype=np.int64, count=len(sequences))
+        ends = counts.cumsum()
+        places = np.arange(ends[-1]) + (held + counts - ends).repeat(counts)
+        ids = np.fromiter(itertools.chain.from_iterable(tokens), dtype=np.int64, count=int(ends[-1]))
+        self.keys_values.begin(self._tensor(slots.repeat(counts)), self._tensor(places), int(places.max()) + 1)
         hidden = self.network.base_model(
-            input_ids=torch.from_numpy(ids).to(self.device),
-            attention_mask=mask[:, None],
-            position_ids=places,
+            input_ids=self._tensor(ids)[None],
+            position_ids=self._tensor(places)[None],
+            # Not read: where there is a mask of four dimensions, the model makes none of its own.
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device),
             past_key_values=self.keys_values,
             use_cache=True,
-        ).last_hidden_state
-        last = hidden[torch.arange(len(tokens), device=self.device), torch.from_numpy(counts - 1).to(self.device)]
+            groups=self._groups(slots, held, counts, ends),
+        ).last_hidden_state[0]
         self.passes += 1
-        self.tokens_computed += int(counts.sum())
-        return self.network.lm_head(last)  # type: ignore[no-any-return]
+        self.tokens_computed += int(ends[-1])
+        return self.network.lm_head(hidden[self._tensor(ends - 1)])  # type: ignore[no-any-return]
 
+    def _groups(self, slots: np.ndarray, held: np.ndarray, counts: np.ndarray, ends: np.ndarray) -> list[_Group]:
+        """Sequences by their number of new tokens: 1, to 4, to 16, to 64 and so on."""
+        classes = np.ceil(np.log2(counts) / 2).astype(np.int64)
+        groups = []
+        for size in np.unique(classes):
+            members = (classes == size).nonzero()[0]
+            # A sequence that is over repeats its last token, which gives the same answer once more.
+            steps = np.minimum(np.arange(counts[members].max()), counts[members, None] - 1)
+            places = self._tensor(held[members, None] + steps)
+            visible = int((held + counts)[members].max())
+            groups.append(
+                _Group(
+                    slots=self._tensor(slots[members]),
+                    tokens=self._tensor((ends - counts)[members, None] + steps),
+                    mask=torch.arange(visible, device=self.device) <= places[:, None, :, None],
+                )
+            )
+        return groups
 
-def _alike(sizes: Sequence[int], least: float) -> list[list[int]]:
-    """Indices of ``sizes`` in parts, largest first: parted where this saves ``least`` of padding or more.
-
-    Sizes 1, 9, 8, 1 with 10: [1, 2], [0, 3].
-    """
-    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-    parts = [order[:1]]
-    for place, i in enumerate(order[1:], 1):
-        if (sizes[parts[-1][0]] - sizes[i]) * (len(order) - place) >= least:
-            parts.append([])
-        parts[-1].append(i)
-    return parts
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import gymnasium
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config

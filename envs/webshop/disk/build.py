@@ -196,7 +196,7 @@ def _check_job(draft: Path, job: Mapping[str, Any]) -> None:
 
 
 class _Reporter:
-    """Tells how fast the records go by."""
+    """Reports the progress of a build: records per second and the time left."""
 
     def __init__(self, listener: Callable[[Progress], None]) -> None:
         self.listener = listener

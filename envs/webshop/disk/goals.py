@@ -80,7 +80,7 @@ def attribute_uses(sources: Blobs, combinations: NDArray[Any]) -> dict[str, int]
 
 
 class _Decided(random.Random):
-    """A generator whose draw of a price cap was made when the catalogue was built."""
+    """Stands in for a random generator: returns the price cap that was drawn when the catalogue was built."""
 
     def __init__(self, cap: float) -> None:
         super().__init__(0)
@@ -91,7 +91,7 @@ class _Decided(random.Random):
 
 
 class _Sources:
-    """Where goals come from: products, caps, and what was written or made for them."""
+    """The sources of goals: products, price caps, and instructions."""
 
     def __init__(self, folder: Path, manifest: Manifest, name: str, store: DiskStore) -> None:
         self.store = store

@@ -1,11 +1,11 @@
 """Exact BM25 search over postings on disk: arithmetic and order of :class:`~envs.webshop.search.MemoryIndex`.
 
 A million products hold the commonest words hundreds of thousands of times, so that most of what a sentence matches
-cannot be among the best. Terms are taken in order of the most that each can add to a score (Turtle and Flood,
-"Query evaluation: strategies and optimizations", 1995: MaxScore). As soon as the terms still to come cannot lift a new
-document to the best ``k``, only the documents that are still in the race are looked up in the longer lists. To know
-soon what it takes, the final scores of the leaders are looked up on the way. The few documents that are left are
-scored again, exactly as in memory: sums in double precision, in the order of the query's terms.
+cannot be among the best. Terms are taken in order of the upper bound of what each can add to a score (MaxScore: Turtle
+and Flood, "Query evaluation: strategies and optimizations", 1995). As soon as the remaining terms cannot lift a new
+document to the best ``k``, only the remaining candidates are looked up in the longer lists. To raise the threshold
+early, the final scores of the leading documents are computed on the way. The few documents that are left are scored
+again, exactly as in memory: sums in double precision, in the order of the query's terms.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from envs.webshop.search import idf, term_weights
 __all__ = ["DiskIndex"]
 
 _SLACK = np.float32(1e-4)
-"""Sums of the race are in single precision; what is closer to the bar than this (relatively) stays in."""
+"""Partial sums are in single precision; documents closer to the threshold than this (relatively) stay candidates."""
 
 _LOOKUP_COST = 12
 """Finding one document in a list by bisection takes about as long as adding up this many entries."""
 
 _LEADERS = 2
-"""Leaders of the race for each document wanted."""
+"""Leading documents that are tracked for each document wanted."""
 
 _LOOK_AHEAD = 100_000
 """After so many entries were added (and then twice as many), it pays to look up the final scores of the leaders."""
@@ -45,8 +45,8 @@ class _Term(NamedTuple):
     weight: np.float32
     start: int
     end: int
-    most: float
-    """The most that it adds to any document."""
+    upper_bound: float
+    """The largest value that the term adds to the score of any document."""
 
 
 def _gains(weight: np.float32, saturations: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -85,7 +85,7 @@ class DiskIndex:
         terms = self._read_terms(query)
         if not terms or k == 0:
             return []
-        docs = self._candidates(sorted(terms, key=lambda term: -term.most), k)
+        docs = self._candidates(sorted(terms, key=lambda term: -term.upper_bound), k)
         scores = self._exact(terms, docs)
         order = np.lexsort((self._ranks[docs], -scores))[:k]
         return list(zip(docs[order].tolist(), scores[order].tolist(), strict=True))
@@ -106,42 +106,43 @@ class DiskIndex:
         return _gains(term.weight, self._saturations[term.start : term.end])
 
     def _candidates(self, terms: Sequence[_Term], k: int) -> NDArray[Any]:
-        """Documents among which the best ``k`` are, in order; ``terms`` by what they can add, most first."""
-        to_come = np.cumsum([0.0, *(term.most for term in reversed(terms))])[::-1]
+        """Documents that contain the best ``k``, in ascending order; ``terms`` in descending order of their upper
+        bounds."""
+        bounds_left = np.cumsum([0.0, *(term.upper_bound for term in reversed(terms))])[::-1]
         sums = np.zeros(self._num_docs, np.float32)
-        race = _Race(k)
+        candidates = _TopCandidates(k)
         used = added = 0
         pause = _LOOK_AHEAD
         for term in terms:
-            if race.excludes(to_come[used]):
-                if race.size(sums, to_come[used]) * _LOOKUP_COST < term.end - term.start:
+            if candidates.excludes(bounds_left[used]):
+                if candidates.size(sums, bounds_left[used]) * _LOOKUP_COST < term.end - term.start:
                     break
                 np.add.at(sums, self._docs[term.start : term.end].astype(np.intp), self._parts(term))
             else:
-                added += self._run(term, race, sums)
+                added += self._run(term, candidates, sums)
                 if added > pause:
-                    race.raise_bar(self._ahead(terms[used + 1 :], race.leaders, sums))
+                    candidates.raise_threshold(self._ahead(terms[used + 1 :], candidates.leaders, sums))
                     added, pause = 0, 2 * pause
             used += 1
-        docs = race.entrants(sums, to_come[used])
-        for term, rest in zip(terms[used:], to_come[used + 1 :], strict=True):
+        docs = candidates.remaining(sums, bounds_left[used])
+        for term, rest in zip(terms[used:], bounds_left[used + 1 :], strict=True):
             held, gains = self._look_up(term, docs)
             reached = sums[docs]
             reached[held] += gains
             sums[docs] = reached
-            docs = race.narrow(docs, reached, rest)
+            docs = candidates.narrow(docs, reached, rest)
         return docs
 
-    def _run(self, term: _Term, race: _Race, sums: NDArray[np.float32]) -> int:
-        """Add a term for all its documents and find the leaders among them; the number of documents."""
+    def _run(self, term: _Term, candidates: _TopCandidates, sums: NDArray[np.float32]) -> int:
+        """Add a term to all its documents and update the leaders; returns the number of documents."""
         docs = self._docs[term.start : term.end].astype(np.intp)
         reached = sums.take(docs) + self._parts(term)
         sums[docs] = reached
-        race.see(docs, reached, sums)
+        candidates.update(docs, reached, sums)
         return len(docs)
 
     def _ahead(self, terms: Sequence[_Term], docs: NDArray[Any], sums: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What some documents will have when all terms are added."""
+        """Sums of some documents after all terms are added."""
         reached: NDArray[np.float32] = sums[docs]
         for term in terms:
             held, gains = self._look_up(term, docs)
@@ -166,60 +167,60 @@ class DiskIndex:
         return rounded
 
 
-class _Race:
-    """Which documents can still be among the best ``k``: those that may reach the bar.
+class _TopCandidates:
+    """Tracks which documents can still be among the best ``k``: those that may reach the threshold.
 
-    The bar is a score that ``k`` documents are known to reach. The leaders are those with the best sums so far: when
-    their final scores are looked up early, the bar rises nearly to where it ends.
+    The threshold is a score that ``k`` documents are known to reach. The leaders are those with the best sums so far:
+    computing their final scores early raises the threshold nearly to its final value.
     """
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.bar = np.float32(0)
+        self.threshold = np.float32(0)
         self.leaders: NDArray[Any] = np.empty(0, np.intp)
         self.last_leader = np.float32(0)
         """The least sum with which a document was a leader."""
 
-    def _low(self, rest: float) -> np.float32:
-        """The least sum with which a document can still make it when the terms to come add at most ``rest``."""
-        return np.float32(self.bar - self.bar * _SLACK - np.float32(rest))
+    def _least_sum(self, rest: float) -> np.float32:
+        """Least sum with which a document can still reach the threshold if the remaining terms add at most ``rest``."""
+        return np.float32(self.threshold - self.threshold * _SLACK - np.float32(rest))
 
     def excludes(self, rest: float) -> bool:
-        """Whether documents that have nothing yet are out of the race."""
-        return bool(self._low(rest) > 0)
+        """Whether documents with a sum of 0 can no longer reach the threshold."""
+        return bool(self._least_sum(rest) > 0)
 
-    def see(self, docs: NDArray[Any], reached: NDArray[np.float32], sums: NDArray[np.float32]) -> None:
+    def update(self, docs: NDArray[Any], reached: NDArray[np.float32], sums: NDArray[np.float32]) -> None:
         """Find the leaders after a term was added to the sums of ``docs``."""
         over = np.flatnonzero(reached > self.last_leader)
         if not len(over):
             return
         most = self.k * _LEADERS
-        candidates = np.union1d(self.leaders, docs[over[_largest(reached[over], most)]])
-        self.leaders = np.sort(candidates[_largest(sums[candidates], most)])
+        leading = np.union1d(self.leaders, docs[over[_largest(reached[over], most)]])
+        self.leaders = np.sort(leading[_largest(sums[leading], most)])
         values = sums[self.leaders]
         if len(values) == most:
             self.last_leader = values.min()
-        self.raise_bar(values)
+        self.raise_threshold(values)
 
-    def raise_bar(self, scores: NDArray[np.float32]) -> None:
-        """Take note of scores (or less) that different documents reach."""
-        over = scores[scores > self.bar]
+    def raise_threshold(self, scores: NDArray[np.float32]) -> None:
+        """Raise the threshold, given lower bounds of the scores of different documents."""
+        over = scores[scores > self.threshold]
         if len(over) >= self.k:
-            self.bar = np.partition(over, len(over) - self.k)[len(over) - self.k]
+            self.threshold = np.partition(over, len(over) - self.k)[len(over) - self.k]
 
     def size(self, sums: NDArray[np.float32], rest: float) -> int:
-        """About how many documents are still in the race, from a sample."""
-        return int(np.count_nonzero(sums[::_SAMPLE] >= self._low(rest))) * _SAMPLE
+        """Estimated number of remaining candidates, from a sample of the documents."""
+        return int(np.count_nonzero(sums[::_SAMPLE] >= self._least_sum(rest))) * _SAMPLE
 
-    def entrants(self, sums: NDArray[np.float32], rest: float) -> NDArray[Any]:
-        """All documents still in the race, in order."""
-        low = self._low(rest)
+    def remaining(self, sums: NDArray[np.float32], rest: float) -> NDArray[Any]:
+        """All remaining candidates, in order."""
+        low = self._least_sum(rest)
         return np.flatnonzero(sums >= low if low > 0 else sums)
 
     def narrow(self, docs: NDArray[Any], reached: NDArray[np.float32], rest: float) -> NDArray[Any]:
-        """Those of ``docs`` that are still in the race after another term."""
-        self.raise_bar(reached)
-        return docs[reached >= self._low(rest)]
+        """Those of ``docs`` that remain candidates after another term."""
+        self.raise_threshold(reached)
+        return docs[reached >= self._least_sum(rest)]
 
 
 def _largest(values: NDArray[np.float32], count: int) -> NDArray[Any] | slice:

@@ -90,7 +90,7 @@ class _Reader:
         return byte
 
     def peek(self) -> str:
-        """The next character that is not white space; empty at the end of the file."""
+        """The next character that is not whitespace; empty at the end of the file."""
         while True:
             while self.at < len(self.text) and self.text[self.at] in _SPACE:
                 self.at += 1

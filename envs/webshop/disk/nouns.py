@@ -1,4 +1,4 @@
-"""Nouns of titles where the data bring them along: found by a hash of the title."""
+"""Nouns of titles that come with the data, found by a hash of the title."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class _Site:
         )
 
     async def error(self, request: Request, error: Exception) -> Response:
-        """A page for whatever goes wrong."""
+        """The error page."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         said = error.detail if isinstance(error, HTTPException) and status not in (405,) else ""
         plain = not said or said == "Not Found"
@@ -196,7 +196,7 @@ class _Site:
         return HTMLResponse(html.encode("utf-8", "replace"), code, headers=_HEADERS)
 
     def _replay_once(self, index: int) -> Replay:
-        with self._replaying:  # two requests for one episode play it once
+        with self._replaying:  # two requests for one episode replay it once
             return self._replay(index)
 
     def _play_again(self, index: int) -> Replay:

@@ -1,4 +1,4 @@
-"""What a purchase was worth, part by part and in words, for the last page."""
+"""Explains the reward of a purchase part by part, for the last page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the templates draw: one page of the shop with everything around it, in play or in a replay."""
+"""Data for the templates: one page of the shop with everything around it, in play or in a replay."""
 
 from __future__ import annotations
 

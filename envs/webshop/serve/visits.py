@@ -85,7 +85,7 @@ class Visit:
             self.say("There is nothing to undo.")
 
     def hint(self) -> None:
-        """Say what the solver would do."""
+        """Show the next answer of the oracle as a notice."""
         self.session.hint()
         self.say(self.session.message[:1].upper() + self.session.message[1:])
 
@@ -95,7 +95,7 @@ class Visit:
 
 
 class Visits:
-    """Visits by a secret name. When there are too many, the one that was used longest ago ends."""
+    """Visits by a secret name. When there are too many, the least recently used one ends."""
 
     def __init__(self, make: Callable[[], WebShopEnv], most: int) -> None:
         self._make, self._most = make, most
@@ -107,7 +107,7 @@ class Visits:
 
     @contextmanager
     def visit(self, name: str | None) -> Iterator[tuple[str, Visit]]:
-        """The visit called ``name``, or a new one with a new name; nobody else uses it until the block ends."""
+        """The visit called ``name``, or a new one with a new name; no other request uses it until the block ends."""
         with self._lock:
             found = self._visits.get(name) if name else None
         if found is None or name is None:

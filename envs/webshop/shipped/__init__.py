@@ -1,4 +1,4 @@
-"""The catalogue that ships with WebShop: products written by rule from our own words, nobody else's listings.
+"""The catalogue that ships with WebShop: products generated from word tables of this package, not from real listings.
 
 Brands are invented; every product, goal and review follows from ``(seed, number)``.
 """

@@ -1,4 +1,4 @@
-"""Writes products: product ``i`` of a seed is the same whatever is written before it, and however many."""
+"""Generates products: product ``i`` of a seed does not depend on which or how many others are generated."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.arguments import check_int
-from envs.webshop.shipped.families import BLOCK, Draw, Family, block, drawing, member_traits, pick
+from envs.webshop.shipped.categories import title_case
+from envs.webshop.shipped.goal_phrases import human_instructions, synthetic_instruction
 from envs.webshop.shipped.kinds import Option
 from envs.webshop.shipped.listing import bullets_of, description_of, price_of, reviews_of, title_of
 from envs.webshop.shipped.nouns import nouns_of_title
-from envs.webshop.shipped.shelves import title_case
-from envs.webshop.shipped.wishes import find_me, wishes
+from envs.webshop.shipped.product_families import BLOCK, Draw, ProductFamily, block, drawing, member_traits, pick
 
 __all__ = ["ASIN_STEPS", "SHIPPED_COUNT", "Shipped", "asin_of", "generate", "product"]
 
@@ -27,7 +27,7 @@ ASIN_STEPS = (188_760_743_281, 241_987_654_321)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shipped:
-    """A product in the formats of the original's files, and what was known when it was written."""
+    """A generated product in the formats of the original's files."""
 
     record: dict[str, Any]
     """As in ``items_shuffle.json``."""
@@ -66,7 +66,8 @@ def product(index: int, seed: int = 0) -> Shipped:
 def asin_of(index: int, seed: int = 0) -> str:
     """The product number: ten characters, different for each ``index`` below 30**8.
 
-    Two steps of ``x -> a x + c`` modulo 30**8 with the digits turned round in between; both are one to one.
+    Two steps of ``x -> a x + c`` modulo 30**8 with the digits reversed in between; each step is a bijection, so no two
+    are equal.
     """
     number = (index * ASIN_STEPS[0] + 97_000_000_033 * (seed + 1)) % _ASINS
     digits = []
@@ -83,64 +84,65 @@ def asin_of(index: int, seed: int = 0) -> str:
     return "B0" + "".join(letters)
 
 
-def _offers(options: Sequence[Option], draw: Draw) -> tuple[list[tuple[Option, list[str]]], str]:
-    """Options on offer with their values; and a value that stands in the title because there is no choice of it."""
-    offers: list[tuple[Option, list[str]]] = []
+def _offered_options(options: Sequence[Option], draw: Draw) -> tuple[list[tuple[Option, list[str]]], str]:
+    """The options that a product offers with their values, and a fixed value for the title, of an option without a
+    choice."""
+    offered: list[tuple[Option, list[str]]] = []
     fixed = ""
     for option in options:
         values = option.values
         if draw() < 0.12:
             fixed = fixed or title_case(
-                option.speech.before[0] % pick(draw, values) if option.speech.before else pick(draw, values)
+                option.phrases.before[0] % pick(draw, values) if option.phrases.before else pick(draw, values)
             )
             continue
         size = option.low + int(draw() * (option.high - option.low + 1))
         if option.in_a_row:
             at = int(draw() * (len(values) - size + 1))
-            offers.append((option, list(values[at : at + size])))
+            offered.append((option, list(values[at : at + size])))
             continue
         chosen = list(values)
         while len(chosen) > size:
             del chosen[int(draw() * len(chosen))]
-        offers.append((option, chosen))
-    return offers, fixed
+        offered.append((option, chosen))
+    return offered, fixed
 
 
 _PRICE_FACTORS = (1.0, 1.0, 1.0, 1.0, 0.8, 1.3, 1.7, 2.2)
 
 
-def _write(seed: int, index: int, family: Family) -> Shipped:
+def _write(seed: int, index: int, family: ProductFamily) -> Shipped:
     draw = drawing(seed, 2, index)
-    shelf, kind = family.shelf, family.shelf.kind
-    brand = family.brand if draw() < 0.65 else pick(draw, shelf.brands)
+    category, kind = family.category, family.category.kind
+    brand = family.brand if draw() < 0.65 else pick(draw, category.brands)
     traits = member_traits(family, draw)
-    offers, fixed = _offers(shelf.options, draw)
+    offered, fixed = _offered_options(category.options, draw)
     price = min(family.price * pick(draw, _PRICE_FACTORS) * (0.95 + 0.1 * draw()), 1.6 * kind.high)
     asin = asin_of(index, seed)
     title, untold = title_of(family, brand, traits, fixed, draw)
     description, unsaid = description_of(family, brand, untold, draw)
-    reviews, rating = reviews_of(shelf, draw)
+    reviews, rating = reviews_of(category, draw)
     phrases = [trait.phrase for trait in traits]
-    wanted, text = find_me(kind.query, traits, draw)
+    wanted, text = synthetic_instruction(kind.query, traits, draw)
     record = {
         "name": title,
         "full_description": description,
         "pricing": price_of(price, draw),
         "images": [""],  # no pictures; the original takes the first of the list
-        "product_category": shelf.path,
+        "product_category": category.path,
         "average_rating": rating,
-        "small_description": bullets_of(shelf, unsaid, traits, draw),
+        "small_description": bullets_of(category, unsaid, traits, draw),
         "customization_options": {
-            option.name: [{"value": value, "image": None} for value in values] for option, values in offers
+            option.name: [{"value": value, "image": None} for value in values] for option, values in offered
         }
         or "",
         "asin": asin,
-        "category": shelf.department.category,
+        "category": category.department.category,
         "query": kind.query,
     }
     return Shipped(
         record=record,
         ins={"attributes": phrases, "instruction": text, "instruction_attributes": wanted},
-        human=wishes(asin, shelf, traits, offers, draw),
+        human=human_instructions(asin, category, traits, offered, draw),
         reviews=reviews,
     )

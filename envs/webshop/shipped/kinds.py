@@ -9,7 +9,7 @@ __all__ = [
     "Department",
     "Kind",
     "Option",
-    "Speech",
+    "OptionPhrases",
     "kind",
     "read_attributes",
     "split",
@@ -18,15 +18,15 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Speech:
-    """How a shopper names a value of an option; every string holds one ``%s``."""
+class OptionPhrases:
+    """How a goal names a value of an option; every string holds one ``%s``."""
 
     before: tuple[str, ...] = ()
     """In front of the noun (``black`` chair)."""
     after: tuple[str, ...]
     """Behind it (chair ``in size 9``)."""
     clause: tuple[str, ...]
-    """A clause of its own (``the size should be 9``)."""
+    """As a clause of its own (``the size should be 9``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Option:
     high: int
     in_a_row: bool
     """Offered values are neighbours in ``values`` (sizes), not any of them (colours)."""
-    speech: Speech
+    phrases: OptionPhrases
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class Department:
 
 
 def split(text: str, separator: str = ";") -> tuple[str, ...]:
-    """The parts of ``text``, without white space around them and without empty ones."""
+    """The parts of ``text``, without whitespace around them and without empty ones."""
     return tuple(part for part in (" ".join(part.split()) for part in text.split(separator)) if part)
 
 

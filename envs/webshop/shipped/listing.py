@@ -1,15 +1,15 @@
 """The texts of one listing: title, description, bullet points, price and reviews.
 
-What the title does not say about a product's attributes stands in the description or in a bullet point.
+Attributes that the title does not name are named in the description or in a bullet point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envs.webshop.shipped.families import Draw, Family
+from envs.webshop.shipped.categories import BULLETS, Category, Trait
 from envs.webshop.shipped.phrases import REVIEWS
-from envs.webshop.shipped.shelves import BULLETS, Shelf, Trait
+from envs.webshop.shipped.product_families import Draw, ProductFamily
 
 __all__ = ["bullets_of", "description_of", "price_of", "reviews_of", "title_of"]
 
@@ -17,10 +17,12 @@ MOST_BULLETS = 6
 _CODE = "BCDFGHKLMNPRSTVX"
 
 
-def title_of(family: Family, brand: str, traits: Sequence[Trait], fixed: str, draw: Draw) -> tuple[str, list[Trait]]:
+def title_of(
+    family: ProductFamily, brand: str, traits: Sequence[Trait], fixed: str, draw: Draw
+) -> tuple[str, list[Trait]]:
     """The title, and the attributes that it does not name."""
     told = [trait for trait in traits if draw() < 0.32][:3]
-    noun, style, line = family.shelf.title_noun, family.style, family.line
+    noun, style, line = family.category.title_noun, family.style, family.line
     front = [trait for trait in told if trait.role in ("adj", "of")][:2] if family.form < 3 else []
     words = " ".join([trait.title for trait in front]) + " " if front else ""
     if family.form == 0:
@@ -42,15 +44,15 @@ def title_of(family: Family, brand: str, traits: Sequence[Trait], fixed: str, dr
     return title, [trait for trait in traits if trait not in told]
 
 
-def description_of(family: Family, brand: str, untold: Sequence[Trait], draw: Draw) -> tuple[str, list[Trait]]:
+def description_of(family: ProductFamily, brand: str, untold: Sequence[Trait], draw: Draw) -> tuple[str, list[Trait]]:
     """Two to five sentences, and the attributes that neither they nor the title name."""
-    shelf = family.shelf
-    openers = shelf.openers
+    category = family.category
+    openers = category.openers
     text = openers[int(draw() * len(openers))]
     text = text.replace("\0", brand).replace("\1", family.uses[0]).replace("\2", family.uses[1])
     sentences = [text]
     if draw() < 0.4:
-        own = shelf.own_openers
+        own = category.own_openers
         sentences.append(own[int(draw() * len(own))].replace("\0", brand))
     unsaid: list[Trait] = []
     for trait in untold:
@@ -59,15 +61,15 @@ def description_of(family: Family, brand: str, untold: Sequence[Trait], draw: Dr
         else:
             unsaid.append(trait)
     if len(sentences) == 1 or draw() < 0.4:
-        sentences.append(shelf.closers[int(draw() * len(shelf.closers))])
-    if shelf.numbered and len(sentences) < 5 and draw() < 0.6:
+        sentences.append(category.closers[int(draw() * len(category.closers))])
+    if category.numbered and len(sentences) < 5 and draw() < 0.6:
         number = int(draw() * 256 * 9000)
         code, digits = divmod(number, 9000)
         sentences.append(f"Model {_CODE[code // 16]}{_CODE[code % 16]}-{digits + 1000}.")
     return " ".join(sentences), unsaid
 
 
-def bullets_of(shelf: Shelf, unsaid: Sequence[Trait], traits: Sequence[Trait], draw: Draw) -> list[str]:
+def bullets_of(category: Category, unsaid: Sequence[Trait], traits: Sequence[Trait], draw: Draw) -> list[str]:
     """Three to six bullet points: one for each of ``unsaid``, then facts and perhaps more on ``traits``."""
     form = int(draw() * len(BULLETS))
     told = list(unsaid)
@@ -79,7 +81,7 @@ def bullets_of(shelf: Shelf, unsaid: Sequence[Trait], traits: Sequence[Trait], d
     for trait in told:
         heads = trait.heads[form]
         lines.append(heads[int(draw() * len(heads))] + trait.stated[int(draw() * len(trait.stated))])
-    facts = list(shelf.facts)
+    facts = list(category.facts)
     size = 3 + int(draw() * 4)
     while len(lines) < size and facts:
         fact = facts.pop(int(draw() * len(facts)))
@@ -102,7 +104,7 @@ _MOODS = ("good", "good", "good", "good", "fair", "fair", "poor")
 _SCORES = {"good": ("5.0", "5.0", "4.0"), "fair": ("3.0", "4.0"), "poor": ("1.0", "2.0")}
 
 
-def reviews_of(shelf: Shelf, draw: Draw) -> tuple[list[dict[str, str]], float | str]:
+def reviews_of(category: Category, draw: Draw) -> tuple[list[dict[str, str]], float | str]:
     """Up to four reviews and the average of their scores, ``""`` when there are none."""
     reviews: list[dict[str, str]] = []
     total = 0.0
@@ -114,5 +116,5 @@ def reviews_of(shelf: Shelf, draw: Draw) -> tuple[list[dict[str, str]], float | 
         if title not in taken:
             taken.add(title)
             total += float(score)
-            reviews.append({"title": title, "score": score, "review": text.replace("{noun}", shelf.noun)})
+            reviews.append({"title": title, "score": score, "review": text.replace("{noun}", category.noun)})
     return reviews, round(total / len(reviews), 1) if reviews else ""

@@ -6,74 +6,76 @@ where ``6 ounce`` and ``8 ounce`` would count as equal); clothes in letters are 
 
 from __future__ import annotations
 
-from envs.webshop.shipped.kinds import Option, Speech, split
+from envs.webshop.shipped.kinds import Option, OptionPhrases, split
 
-COLOR = Speech(
+COLOR = OptionPhrases(
     before=("%s", "%s", "%s colored"),
     after=("in %s", "in the color %s", "in %s color"),
     clause=("the color should be %s", "i want it in %s", "make it %s", "i like %s"),
 )
-FINISH = Speech(
+FINISH = OptionPhrases(
     before=("%s",), after=("in %s", "with a %s finish"), clause=("the finish should be %s", "i want the %s one")
 )
-SIZE = Speech(
+SIZE = OptionPhrases(
     before=("size %s",),
     after=("in size %s", "in a size %s"),
     clause=("my size is %s", "the size should be %s", "i wear a size %s"),
 )
-WAIST = Speech(after=("with a %s waist", "in size %s"), clause=("my waist size is %s", "the size should be %s"))
-DIMENSIONS = Speech(
+WAIST = OptionPhrases(after=("with a %s waist", "in size %s"), clause=("my waist size is %s", "the size should be %s"))
+DIMENSIONS = OptionPhrases(
     before=("%s",),
     after=("in the %s size", "in size %s"),
     clause=("the size should be %s", "i need the %s size", "it has to be the %s one"),
 )
-FLAVOR = Speech(
+FLAVOR = OptionPhrases(
     before=("%s flavored", "%s"),
     after=("in %s flavor", "with %s flavor"),
     clause=("the flavor should be %s", "i like the %s flavor"),
 )
-SCENT = Speech(
+SCENT = OptionPhrases(
     before=("%s scented",),
     after=("with %s scent", "in the %s scent"),
     clause=("the scent should be %s", "i prefer the %s scent"),
 )
-PACK = Speech(after=("in a %s", "as a %s"), clause=("it should be a %s", "i want the %s", "make that the %s"))
-COUNT = Speech(after=("in the %s size", "in the %s box"), clause=("i want the %s box", "the size should be %s"))
-LENGTH = Speech(
+PACK = OptionPhrases(after=("in a %s", "as a %s"), clause=("it should be a %s", "i want the %s", "make that the %s"))
+COUNT = OptionPhrases(after=("in the %s size", "in the %s box"), clause=("i want the %s box", "the size should be %s"))
+LENGTH = OptionPhrases(
     before=("%s",),
     after=("that is %s long", "with a length of %s"),
     clause=("it should be %s long", "the length is %s"),
 )
-CAPACITY = Speech(
+CAPACITY = OptionPhrases(
     before=("%s",), after=("with a capacity of %s", "in the %s size"), clause=("it should hold %s", "i need the %s one")
 )
-WEIGHT = Speech(
+WEIGHT = OptionPhrases(
     before=("%s",), after=("that weighs %s", "in the %s size"), clause=("the weight should be %s", "i need the %s one")
 )
-TYPE = Speech(
+TYPE = OptionPhrases(
     before=("%s",),
     after=("of the %s kind", "in the %s version"),
     clause=("i want the %s one", "it should be the %s kind"),
 )
-SHAPE = Speech(before=("%s",), after=("in a %s shape",), clause=("the shape should be %s", "i want the %s one"))
-PATTERN = Speech(before=("%s",), after=("with a %s pattern",), clause=("the pattern should be %s", "i like %s best"))
-PICTURE = Speech(after=("with the %s picture",), clause=("i want the %s picture", "the picture should be %s"))
-ACTIVITY = Speech(before=("%s",), after=("for %s",), clause=("it should be the one for %s", "it is for %s"))
-SCALE = Speech(
+SHAPE = OptionPhrases(before=("%s",), after=("in a %s shape",), clause=("the shape should be %s", "i want the %s one"))
+PATTERN = OptionPhrases(
+    before=("%s",), after=("with a %s pattern",), clause=("the pattern should be %s", "i like %s best")
+)
+PICTURE = OptionPhrases(after=("with the %s picture",), clause=("i want the %s picture", "the picture should be %s"))
+ACTIVITY = OptionPhrases(before=("%s",), after=("for %s",), clause=("it should be the one for %s", "it is for %s"))
+SCALE = OptionPhrases(
     before=("size %s",),
     after=("in size %s", "in the %s size"),
     clause=("the size should be %s", "i need the %s one"),
 )
 
 
-def any_of(name: str, values: str, speech: Speech, low: int = 2, high: int = 5) -> Option:
+def any_of(name: str, values: str, phrases: OptionPhrases, low: int = 2, high: int = 5) -> Option:
     """An option of which a product offers any ``low`` to ``high`` values."""
-    return Option(name=name, values=split(values), low=low, high=high, in_a_row=False, speech=speech)
+    return Option(name=name, values=split(values), low=low, high=high, in_a_row=False, phrases=phrases)
 
 
-def run_of(name: str, values: str, speech: Speech, low: int = 2, high: int = 4) -> Option:
+def run_of(name: str, values: str, phrases: OptionPhrases, low: int = 2, high: int = 4) -> Option:
     """An option of which a product offers ``low`` to ``high`` neighbouring values."""
-    return Option(name=name, values=split(values), low=low, high=high, in_a_row=True, speech=speech)
+    return Option(name=name, values=split(values), low=low, high=high, in_a_row=True, phrases=phrases)
 
 
 CLOTHES = any_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ASKING", "ASKING_WITH_CLAUSE", "OPENERS", "REVIEWS"]
+__all__ = ["OPENERS", "REQUESTS", "REQUESTS_WITH_CLAUSE", "REVIEWS"]
 
 OPENERS: tuple[str, ...] = (
     "{A} by {brand} for {use}.",
@@ -18,7 +18,7 @@ OPENERS: tuple[str, ...] = (
 )
 """First sentences of a description; ``{use}`` and ``{other}`` are two uses of the kind."""
 
-ASKING: tuple[str, ...] = (
+REQUESTS: tuple[str, ...] = (
     "i am looking for %s",
     "i'm looking for %s",
     "i need %s",
@@ -55,9 +55,9 @@ ASKING: tuple[str, ...] = (
     "for my sister i want %s",
     "my old one is gone, so i need %s",
 )
-"""Ways to ask for ``%s``, the product with all its wishes."""
+"""Requests for ``%s``, the product with all its properties."""
 
-ASKING_WITH_CLAUSE: tuple[str, ...] = (
+REQUESTS_WITH_CLAUSE: tuple[str, ...] = (
     "i am looking for %s. %s",
     "i need %s, and %s",
     "i want %s. %s",
@@ -71,7 +71,7 @@ ASKING_WITH_CLAUSE: tuple[str, ...] = (
     "help me find %s. also, %s",
     "i am shopping for %s, and %s",
 )
-"""Ways to ask in which one wish about an option is a clause of its own."""
+"""Requests in which one option is named in a clause of its own."""
 
 REVIEWS: dict[str, tuple[tuple[str, str], ...]] = {
     "good": (

@@ -1,4 +1,5 @@
-"""A plain form for models that know no other: a block fenced by ```` ```tool ```` that holds one JSON object a call."""
+"""A plain format for models that were trained on none: a block fenced by ```` ```tool ```` that holds one JSON object a
+call."""
 
 from __future__ import annotations
 

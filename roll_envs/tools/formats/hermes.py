@@ -31,7 +31,7 @@ def parse_hermes(text: str, specs: Mapping[str, ToolSpec]) -> tuple[Call, ...]:
 
 
 def _calls(text: str) -> Iterator[Call]:
-    # One pass: after each call, good or bad, the search goes on behind what was read.
+    # One pass: after each call, valid or not, the search continues after the text that was read.
     at = text.find(OPENING)
     while at >= 0:
         read = read_json(text, at + len(OPENING))

@@ -56,7 +56,7 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     start = skip_space(text, 0)
     if text.startswith("{", start):
         read = read_json(text, start)
-        # A dictionary display is Python too: only an object with a name, or one that was meant so, is a call.
+        # A dict literal is Python code too: only an object that has a name, or seems meant to have one, is a call.
         if (not read.problem and isinstance(read.value, dict) and "name" in read.value) or (
             read.problem and looks_like_a_call(text, start)
         ):
@@ -71,7 +71,7 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
 
 
 def _objects(text: str, at: int) -> Iterator[Call]:
-    """JSON objects one after the other, with ``;`` or white space between them, up to the end of the text."""
+    """JSON objects one after the other, with ``;`` or whitespace between them, up to the end of the text."""
     first = True
     while True:
         read = read_json(text, at)

@@ -51,7 +51,7 @@ def _call(text: str, at: int, specs: Mapping[str, ToolSpec]) -> tuple[Call, int]
     """The call whose ``<function=`` stands at ``at``, and where to go on."""
     opening = _FUNCTION.match(text, at)
     if opening is None:
-        # One character on at least where a broken '<function=' stands, so that it is not found again.
+        # Advance at least one character past a broken '<function=', so that it is not found again.
         after = at + len("<function=") if text.startswith("<function=", at) else at
         return BadCall(reason=f"<function=NAME> is expected, not {clip(text[at : at + 20])!r}; write {_FORM}"), after
     name, at = opening.group(1).strip(), skip_space(text, opening.end())

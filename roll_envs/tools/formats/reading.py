@@ -1,4 +1,4 @@
-"""What the formats share: JSON in the middle of a text, and calls made of JSON objects.
+"""Shared by the formats: reading JSON in the middle of a text, and calls from JSON objects.
 
 Every function here takes time linear in what it reads, and none raises for any text.
 """
@@ -62,7 +62,7 @@ def after_thought(text: str) -> str:
 
 
 def skip_space(text: str, start: int) -> int:
-    """Where the white space that begins at ``start`` ends."""
+    """Where the whitespace that begins at ``start`` ends."""
     match = _SPACE.match(text, start)
     return match.end() if match else start
 
@@ -82,7 +82,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def read_json(text: str, start: int) -> JsonRead:
-    """The JSON value at ``start`` (after white space). ``end`` is where reading stopped, for a problem too."""
+    """The JSON value at ``start`` (after whitespace). ``end`` is where reading stopped, for a problem too."""
     start = skip_space(text, start)
     if start >= len(text):
         return JsonRead(None, start, "there is no JSON")

@@ -1,8 +1,9 @@
-"""``code``: programs judged in a sandbox that never learns what is expected of them.
+"""``code``: judges programs in a sandbox, to which expected values are never sent.
 
-``answers`` takes the code out of a text, ``cases`` reads the tests, ``values`` carries values out of the jail, ``jail``
-asks for them call by call, ``outside`` evaluates test code around those calls, ``outputs`` compares what programs
-print, ``verifier`` is what users make.
+``answers`` extracts the code from a text, ``cases`` reads the tests, ``session`` runs the candidate's code in the
+sandbox and evaluates its calls one by one, ``values`` encodes their results, ``interpreter`` and ``expressions``
+evaluate test code around those calls with the help of ``scope`` and ``exchange``, ``outputs`` compares printed output,
+``verifier`` is the verifier itself.
 """
 
 __all__: list[str] = []

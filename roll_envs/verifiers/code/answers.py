@@ -1,4 +1,4 @@
-"""The code in an answer: the last fenced block of the language, or the whole text where it is not fenced."""
+"""Extracts the code from an answer: the last fenced block of the language, or the whole text without a fence."""
 
 from __future__ import annotations
 

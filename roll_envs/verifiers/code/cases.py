@@ -1,4 +1,4 @@
-"""What a row's reference asks of a program, read into one plan: asserts, calls, runs with input, or a test file.
+"""Reads the reference of a row into a plan of tests: asserts, calls, runs with input, or a test file.
 
 Accepted are the forms of the usual data sets: a text or list of asserts (MBPP, and ``check(candidate)`` of HumanEval
 with ``entry_point``), ``{"inputs": [...], "outputs": [...], "fn_name": ...}`` (APPS, TACO), ``{"stdin": [{"input": ...,
@@ -44,7 +44,7 @@ class Plan:
     """The tests of a row; one of the four kinds is filled."""
 
     prefix: str = ""
-    """Code that comes before the candidate's, visible to it."""
+    """Code that is put before the candidate's code."""
     entry_point: str = ""
     """Name of the function that ``check(candidate)`` is called with."""
     asserts: tuple[str, ...] = ()

@@ -1,4 +1,5 @@
-"""Expressions of test code: what concerns the candidate is asked of the jail, the rest is computed on plain values."""
+"""Evaluates expressions of test code: calls of the candidate run in the sandbox, the rest is computed on plain
+values."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from roll_envs.verifiers.code.border import Border
+from roll_envs.verifiers.code.exchange import ValueExchange
 from roll_envs.verifiers.code.scope import (
     BUILT_IN,
     BUILT_IN_FUNCTIONS,
@@ -51,36 +52,40 @@ _COMPARISON: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 class Expressions:
     """Evaluates expressions; ``run_body`` runs the statements of a function that the test code defines."""
 
-    def __init__(self, border: Border, *, tolerance: float, run_body: Callable[[list[ast.stmt], Scope], None]) -> None:
-        self._border, self._tolerance, self._run_body = border, tolerance, run_body
+    def __init__(
+        self, exchange: ValueExchange, *, tolerance: float, run_body: Callable[[list[ast.stmt], Scope], None]
+    ) -> None:
+        self._exchange, self._tolerance, self._run_body = exchange, tolerance, run_body
         self._depth = self._sent = 0
         self.decided_inside = False
-        """Whether code of the candidate's had a say in a comparison since this was last set to ``False``."""
+        """Whether code of the candidate took part in a comparison since this was last set to ``False``."""
 
     def bind(self, target: ast.expr, value: Any, scope: Scope) -> None:
         if isinstance(target, ast.Name):
             scope.names[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
-            items = list(self._border.iterate(value))
+            items = list(self._exchange.iterate(value))
             if len(items) != len(target.elts) or any(isinstance(t, ast.Starred) for t in target.elts):
                 raise TestFault(ValueError("cannot be unpacked"))
             for one, item in zip(target.elts, items, strict=True):
                 self.bind(one, item, scope)
         elif isinstance(target, ast.Subscript):
             place, key = (
-                self._border.plain(self.value(target.value, scope)),
-                self._border.plain(self.value(target.slice, scope)),
+                self._exchange.plain(self.value(target.value, scope)),
+                self._exchange.plain(self.value(target.slice, scope)),
             )
-            self._border.guard(lambda: operator.setitem(place, key, self._border.plain(value)))
+            self._exchange.guard(lambda: operator.setitem(place, key, self._exchange.plain(value)))
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, scope)
-            self._border.jail.execute(f"{self._border.source(owner)}.{target.attr} = {self._border.source(value)}")
+            self._exchange.session.execute(
+                f"{self._exchange.source(owner)}.{target.attr} = {self._exchange.source(value)}"
+            )
         else:
             raise Unjudgeable(f"test code that assigns to {short(target)}")
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
-        """A plain value, something remote, a function or a module's names."""
-        self._border.step()
+        """The value of an expression: a plain value, a :class:`Remote`, a function, or the names of a module."""
+        self._exchange.step()
         self._depth += 1
         try:
             if self._depth > 100:
@@ -102,59 +107,62 @@ class Expressions:
             return BUILT_IN.get(node.id, Remote(node.id))
 
     def _of_List(self, node: ast.List, scope: Scope) -> Any:
-        return [self._border.plain(item) for item in self._elements(node.elts, scope)]
+        return [self._exchange.plain(item) for item in self._elements(node.elts, scope)]
 
     def _of_Tuple(self, node: ast.Tuple, scope: Scope) -> Any:
-        return tuple(self._border.plain(item) for item in self._elements(node.elts, scope))
+        return tuple(self._exchange.plain(item) for item in self._elements(node.elts, scope))
 
     def _of_Set(self, node: ast.Set, scope: Scope) -> Any:
-        return self._border.guard(lambda: {self._border.plain(item) for item in self._elements(node.elts, scope)})
+        return self._exchange.guard(lambda: {self._exchange.plain(item) for item in self._elements(node.elts, scope)})
 
     def _of_Dict(self, node: ast.Dict, scope: Scope) -> Any:
         if any(key is None for key in node.keys):
             raise Unjudgeable(f"test code with ** in {short(node)}")
         pairs = [
-            (self._border.plain(self.value(key, scope)), self._border.plain(self.value(value, scope)))
+            (self._exchange.plain(self.value(key, scope)), self._exchange.plain(self.value(value, scope)))
             for key, value in zip(node.keys, node.values, strict=True)
             if key is not None
         ]
-        return self._border.guard(lambda: dict(pairs))
+        return self._exchange.guard(lambda: dict(pairs))
 
     def _elements(self, nodes: list[ast.expr], scope: Scope) -> Iterator[Any]:
         for node in nodes:
             if isinstance(node, ast.Starred):
-                yield from self._border.iterate(self.value(node.value, scope))
+                yield from self._exchange.iterate(self.value(node.value, scope))
             else:
                 yield self.value(node, scope)
 
     def _of_UnaryOp(self, node: ast.UnaryOp, scope: Scope) -> Any:
-        value = self._border.plain(self.value(node.operand, scope))
+        value = self._exchange.plain(self.value(node.operand, scope))
         if isinstance(value, Opaque):
             raise TestFault(TypeError(f"a {value.kind} is not a plain value"))
-        return self._border.guard(lambda: _UNARY[type(node.op)](value))
+        return self._exchange.guard(lambda: _UNARY[type(node.op)](value))
 
     def _of_BinOp(self, node: ast.BinOp, scope: Scope) -> Any:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
-        a, b = self._border.plain(left), self._border.plain(right)
+        a, b = self._exchange.plain(left), self._exchange.plain(right)
         if isinstance(a, Opaque) or isinstance(b, Opaque):
-            # Objects of the candidate's own classes are added by its own code: what comes out is compared here.
-            return self._border.ask(f"({self._border.source(left)} {_sign(node.op)} {self._border.source(right)})")
+            # Operators of the candidate's own classes run in the sandbox; only their result is compared here.
+            return self._exchange.ask(
+                f"({self._exchange.source(left)} {_sign(node.op)} {self._exchange.source(right)})"
+            )
         if _too_large(node.op, a, b):
-            self._border.refuse("the test code makes a value that is too large")
-        return self._border.guard(lambda: _BINARY[type(node.op)](a, b))
+            self._exchange.refuse("the test code makes a value that is too large")
+        return self._exchange.guard(lambda: _BINARY[type(node.op)](a, b))
 
     def _of_BoolOp(self, node: ast.BoolOp, scope: Scope) -> Any:
         stop_at = isinstance(node.op, ast.Or)
         value: Any = None
         for part in node.values:
             value = self.value(part, scope)
-            if self._border.truth(self._border.plain(value)) == stop_at:
+            if self._exchange.truth(self._exchange.plain(value)) == stop_at:
                 break
         return value
 
     def _of_IfExp(self, node: ast.IfExp, scope: Scope) -> Any:
         return self.value(
-            node.body if self._border.truth(self._border.plain(self.value(node.test, scope))) else node.orelse, scope
+            node.body if self._exchange.truth(self._exchange.plain(self.value(node.test, scope))) else node.orelse,
+            scope,
         )
 
     def _of_Compare(self, node: ast.Compare, scope: Scope) -> Any:
@@ -169,40 +177,40 @@ class Expressions:
     def _compare(self, sign: ast.cmpop, left: Any, right: Any) -> bool:
         if is_type(left) and is_type(right):
             return bool((_COMPARISON.get(type(sign)) or operator.eq)(left, right))
-        a, b = self._border.plain(left), self._border.plain(right)
+        a, b = self._exchange.plain(left), self._exchange.plain(right)
         if isinstance(a, Opaque) and isinstance(b, Opaque):
-            # Two objects of the candidate's own making can be compared by nothing but its own code.
+            # Two objects of the candidate's own classes can only be compared by its own code.
             self.decided_inside = True
-            text = f"({self._border.source(left)} {_comparison_sign(sign)} {self._border.source(right)})"
-            return self._border.plain(self._border.ask(text)) is True
+            text = f"({self._exchange.source(left)} {_comparison_sign(sign)} {self._exchange.source(right)})"
+            return self._exchange.plain(self._exchange.ask(text)) is True
         if isinstance(sign, ast.In | ast.NotIn) and isinstance(b, Opaque) and not isinstance(a, Opaque):
-            found = any(same_value(item, a) or item == a for item in self._border.iterate(right))
+            found = any(same_value(item, a) or item == a for item in self._exchange.iterate(right))
             return found is isinstance(sign, ast.In)
         if isinstance(a, Opaque) or isinstance(b, Opaque):
-            # An object is none of the plain values, whatever its own __eq__ says.
+            # An object of another class never equals a plain value, so its own __eq__ is not called.
             return isinstance(sign, ast.NotEq | ast.IsNot | ast.NotIn)
         if isinstance(sign, ast.Eq | ast.NotEq):
-            equal = self._border.guard(lambda: bool(a == b))
+            equal = self._exchange.guard(lambda: bool(a == b))
             if not equal and self._tolerance:
                 equal = same_value(a, b, tolerance=self._tolerance)
             return equal is isinstance(sign, ast.Eq)
         if isinstance(sign, ast.Is | ast.IsNot):
-            # Identity of plain values does not cross the wall: only the singletons have one.
+            # Identity is lost when values are encoded, except for the singletons None, True and False.
             same = a is b if a is None or isinstance(a, bool) else type(a) is type(b) and a == b
             return same is isinstance(sign, ast.Is)
-        return bool(self._border.guard(lambda: _COMPARISON[type(sign)](a, b)))
+        return bool(self._exchange.guard(lambda: _COMPARISON[type(sign)](a, b)))
 
     def _of_Subscript(self, node: ast.Subscript, scope: Scope) -> Any:
         owner, key = self.value(node.value, scope), self.value(node.slice, scope)
-        value = self._border.plain(owner)
+        value = self._exchange.plain(owner)
         if isinstance(value, Opaque):
-            return self._border.ask(f"{self._border.source(owner)}[{self._border.source(key)}]")
-        return self._border.guard(lambda: value[self._border.plain(key)])
+            return self._exchange.ask(f"{self._exchange.source(owner)}[{self._exchange.source(key)}]")
+        return self._exchange.guard(lambda: value[self._exchange.plain(key)])
 
     def _of_Slice(self, node: ast.Slice, scope: Scope) -> Any:
         return slice(
             *(
-                None if n is None else self._border.plain(self.value(n, scope))
+                None if n is None else self._exchange.plain(self.value(n, scope))
                 for n in (node.lower, node.upper, node.step)
             )
         )
@@ -218,8 +226,8 @@ class Expressions:
         if node.attr.startswith("_"):
             raise Unjudgeable(f"test code with {short(node)}")
         if type(owner) not in (*PLAIN, Counter):
-            self._border.refuse(f"{short(node)} of what is no plain value")
-        return self._border.guard(lambda: getattr(owner, node.attr))
+            self._exchange.refuse(f"{short(node)} of what is no plain value")
+        return self._exchange.guard(lambda: getattr(owner, node.attr))
 
     def _of_Call(self, node: ast.Call, scope: Scope) -> Any:
         function = self.value(node.func, scope)
@@ -234,7 +242,8 @@ class Expressions:
         return self._call_built_in(node, function, arguments, named)
 
     def _call_candidate(self, node: ast.Call, function: Remote, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Variables of the test that hold lists, dicts or sets are brought back: the call may have changed them."""
+        """Call the candidate. Lists, dicts and sets in variables of the test are read back: the call may have changed
+        them."""
         changeable = [
             (i, value)
             for i, (part, value) in enumerate(zip(node.args, arguments, strict=False))
@@ -244,9 +253,9 @@ class Expressions:
         for i, value in changeable:
             self._sent += 1
             given[i] = Remote(f"(_sent_{self._sent} := {literal(value)})")
-        found = self._border.ask(f"{function.source}({self._border.arguments(given, named)})")
+        found = self._exchange.ask(f"{function.source}({self._exchange.arguments(given, named)})")
         for i, value in changeable:
-            _, now = self._border.jail.evaluate(given[i].source[1:].partition(" ")[0])
+            _, now = self._exchange.session.evaluate(given[i].source[1:].partition(" ")[0])
             if type(now) is type(value) and now != value:
                 value.clear()
                 (value.extend if isinstance(value, list | bytearray) else value.update)(now)
@@ -256,7 +265,7 @@ class Expressions:
         if function is isinstance and len(arguments) == 2:
             kinds = arguments[1] if isinstance(arguments[1], tuple) else (arguments[1],)
             if all(is_type(kind) for kind in kinds):
-                return isinstance(self._border.plain(arguments[0]), kinds)
+                return isinstance(self._exchange.plain(arguments[0]), kinds)
         plain = [self._unwrapped(a) for a in arguments]
         options = {name: self._unwrapped(value) for name, value in named.items()}
         if any(isinstance(value, Opaque) for value in (*plain, *options.values())):
@@ -264,25 +273,25 @@ class Expressions:
             if name not in FUNCTIONS:
                 raise TestFault(TypeError(f"{name} was given an object that is no plain value"))
             self.decided_inside = self.decided_inside or name == "isinstance"
-            return self._border.ask(f"{name}({self._border.arguments(arguments, named)})")
+            return self._exchange.ask(f"{name}({self._exchange.arguments(arguments, named)})")
         if not callable(function):
             raise TestFault(TypeError(f"{short(node.func)} cannot be called"))
         if function in (pow, range, bytes, bytearray, math.comb, math.perm, math.pow) and any(
             isinstance(n, int) and abs(n) > MAX_SIZE for n in plain
         ):
-            self._border.refuse(f"test code that computes {short(node)}")
-        found = self._border.guard(lambda: function(*plain, **options))
+            self._exchange.refuse(f"test code that computes {short(node)}")
+        found = self._exchange.guard(lambda: function(*plain, **options))
         if isinstance(found, enumerate | filter | map | reversed | zip) or hasattr(found, "__next__"):
-            return self._border.guard(lambda: list(found))
+            return self._exchange.guard(lambda: list(found))
         return list(found) if type(found).__name__ in ("dict_keys", "dict_values", "dict_items") else found
 
     def _unwrapped(self, value: Any) -> Any:
-        """A plain value, or a function of the test's that a built-in may call back."""
+        """A plain value, or a callable for a function of the test code that a built-in may call."""
         if isinstance(value, Function):
-            return lambda *arguments: self._border.plain(self._call_own(value, list(arguments), {}))
+            return lambda *arguments: self._exchange.plain(self._call_own(value, list(arguments), {}))
         if isinstance(value, Lambda):
-            return lambda *arguments: self._border.plain(self._call_lambda(value, arguments))
-        return value if callable(value) and value in BUILT_IN_FUNCTIONS else self._border.plain(value)
+            return lambda *arguments: self._exchange.plain(self._call_lambda(value, arguments))
+        return value if callable(value) and value in BUILT_IN_FUNCTIONS else self._exchange.plain(value)
 
     def _call_own(self, function: Function, arguments: list[Any], named: dict[str, Any]) -> Any:
         spec = function.node.args
@@ -318,27 +327,27 @@ class Expressions:
         )
 
     def _of_ListComp(self, node: ast.ListComp | ast.GeneratorExp, scope: Scope) -> Any:
-        return [self._border.plain(self.value(node.elt, inner)) for inner in self._loops(node.generators, scope)]
+        return [self._exchange.plain(self.value(node.elt, inner)) for inner in self._loops(node.generators, scope)]
 
     _of_GeneratorExp = _of_ListComp
 
     def _of_SetComp(self, node: ast.SetComp, scope: Scope) -> Any:
-        items = [self._border.plain(self.value(node.elt, inner)) for inner in self._loops(node.generators, scope)]
-        return self._border.guard(lambda: set(items))
+        items = [self._exchange.plain(self.value(node.elt, inner)) for inner in self._loops(node.generators, scope)]
+        return self._exchange.guard(lambda: set(items))
 
     def _of_DictComp(self, node: ast.DictComp, scope: Scope) -> Any:
         pairs = [
-            (self._border.plain(self.value(node.key, inner)), self._border.plain(self.value(node.value, inner)))
+            (self._exchange.plain(self.value(node.key, inner)), self._exchange.plain(self.value(node.value, inner)))
             for inner in self._loops(node.generators, scope)
         ]
-        return self._border.guard(lambda: dict(pairs))
+        return self._exchange.guard(lambda: dict(pairs))
 
     def _loops(self, generators: list[ast.comprehension], scope: Scope) -> Iterator[Scope]:
         first, *rest = generators
-        for item in self._border.iterate(self.value(first.iter, scope)):
+        for item in self._exchange.iterate(self.value(first.iter, scope)):
             inner = Scope(outer=scope)
             self.bind(first.target, item, inner)
-            if all(self._border.truth(self._border.plain(self.value(test, inner))) for test in first.ifs):
+            if all(self._exchange.truth(self._exchange.plain(self.value(test, inner))) for test in first.ifs):
                 if rest:
                     yield from self._loops(rest, inner)
                 else:
@@ -348,8 +357,8 @@ class Expressions:
         parts = []
         for part in node.values:
             if isinstance(part, ast.FormattedValue) and part.format_spec is None and part.conversion == -1:
-                value = self._border.plain(self.value(part.value, scope))
-                parts.append(self._border.guard(functools.partial(str, value)))
+                value = self._exchange.plain(self.value(part.value, scope))
+                parts.append(self._exchange.guard(functools.partial(str, value)))
             elif isinstance(part, ast.Constant):
                 parts.append(str(part.value))
             else:

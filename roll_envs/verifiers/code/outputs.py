@@ -1,4 +1,4 @@
-"""What a program printed against what it should have: letter for letter, or up to white space and rounding."""
+"""Compares the output of a program with the expected one: exactly, or up to whitespace and rounding."""
 
 from __future__ import annotations
 

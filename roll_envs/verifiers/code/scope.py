@@ -1,4 +1,4 @@
-"""What the interpreter of test code is made of: what names may stand for, what it may use, and how it stops."""
+"""Data of the interpreter of test code: scopes, functions, allowed built-ins and modules, and its exceptions."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ MODULES: dict[str, dict[str, Any]] = {
     "collections": {"Counter": Counter},
     "copy": {"deepcopy": copy.deepcopy, "copy": copy.copy},
 }
-"""What test code may use of the standard library; a module that is only imported is never touched."""
+"""What test code may use of the standard library here; other modules are imported in the sandbox."""
 
 
 class Unjudgeable(Exception):
-    """The test code does what cannot be done outside."""
+    """The test code uses what the interpreter does not implement, so the tests cannot be used."""
 
 
 class TestFault(Exception):
-    """An error in the test's own computation, such as ``len(5)``: the candidate gave what the test does not expect."""
+    """An error in the computation of the test, such as ``len(5)``: the candidate returned a value of a wrong type."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}"[:300])
@@ -74,7 +74,7 @@ class Continue(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Something in the jail, by source text."""
+    """A value in the sandbox, given by the source text that evaluates to it."""
 
     source: str
 

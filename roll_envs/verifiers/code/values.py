@@ -1,7 +1,7 @@
-"""Values that cross the wall of the jail: written as plain JSON inside, read back as plain Python outside.
+"""Encodes values in the sandbox as JSON and decodes them outside as plain Python data.
 
-Nothing is unpickled and no class of the candidate comes out: what is no plain value arrives as :class:`Opaque`, with
-the name of its type. Subclasses of plain types arrive as the plain value, so that an ``__eq__`` of theirs stays inside.
+Nothing is unpickled and no class of the candidate is recreated: any other value arrives as :class:`Opaque`, with the
+name of its type. Subclasses of plain types arrive as the plain type, so that their ``__eq__`` is never called here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST_RANGE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opaque:
-    """A value that stays in the jail."""
+    """A value that has no plain form and stays in the sandbox."""
 
     kind: str
 
@@ -53,12 +53,15 @@ def encode(value, depth=0, left=None):
     if module in ("fractions", "decimal"): return ["q", module, str(value)]
     return ["o", kind.__name__]
 """
-"""Source of the writer that runs inside; it needs nothing but builtins."""
+"""Source of the encoder that runs in the sandbox; it needs only built-ins.
+
+Methods are called on the plain type (``int.__add__``), since a subclass of the candidate may override them.
+"""
 
 
 def decode(data: Any, depth: int = 0) -> Any:
-    """The value behind what the writer wrote. Raises :class:`ValueError` for anything else (the jail may write what it
-    likes)."""
+    """The value that the encoder wrote. Raises :class:`ValueError` for anything else: the candidate can forge
+    replies."""
     if depth > MAX_DEPTH or not isinstance(data, list) or not data or data[0] not in _READERS:
         raise ValueError("not a value in the agreed form")
     return _READERS[data[0]](data, depth + 1)
@@ -102,7 +105,7 @@ def _quotient(data: list[Any], depth: int) -> Any:
 
 
 def _range(start: int, stop: int, step: int) -> Any:
-    """Nobody outside may be made to count to 10 ** 18."""
+    """A range; one that is too long stays opaque, so that no loop here can be made to run 10 ** 18 times."""
     return (
         Opaque(kind="range") if step and abs(stop - start) // abs(step) > _LONGEST_RANGE else range(start, stop, step)
     )
@@ -135,7 +138,7 @@ _READERS: dict[Any, Callable[[list[Any], int], Any]] = {
 
 
 def literal(value: Any) -> str:
-    """Source text that makes a plain value inside the jail. Raises :class:`TypeError` for one that is not plain.
+    """Source text that makes a plain value inside the sandbox. Raises :class:`TypeError` for one that is not plain.
 
     ``literal({(1, 2): {float("inf")}})`` is ``"{(1, 2): {float('inf')}}"``.
     """
@@ -157,7 +160,7 @@ def literal(value: Any) -> str:
         if kind is tuple:
             return f"({items}{',' if len(value) == 1 else ''})"
         return f"{kind.__name__}([{items}])" if kind is frozenset or not value else f"{{{items}}}"
-    raise TypeError(f"a {kind.__name__} cannot be sent into the jail")
+    raise TypeError(f"a {kind.__name__} cannot be sent into the sandbox")
 
 
 def same_value(said: Any, wanted: Any, *, tolerance: float = 0.0, sequences_alike: bool = False) -> bool:

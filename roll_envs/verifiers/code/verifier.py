@@ -1,7 +1,7 @@
-"""``code``: programs judged by tests, in a sandbox that never learns what is expected.
+"""``code``: judges programs by tests, in a sandbox to which expected values are never sent.
 
-Calls are made one by one and their values compared outside; programs with input are run whole and what they print is
-compared outside. Test files run inside only with ``tests_inside``, and such a score says that it can be cheated.
+Calls are made one by one and their results compared outside; programs with input are run as a whole and their output is
+compared outside. Test files run inside only with ``tests_inside``, and such a score is marked ``can_be_cheated``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import LANGUAGES, Language, Limits, Program, Sandbox, make_sandbox
 from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.cases import Call, Plan, Run, Unusable, read_plan
-from roll_envs.verifiers.code.jail import CandidateFault, Jail, Usage
+from roll_envs.verifiers.code.interpreter import AssertInterpreter, Check
 from roll_envs.verifiers.code.outputs import same_output
-from roll_envs.verifiers.code.outside import Check, Outside
 from roll_envs.verifiers.code.scope import Unjudgeable
+from roll_envs.verifiers.code.session import CandidateFault, CandidateSession, Usage
 from roll_envs.verifiers.code.values import Opaque, literal, same_value
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -33,7 +33,7 @@ _MAX_SOURCE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseResult:
-    """How one test came out."""
+    """The result of one test."""
 
     name: str
     passed: bool
@@ -44,7 +44,7 @@ class CaseResult:
     time_s: float = 0.0
     memory_mb: float | None = None
     inside: bool = False
-    """Whether code of the candidate's had a say in the comparison."""
+    """Whether code of the candidate took part in the comparison."""
 
 
 class CodeVerifier:
@@ -52,7 +52,7 @@ class CodeVerifier:
 
     ``credit``: ``all`` (1.0 when every test passes, else 0.0) or ``partial`` (the share that passes); passed means all
     in both. ``time_s`` and ``memory_mb`` bound each test, ``total_s`` all tests of an answer: those left over then are
-    not passed. ``comparison`` of printed output: ``tolerant`` (white space, rounding) or ``exact``; ``tolerance`` for
+    not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding) or ``exact``; ``tolerance`` for
     floats in it and, when given, in returned values, which are else compared exactly. ``sandbox``: a sandbox, or the
     name of a backend whose one instance for this process all verifiers share.
     """
@@ -93,7 +93,7 @@ class CodeVerifier:
             cases = self.cases(answer, plan)
         except (Unusable, Unjudgeable) as error:
             return Failed(reason=f"the tests cannot be used: {error}")
-        except RollError as error:  # the sandbox's own faults, none of them the program's
+        except RollError as error:  # infrastructure failures of the sandbox, not errors of the program
             return Failed(reason=f"{type(error).__name__}: {error}")
         if not cases:
             return Failed(reason="the tests check nothing")
@@ -117,15 +117,15 @@ class CodeVerifier:
             return self._each(plan.runs, functools.partial(self._run_case, source))
         if self.language != "python":
             raise Unjudgeable(f"calls and asserts are for python; give stdin tests for {self.language}")
-        with Jail(self._made(), source, self.limits) as jail:
+        with CandidateSession(self._made(), source, self.limits) as session:
             if plan.calls:
-                found = self._each(plan.calls, functools.partial(self._call_case, jail))
+                found = self._each(plan.calls, functools.partial(self._call_case, session))
             else:
-                found = self._asserts(jail, plan)
-        return _explained(found, jail.load_fault)
+                found = self._asserts(session, plan)
+        return _explained(found, session.load_fault)
 
     def close(self) -> None:
-        """Nothing is held: a sandbox that was given is the caller's, a named one is shared until the process ends."""
+        """Closes nothing: a given sandbox belongs to the caller, a named one is shared until the process ends."""
 
     def _made(self) -> Sandbox:
         if isinstance(self._sandbox, Sandbox):
@@ -166,7 +166,7 @@ class CodeVerifier:
             detail = result.stderr[-200:].decode(errors="replace").strip() or f"ended with code {result.exit_code}"
         return _case(name, status, detail, result.wall_s, result.memory_peak_mb)
 
-    def _call_case(self, jail: Jail, test: Call, name: str) -> CaseResult:
+    def _call_case(self, session: CandidateSession, test: Call, name: str) -> CaseResult:
         try:
             arguments = [literal(value) for value in test.args]
             arguments += [f"{key}={literal(value)}" for key, value in test.kwargs.items()]
@@ -174,24 +174,26 @@ class CodeVerifier:
             raise Unjudgeable(str(error)) from None
         status, detail = "ok", ""
         try:
-            _, said = jail.evaluate(f"{_callable(test.function)}({', '.join(arguments)})")
+            _, said = session.evaluate(f"{_callable(test.function)}({', '.join(arguments)})")
         except CandidateFault as fault:
             status, detail = fault.status, str(fault)
         else:
             tolerance = self.tolerance or 0.0
             if not _expected(said, test.expected, tolerance, test.from_json):
                 status, detail = "wrong", f"returned {_shown(said)}"
-        usage = jail.take_usage()
+        usage = session.take_usage()
         return _case(name, status, detail, usage.wall_s, usage.memory_mb)
 
-    def _asserts(self, jail: Jail, plan: Plan) -> list[CaseResult]:
+    def _asserts(self, session: CandidateSession, plan: Plan) -> list[CaseResult]:
         names = {"candidate": plan.entry_point} if plan.entry_point else {}
-        outside = Outside(jail, tolerance=self.tolerance or 0.0, names=names, until=time.monotonic() + self.total_s)
+        interpreter = AssertInterpreter(
+            session, tolerance=self.tolerance or 0.0, names=names, until=time.monotonic() + self.total_s
+        )
         for text in plan.asserts:
-            outside.run(text)
-        if plan.entry_point and outside.defines("check") and not outside.checks:
-            outside.run(f"check({plan.entry_point})")
-        return [_checked(f"test {n}", check) for n, check in enumerate(outside.checks, start=1)]
+            interpreter.run(text)
+        if plan.entry_point and interpreter.defines("check") and not interpreter.checks:
+            interpreter.run(f"check({plan.entry_point})")
+        return [_checked(f"test {n}", check) for n, check in enumerate(interpreter.checks, start=1)]
 
     def _run_file(self, source: str, plan: Plan) -> list[CaseResult]:
         program = Program(source=f"{source}\n\n{plan.test_file}\n", language=self.language)
@@ -233,7 +235,7 @@ def _case(name: str, status: str, detail: str, time_s: float, memory_mb: float |
 
 
 def _explained(cases: list[CaseResult], fault: CandidateFault | None) -> list[CaseResult]:
-    """With the error of the code itself in the first test that failed."""
+    """Add the error that the candidate's code raised while it was loaded to the first failed test."""
     for i, case in enumerate(cases if fault is not None else ()):
         if not case.passed and str(fault) not in case.detail:
             detail = f"{case.detail}; the code itself: {fault}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from roll_envs.errors import ConfigError
-from roll_envs.verifiers.instructions.given import Check, Given, MakeCheck
+from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
 from roll_envs.verifiers.language import LANGUAGES, find_detector
 
@@ -21,60 +21,60 @@ def _counted(count: Callable[[str], int], relation: str, threshold: int) -> Chec
     return lambda text: count(text) >= threshold
 
 
-def existence(given: Given) -> Check:
+def existence(arguments: Arguments) -> Check:
     """``keywords``: each occurs, in any case, inside longer words too."""
-    patterns = [re.compile(re.escape(word), re.IGNORECASE) for word in given.texts("keywords")]
+    patterns = [re.compile(re.escape(word), re.IGNORECASE) for word in arguments.texts("keywords")]
     return lambda text: all(pattern.search(text) for pattern in patterns)
 
 
-def frequency(given: Given) -> Check:
+def frequency(arguments: Arguments) -> Check:
     """``keyword`` occurs ``relation`` ``frequency`` times, in any case, inside longer words too."""
-    pattern = re.compile(re.escape(given.text("keyword")), re.IGNORECASE)
+    pattern = re.compile(re.escape(arguments.text("keyword")), re.IGNORECASE)
     return _counted(
         lambda text: sum(1 for _ in pattern.finditer(text)),
-        given.choice("relation", RELATIONS),
-        given.whole("frequency"),
+        arguments.choice("relation", RELATIONS),
+        arguments.whole("frequency"),
     )
 
 
-def forbidden_words(given: Given) -> Check:
+def forbidden_words(arguments: Arguments) -> Check:
     """None of ``forbidden_words`` occurs as a word of its own, in any case."""
-    words = given.texts("forbidden_words")
+    words = arguments.texts("forbidden_words")
     patterns = [re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE) for word in words]
     return lambda text: not any(pattern.search(text) for pattern in patterns)
 
 
-def letter_frequency(given: Given) -> Check:
+def letter_frequency(arguments: Arguments) -> Check:
     """The character ``letter`` occurs ``let_relation`` ``let_frequency`` times, in any case."""
-    letter = given.text("letter").lower()
+    letter = arguments.text("letter").lower()
     if len(letter) != 1:
-        raise ConfigError(f"{given.instruction}: letter must be one character, not {letter!r}")
-    relation, threshold = given.choice("let_relation", RELATIONS), given.whole("let_frequency")
+        raise ConfigError(f"{arguments.instruction}: letter must be one character, not {letter!r}")
+    relation, threshold = arguments.choice("let_relation", RELATIONS), arguments.whole("let_frequency")
     return _counted(lambda text: text.lower().count(letter), relation, threshold)
 
 
-def response_language(given: Given) -> Check:
+def response_language(arguments: Arguments) -> Check:
     """The answer is in ``language``, an ISO 639-1 code."""
-    language = given.text("language")
+    language = arguments.text("language")
     if language not in LANGUAGES:
-        raise ConfigError(f"{given.instruction}: language must be one of {', '.join(LANGUAGES)}, not {language!r}")
+        raise ConfigError(f"{arguments.instruction}: language must be one of {', '.join(LANGUAGES)}, not {language!r}")
     detect = find_detector()
     return lambda text: detect(text) == language
 
 
-def number_sentences(given: Given) -> Check:
+def number_sentences(arguments: Arguments) -> Check:
     """``relation`` ``num_sentences`` sentences."""
-    return _counted(count_sentences, given.choice("relation", RELATIONS), given.whole("num_sentences"))
+    return _counted(count_sentences, arguments.choice("relation", RELATIONS), arguments.whole("num_sentences"))
 
 
-def number_words(given: Given) -> Check:
+def number_words(arguments: Arguments) -> Check:
     """``relation`` ``num_words`` words."""
-    return _counted(count_words, given.choice("relation", RELATIONS), given.whole("num_words"))
+    return _counted(count_words, arguments.choice("relation", RELATIONS), arguments.whole("num_words"))
 
 
-def number_paragraphs(given: Given) -> Check:
+def number_paragraphs(arguments: Arguments) -> Check:
     """``num_paragraphs`` paragraphs between dividers ``***``; none in the middle is empty."""
-    wanted = given.whole("num_paragraphs")
+    wanted = arguments.whole("num_paragraphs")
 
     def check(text: str) -> bool:
         parts = [bool(part.strip()) for part in text.split("***")]
@@ -83,13 +83,13 @@ def number_paragraphs(given: Given) -> Check:
     return check
 
 
-def nth_paragraph_first_word(given: Given) -> Check:
+def nth_paragraph_first_word(arguments: Arguments) -> Check:
     """``num_paragraphs`` paragraphs between empty lines, and the ``nth_paragraph`` (from 1) begins with
     ``first_word``, in any case."""
-    wanted, nth = given.whole("num_paragraphs", 1), given.whole("nth_paragraph", 1)
-    first_word = given.text("first_word").lower()
+    wanted, nth = arguments.whole("num_paragraphs", 1), arguments.whole("nth_paragraph", 1)
+    first_word = arguments.text("first_word").lower()
     if nth > wanted:
-        raise ConfigError(f"{given.instruction}: nth_paragraph is {nth}, but there are to be {wanted} paragraphs")
+        raise ConfigError(f"{arguments.instruction}: nth_paragraph is {nth}, but there are to be {wanted} paragraphs")
 
     def check(text: str) -> bool:
         paragraphs = [part for part in text.split("\n\n") if part.strip()]
@@ -101,22 +101,22 @@ def nth_paragraph_first_word(given: Given) -> Check:
     return check
 
 
-def capital_word_frequency(given: Given) -> Check:
+def capital_word_frequency(arguments: Arguments) -> Check:
     """``capital_relation`` ``capital_frequency`` words in capital letters."""
     return _counted(
         lambda text: sum(token.isupper() for token in tokens(text)),
-        given.choice("capital_relation", RELATIONS),
-        given.whole("capital_frequency"),
+        arguments.choice("capital_relation", RELATIONS),
+        arguments.whole("capital_frequency"),
     )
 
 
-def english_capital(given: Given) -> Check:
+def english_capital(arguments: Arguments) -> Check:
     """English, without a small letter."""
     detect = find_detector()
     return lambda text: text.isupper() and detect(text) == "en"
 
 
-def english_lowercase(given: Given) -> Check:
+def english_lowercase(arguments: Arguments) -> Check:
     """English, without a capital letter."""
     detect = find_detector()
     return lambda text: text.islower() and detect(text) == "en"

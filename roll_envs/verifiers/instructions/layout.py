@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from roll_envs.verifiers.instructions.given import Check, Given, MakeCheck
+from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 
 __all__ = ["LAYOUT"]
 
@@ -20,9 +20,9 @@ _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
 _FENCES = ("```json", "```Json", "```JSON", "```")
 
 
-def number_placeholders(given: Given) -> Check:
+def number_placeholders(arguments: Arguments) -> Check:
     """At least ``num_placeholders`` texts in square brackets, each on one line."""
-    wanted = given.whole("num_placeholders")
+    wanted = arguments.whole("num_placeholders")
     return lambda text: sum(map(_brackets, text.split("\n"))) >= wanted
 
 
@@ -38,16 +38,16 @@ def _brackets(line: str) -> int:
     return count
 
 
-def postscript(given: Given) -> Check:
+def postscript(arguments: Arguments) -> Check:
     """``postscript_marker`` occurs, in any case; ``P.S.`` and ``P.P.S`` with a space between the letters, too."""
-    marker = given.text("postscript_marker")
+    marker = arguments.text("postscript_marker")
     pattern = re.compile(_POSTSCRIPTS.get(marker) or re.escape(marker.lower()))
     return lambda text: pattern.search(text.lower()) is not None
 
 
-def number_bullet_lists(given: Given) -> Check:
+def number_bullet_lists(arguments: Arguments) -> Check:
     """Exactly ``num_bullets`` lines that begin with ``*`` (not ``**``) or ``-``."""
-    wanted = given.whole("num_bullets")
+    wanted = arguments.whole("num_bullets")
     return lambda text: _bullets(text) == wanted
 
 
@@ -61,22 +61,23 @@ def _bullets(text: str) -> int:
     return found
 
 
-def constrained_response(given: Given) -> Check:
+def constrained_response(arguments: Arguments) -> Check:
     """One of three fixed sentences occurs: my answer is yes, no, or maybe."""
     return lambda text: any(option in text for option in OPTIONS)
 
 
-def number_highlighted_sections(given: Given) -> Check:
+def number_highlighted_sections(arguments: Arguments) -> Check:
     """At least ``num_highlights`` texts between ``*`` or ``**``, each on one line."""
-    wanted = given.whole("num_highlights")
+    wanted = arguments.whole("num_highlights")
     return lambda text: sum(map(_highlights, text.split("\n"))) >= wanted
 
 
 def _highlights(line: str) -> int:
-    """Between which stars of a line something stands: each star closes at most one text; then the double stars."""
+    """Number of highlighted texts in a line: between single stars, each of which closes at most one, and double
+    stars."""
     between = line.split("*")[1:-1]
     single = sum(bool(part.strip()) for part in between[::2])
-    # A double star is a gap with nothing in it: text between two such gaps.
+    # Splitting at "*" turns "**" into an empty part: count texts between two empty parts.
     double, place = 0, 0
     while place + 2 < len(between):
         if between[place] == "" and between[place + 2] == "":
@@ -87,14 +88,14 @@ def _highlights(line: str) -> int:
     return single + double
 
 
-def multiple_sections(given: Given) -> Check:
+def multiple_sections(arguments: Arguments) -> Check:
     """At least ``num_sections`` times ``section_spliter`` with a number."""
-    pattern = re.compile(rf"{re.escape(given.text('section_spliter'))}\s?\d+")
-    wanted = given.whole("num_sections")
+    pattern = re.compile(rf"{re.escape(arguments.text('section_spliter'))}\s?\d+")
+    wanted = arguments.whole("num_sections")
     return lambda text: sum(1 for _ in pattern.finditer(text)) >= wanted
 
 
-def json_format(given: Given) -> Check:
+def json_format(arguments: Arguments) -> Check:
     """The answer is JSON, in a fence or not."""
     return _is_json
 
@@ -114,7 +115,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def title(given: Given) -> Check:
+def title(arguments: Arguments) -> Check:
     """A title in double angular brackets, on one line."""
     return lambda text: any(map(_has_title, text.split("\n")))
 
@@ -124,7 +125,7 @@ def _has_title(line: str) -> bool:
     return 0 <= start < end - 2 and bool(line[start:end].lstrip("<").rstrip(">").strip())
 
 
-def two_responses(given: Given) -> Check:
+def two_responses(arguments: Arguments) -> Check:
     """Two answers that differ, with ``******`` between them."""
 
     def check(text: str) -> bool:
@@ -135,19 +136,19 @@ def two_responses(given: Given) -> Check:
     return check
 
 
-def repeat_prompt(given: Given) -> Check:
+def repeat_prompt(arguments: Arguments) -> Check:
     """The answer begins with ``prompt_to_repeat``, in any case."""
-    wanted = given.text("prompt_to_repeat").lower()
+    wanted = arguments.text("prompt_to_repeat").lower()
     return lambda text: text.strip().lower().startswith(wanted)
 
 
-def end_checker(given: Given) -> Check:
+def end_checker(arguments: Arguments) -> Check:
     """The answer ends with ``end_phrase``, in any case; quotes around the answer aside."""
-    wanted = given.text("end_phrase").lower()
+    wanted = arguments.text("end_phrase").lower()
     return lambda text: text.strip().strip('"').lower().endswith(wanted)
 
 
-def quotation(given: Given) -> Check:
+def quotation(arguments: Arguments) -> Check:
     """The answer stands in double quotation marks."""
 
     def check(text: str) -> bool:
@@ -157,7 +158,7 @@ def quotation(given: Given) -> Check:
     return check
 
 
-def no_comma(given: Given) -> Check:
+def no_comma(arguments: Arguments) -> Check:
     """No comma."""
     return lambda text: "," not in text
 

@@ -1,7 +1,7 @@
 """Sentences, words and lines as instructions count them, with no data to download. Time is linear in the text.
 
 A sentence ends at ``.``, ``!``, ``?`` or the marks of other scripts, together with the quotes and brackets that close
-after it, where white space follows (Chinese and Japanese marks need none). A full stop ends no sentence
+after it, where whitespace follows (Chinese and Japanese marks need none). A full stop ends no sentence
 
 * after an abbreviation (``Dr.``, ``e.g.``, ``U.S.``) or an initial, unless a word follows that begins sentences
   (``It was the U.S. They ...``), nor in a number or a name (``3.5``, ``example.com``),
@@ -51,7 +51,7 @@ def count_sentences(text: str) -> int:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences, without white space around them.
+    """The sentences, without whitespace around them.
 
     ``split_sentences("Dr. Li met J. Doe at 5 p.m. on May 3. Fine!")`` has two.
     """

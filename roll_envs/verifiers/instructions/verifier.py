@@ -11,13 +11,18 @@ from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers.extract import after_thinking
-from roll_envs.verifiers.instructions.given import Check, Given
-from roll_envs.verifiers.instructions.table import INSTRUCTIONS
+from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
+from roll_envs.verifiers.instructions.ifbench import IFBENCH
+from roll_envs.verifiers.instructions.keywords import CASES, KEYWORDS, LANGUAGE, LENGTHS
+from roll_envs.verifiers.instructions.layout import LAYOUT
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-__all__ = ["InstructionsVerifier", "loose_forms", "read_instructions"]
+__all__ = ["INSTRUCTIONS", "InstructionsVerifier", "loose_forms", "read_instructions"]
 
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
+
+INSTRUCTIONS: dict[str, MakeCheck] = {**KEYWORDS, **LANGUAGE, **LENGTHS, **LAYOUT, **CASES, **IFBENCH}
+"""Every kind of instruction by its public id; programs may add their own."""
 
 
 def read_instructions(row: Any) -> list[tuple[str, Check]]:
@@ -52,9 +57,9 @@ def _read(name: Any, arguments: Any) -> Check:
         raise UnknownNameError("instruction", str(name), INSTRUCTIONS)
     if not isinstance(arguments, Mapping | None):
         raise ConfigError(f"{name}: kwargs must be an object, not {str(arguments)[:100]!r}")
-    given = Given(name, arguments or {})
-    check = INSTRUCTIONS[name](given)
-    given.finish()
+    read = Arguments(name, arguments or {})
+    check = INSTRUCTIONS[name](read)
+    read.finish()
     return check
 
 

@@ -9,11 +9,11 @@ from roll_envs.verifiers.extract import after_thinking, answer_phrase, boxed, ta
 __all__ = ["final_expression"]
 
 _OPENING, _CLOSING = re.compile(r"<answer>", re.IGNORECASE), re.compile(r"</answer>", re.IGNORECASE)
-_SPAN = re.compile(  # lengths are bounded, so that openings without an end cost little
+_SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
     r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
 )
-_BLANKS, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
+_WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 _STOP = re.compile(
     r"\.\s|\.$|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b|,\s+(?:because|since|as|so|which)\b"
 )
@@ -30,7 +30,7 @@ _BETWEEN = re.compile(r"\s*(?:,|;|,?\s*and|,?\s*or|\.)?\s*", re.IGNORECASE)
 _FEW_WORDS = 3
 _SHORT = 300
 _LOOKED_AT = 20_000
-"""Characters at the end that are searched for mathematics when nothing announces the answer."""
+"""Characters at the end that are searched for mathematics when no phrase announces the answer."""
 
 
 def final_expression(text: str, *, require_boxed: bool = False) -> str:
@@ -38,7 +38,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
     ``final_expression("We get $x=2$, so the answer is $\\frac12$ cm.")`` is ``"\\frac12 cm"``.
     """
-    text = _LINES.sub("\n", _BLANKS.sub(" ", _in_tags(after_thinking(tail(text)))))
+    text = _LINES.sub("\n", _WHITESPACE.sub(" ", _in_tags(after_thinking(tail(text)))))
     boxes = boxed(text)
     if boxes:
         return boxes[-1] if len(boxes) == 1 else ", ".join(boxes)
@@ -64,7 +64,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
 
 def _in_tags(text: str) -> str:
-    """What stands in the last ``<answer>`` that is closed; the whole text without one."""
+    """The content of the last closed ``<answer>``; the whole text without one."""
     closings = list(_CLOSING.finditer(text))
     for closing in reversed(closings[-2:]):
         openings = [m.end() for m in _OPENING.finditer(text, 0, closing.start())]
@@ -86,7 +86,7 @@ def _from_phrase(phrase: str) -> str:
     spans = list(_SPAN.finditer(phrase))
     if not spans:
         return _STOP.split(phrase, maxsplit=1)[0].strip() if _is_prose(phrase) else phrase
-    # "$x=1$ or $x=2$" is one answer; what comes after a few words of text is not.
+    # "$x=1$ or $x=2$" is one answer; mathematics after further words does not belong to it.
     end, kept = spans[0].end(), [spans[0]]
     for span in spans[1:]:
         if not _BETWEEN.fullmatch(phrase[end : span.start()]):

@@ -1,4 +1,4 @@
-"""Whether an answer is the reference: like is compared with like, and by SymPy in the end. Runs in worker processes."""
+"""Compares an answer with a reference by the kind of answer, expressions by SymPy. Runs in worker processes only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PERMUTED = 8
 
 
 def check(reference: str) -> str:
-    """Read and evaluate a tidied reference by itself; why it cannot be used, or an empty text."""
+    """Parse and evaluate a tidied reference by itself; returns why it cannot be used, or an empty text."""
     readings = _read(reference)
     if not readings:
         return "there is nothing in it"
@@ -48,7 +48,7 @@ def check(reference: str) -> str:
 
 
 def _evaluate(node: Node) -> None:
-    """Do with a reference alone what a comparison will do with it; what the parser does not know stays text."""
+    """Evaluate a reference as a comparison would, to find out in advance whether that fails or takes too long."""
     if isinstance(node, Expression):
         _value_of(node.text)
     elif isinstance(node, Region):
@@ -74,7 +74,7 @@ def _value_of(text: str) -> None:
 
 
 def compare(reference: str, answer: str) -> bool:
-    """Whether two tidied texts say the same."""
+    """Whether two tidied texts are the same answer in one of their readings."""
     try:
         answers = _read(answer)
     except Unreadable:
@@ -88,7 +88,8 @@ def _read(text: str) -> tuple[Node, ...]:
 
 
 def same(gold: Node, said: Node) -> bool:
-    """Whether ``said`` answers ``gold``; not symmetric: what the reference spells out may be left out."""
+    """Whether ``said`` is the answer ``gold``. Not symmetric: the answer may leave out what the reference spells
+    out."""
     if isinstance(gold, Words) or isinstance(said, Words):
         return _spelled(gold) == _spelled(said) != ""
     if isinstance(gold, Equation) or isinstance(said, Equation):
@@ -115,7 +116,7 @@ def same(gold: Node, said: Node) -> bool:
 
 
 def _spelled(node: Node) -> str:
-    """A node as words: case, spaces and marks do not count. Letters of other scripts stay."""
+    """A node as words without case, spaces and punctuation; letters of all scripts are kept."""
     if not isinstance(node, Words | Expression) or (isinstance(node, Expression) and node.unit is not None):
         return ""
     return re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold()
@@ -125,7 +126,9 @@ def _spelled(node: Node) -> str:
 
 
 def _same_expression(gold: Expression, said: Expression) -> bool:
-    if (gold.weak or said.weak) and (gold.unit is None or said.unit is None or (gold.weak and said.weak)):
+    if (gold.maybe_variable or said.maybe_variable) and (
+        gold.unit is None or said.unit is None or (gold.maybe_variable and said.maybe_variable)
+    ):
         # A letter that may be a variable is a unit only where the other side names one.
         return False
     if gold.unit is not None and said.unit is not None:
@@ -204,7 +207,7 @@ def _same_items(gold: Items, said: Items) -> bool:
 
 
 def _matched(wanted: Sequence[Node], given: Sequence[Node]) -> bool:
-    """Whether each has its own partner. Equality is transitive, so the first partner found will do."""
+    """Whether the two match one to one in any order. Equality is transitive, so the first match found can be taken."""
     left = list(given)
     for node in wanted:
         partner = next((i for i, other in enumerate(left) if same(node, other)), None)
@@ -299,7 +302,7 @@ def _same_region(gold: Node, said: Node) -> bool:
             return found
     one, other = region_of(gold), region_of(said)
     if one is None or other is None:
-        return gold == said  # of no kind that is known here, but the same signs
+        return gold == said  # not a set that can be evaluated, but perhaps the same text
     if one.variable and other.variable and one.variable != other.variable:
         return False
     return bool(one.set == other.set or sympy.SymmetricDifference(one.set, other.set).is_empty)

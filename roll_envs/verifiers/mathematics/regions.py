@@ -1,4 +1,4 @@
-"""Regions of the real line as SymPy sets: intervals, unions, inequalities. Runs in worker processes only."""
+"""Subsets of the real line as SymPy sets: intervals, unions, inequalities. Runs in worker processes only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from roll_envs.verifiers.mathematics import symbols
 from roll_envs.verifiers.mathematics.structure import Brackets, Expression, Items, Node, Region, read, split
 
-__all__ = ["Line", "region_of", "same_inequality"]
+__all__ = ["RealSet", "region_of", "same_inequality"]
 
 _SIGN = re.compile(r"([<>≤≥≠=])")
 _RELATIONS: dict[str, Any] = {
@@ -26,25 +26,25 @@ _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """A part of the real line, and the variable that was named for it."""
+class RealSet:
+    """A subset of the real line, and the variable that was named for it."""
 
     set: Any
     variable: str
 
 
-def region_of(node: Node) -> Line | None:
-    """The part of the real line that a node names; ``None`` when it names none."""
+def region_of(node: Node) -> RealSet | None:
+    """The subset of the real line that a node describes; ``None`` when it describes none."""
     try:
         if isinstance(node, Region):
             return _inequalities(node) if node.kind == "inequalities" else _sets(node)
         found = _piece(node)
     except (symbols.Unparsed, TypeError, NotImplementedError, ValueError):
         return None
-    return None if found is None else Line(set=found, variable="")
+    return None if found is None else RealSet(set=found, variable="")
 
 
-def _sets(region: Region) -> Line | None:
+def _sets(region: Region) -> RealSet | None:
     found: Any = None
     for i, text in enumerate(region.pieces):
         piece = _named(text)
@@ -53,9 +53,9 @@ def _sets(region: Region) -> Line | None:
         if found is None:
             found = piece
         else:
-            joint = region.joints[i - 1]
-            found = {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[joint](found, piece)
-    return Line(set=found, variable=region.variable)
+            operator = region.operators[i - 1]
+            found = {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[operator](found, piece)
+    return RealSet(set=found, variable=region.variable)
 
 
 def _named(text: str) -> Any:
@@ -92,7 +92,7 @@ def _number(node: Node) -> Any:
     return value if value.is_extended_real and not value.free_symbols else None
 
 
-def _inequalities(region: Region) -> Line | None:
+def _inequalities(region: Region) -> RealSet | None:
     whole: Any = None
     variable: Any = None
     for i, text in enumerate(region.pieces):
@@ -103,16 +103,16 @@ def _inequalities(region: Region) -> Line | None:
         if variable is not None and name != variable:
             return None
         variable = name
-        joint = region.joints[i - 1] if i else ""
+        operator = region.operators[i - 1] if i else ""
         if whole is None:
             whole = piece
-        elif joint == "∨":
+        elif operator == "∨":
             whole = sympy.Union(whole, piece)
         else:
             both = sympy.Intersection(whole, piece)
-            # A comma is "and" where that leaves something, else "or".
-            whole = sympy.Union(whole, piece) if joint == "," and both.is_empty else both
-    return Line(set=whole, variable=str(variable))
+            # A comma means "and" where the intersection is not empty, else "or".
+            whole = sympy.Union(whole, piece) if operator == "," and both.is_empty else both
+    return RealSet(set=whole, variable=str(variable))
 
 
 def _chain(text: str) -> tuple[Any, Any] | None:
@@ -151,7 +151,7 @@ def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
 
 
 def same_inequality(gold: Region, said: Region) -> bool | None:
-    """For inequalities in several variables: whether one is a positive multiple of the other; ``None`` for others."""
+    """Whether one inequality in several variables is a positive multiple of the other; ``None`` for other regions."""
     first, second = _difference(gold), _difference(said)
     if first is None or second is None:
         return None
@@ -167,7 +167,7 @@ def same_inequality(gold: Region, said: Region) -> bool | None:
 
 
 def _difference(region: Region) -> tuple[Any, str] | None:
-    """Left minus right of a single inequality, turned so that it points one way."""
+    """Difference of the sides of a single inequality, turned so that the relation is > or ≥ (or ≠, =)."""
     if region.kind != "inequalities" or len(region.pieces) != 1:
         return None
     tokens = _SIGN.split(region.pieces[0])

@@ -1,7 +1,7 @@
-"""What kind of answer a tidied text is: number with unit, words, list, set, brackets, region, equation or matrix.
+"""Parses a tidied text into the kind of answer it is: number with unit, words, list, set, interval, equation, matrix.
 
-No algebra is done here; expressions stay texts. A text that can be read in two ways gives both (``1,234`` is one number
-or two). All in time that grows with the length of the text times its depth, and both are bounded.
+No algebra is done here; expressions stay texts. An ambiguous text gives both readings (``1,234`` is one number or two).
+Time grows with the length of the text times its nesting depth, and both are limited.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_DEPTH = 12
 
 
 class Unreadable(Exception):
-    """Too deep or too long a list for an answer."""
+    """A text that is nested too deeply or has too many items."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +44,8 @@ class Expression:
     text: str
     unit: Unit | None = None
     percent: bool = False
-    weak: bool = False
-    """The unit is a single letter that may be a variable, so it counts only against a unit."""
+    maybe_variable: bool = False
+    """The unit is a single letter that may be a variable, so this reading only equals an answer with a unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Items:
-    """Several answers: in the braces of a set, or just one after the other."""
+    """Several answers: a set in braces, or a list without brackets."""
 
     items: tuple[Node, ...]
     braces: bool
@@ -72,17 +72,18 @@ class Brackets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """Intervals and sets joined by signs, or inequalities joined by and/or; pieces and signs alternate."""
+    """Intervals and sets joined by ∪, ∩, ∖, or inequalities joined by and/or; ``operators[i]`` joins pieces i and i +
+    1."""
 
     kind: Literal["sets", "inequalities"]
     pieces: tuple[str, ...]
-    joints: tuple[str, ...]
+    operators: tuple[str, ...]
     variable: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Equation:
-    """``sides[0] = sides[1] = ...``; the last may be anything."""
+    """``sides[0] = sides[1] = ...``; ``right`` is the last side, parsed."""
 
     sides: tuple[str, ...]
     right: Node
@@ -103,13 +104,13 @@ _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
 _COMPARISON = re.compile(r"[<>≤≥≠]")
 _MEMBER = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*∈\s*")
-_FRENCH = re.compile(r"([\]\[(])([^\[\]()]*[,;][^\[\]()]*)([\[\])])")
+_REVERSED_BRACKETS = re.compile(r"([\]\[(])([^\[\]()]*[,;][^\[\]()]*)([\[\])])")
 _COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NO_UNIT = frozenset(
     "or and plus minus times divided over half halves third thirds quarter quarters squared cubed root mod modulo to "
     "not negative factorial below above power choose".split()
 )
-"""Words behind a number that change its value."""
+"""Words after a number that change its value and so are no unit."""
 _YES_NO = frozenset(
     "yes no true false none odd even both neither zero one two three four five six seven eight nine ten red blue "
     "dne".split()
@@ -122,15 +123,15 @@ _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
 _TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
 _TAIL_WORD = re.compile(r"(°[CF]?|(?<![A-Za-z\\°])[A-Za-zµΩ]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
-_TAIL_JOINT = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
+_TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
-_WHOLE = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
+_INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"
 
 
 def read(text: str, depth: int = 0) -> list[Node]:
-    """The readings of a tidied text, the likeliest first; none for nothing. Raises :class:`Unreadable`."""
+    """The readings of a tidied text, the most likely first; none for an empty text. Raises :class:`Unreadable`."""
     if depth > MAX_DEPTH:
         raise Unreadable("it is nested too deeply")
     text = text.strip()
@@ -146,7 +147,7 @@ def read(text: str, depth: int = 0) -> list[Node]:
             return [*read(inner[1], depth + 1), words]
         sign = _SETS.get(" ".join(words.text.casefold().split()))
         if sign is not None:
-            return [words, Region(kind="sets", pieces=(sign,), joints=())]
+            return [words, Region(kind="sets", pieces=(sign,), operators=())]
         return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
     for reader in (_matrix, _single_group, _region, _several, _brackets, _equation, _ratio):
         found = reader(text, depth)
@@ -163,7 +164,7 @@ def first(text: str, depth: int) -> Node:
 
 
 def split(text: str, separators: str) -> list[str]:
-    """Parts between separators that stand in no brackets."""
+    """Split at separators that are not inside brackets."""
     parts, depth, start = [], 0, 0
     for i, letter in enumerate(text):
         if letter in _OPEN:
@@ -177,7 +178,7 @@ def split(text: str, separators: str) -> list[str]:
 
 
 def _as_words(text: str) -> Words | None:
-    """Words that are no mathematics."""
+    """The text as words, if it is not mathematics."""
     inner = _TEXT.fullmatch(text)
     if inner is not None:
         text = inner[1].strip().strip("()").strip().rstrip(".")
@@ -203,8 +204,8 @@ def _matrix(text: str, depth: int) -> list[Node]:
 
 
 def _single_group(text: str, depth: int) -> list[Node]:
-    """What is in brackets around a whole text without commas: ``{x}``, ``(x+1)``; sets with one element."""
-    if text[0] not in "{(⦃" or _partner(text) != len(text) - 1:
+    """The content of brackets around the whole text, such as ``{x}`` or ``(x+1)``; sets, also with several elements."""
+    if text[0] not in "{(⦃" or _closing_bracket(text) != len(text) - 1:
         return []
     inner = text[1:-1].strip()
     several = len(split(inner, ",;")) > 1
@@ -239,13 +240,13 @@ def _region(text: str, depth: int) -> list[Node]:
     pieces = split(body.replace(r"\text{or}", "∪"), "∪∩∖")
     if len(pieces) == 1 and body.strip() not in ("ℝ", "∅") and not member:
         return []
-    joints = _joints(body)
-    if len(pieces) > MAX_ITEMS or len(joints) != len(pieces) - 1:
+    operators = _operators(body)
+    if len(pieces) > MAX_ITEMS or len(operators) != len(pieces) - 1:
         raise Unreadable("too many parts")
-    return [Region(kind="sets", pieces=tuple(p.strip() for p in pieces), joints=joints, variable=variable)]
+    return [Region(kind="sets", pieces=tuple(p.strip() for p in pieces), operators=operators, variable=variable)]
 
 
-def _joints(text: str) -> tuple[str, ...]:
+def _operators(text: str) -> tuple[str, ...]:
     found, depth = [], 0
     for letter in text:
         depth += (letter in _OPEN) - (letter in _CLOSE)
@@ -257,26 +258,26 @@ def _joints(text: str) -> tuple[str, ...]:
 def _inequalities(text: str) -> list[Node]:
     marked = _JOIN.sub(lambda m: "∨" if (m[1] or m[2]) == "or" else "∧", text)
     pieces: list[str] = []
-    joints: list[str] = []
+    operators: list[str] = []
     start = depth = 0
     for i, letter in enumerate(marked):
         depth += (letter in _OPEN) - (letter in _CLOSE)
         if letter in "∨∧,;∪" and depth == 0:
             pieces.append(marked[start:i])
-            joints.append({"∪": "∨", ";": ","}.get(letter, letter))
+            operators.append({"∪": "∨", ";": ","}.get(letter, letter))
             start = i + 1
     pieces.append(marked[start:])
     pieces = [p.strip() for p in pieces]
     if len(pieces) > MAX_ITEMS or not all(pieces):
         return []
-    return [Region(kind="inequalities", pieces=tuple(pieces), joints=tuple(joints))]
+    return [Region(kind="inequalities", pieces=tuple(pieces), operators=tuple(operators))]
 
 
 def _several(text: str, depth: int) -> list[Node]:
     """A list without brackets: ``1, 2``, ``x=1 or x=2``, ``1 ± 2``."""
     joined = _JOIN.sub(",", text)
     parts = [part for part in split(joined, ",;") if part.strip()]
-    kept = [part for part in parts if not _WHOLE.fullmatch(part.strip())]
+    kept = [part for part in parts if not _INTEGER_CONDITION.fullmatch(part.strip())]
     if kept and len(kept) < len(parts):
         return read(", ".join(kept), depth + 1)  # "k π, k ∈ ℤ"
     if len(parts) < 2:
@@ -309,13 +310,13 @@ def _both_signs(text: str, depth: int) -> list[Node]:
 
 
 def _brackets(text: str, depth: int) -> list[Node]:
-    french = _FRENCH.fullmatch(text)
-    if french is not None and (text[0] == "]" or text[-1] == "["):
-        parts = [part for part in split(french[2], ",;") if part.strip()]
+    reversed_brackets = _REVERSED_BRACKETS.fullmatch(text)
+    if reversed_brackets is not None and (text[0] == "]" or text[-1] == "["):
+        parts = [part for part in split(reversed_brackets[2], ",;") if part.strip()]
         if len(parts) == 2:
             left, right = {"]": "(", "[": "[", "(": "("}[text[0]], {"[": ")", "]": "]", ")": ")"}[text[-1]]
             return [Brackets(left=left, right=right, items=tuple(first(p, depth) for p in parts))]
-    if text[0] not in "([" or _partner(text) != len(text) - 1:
+    if text[0] not in "([" or _closing_bracket(text) != len(text) - 1:
         return []
     parts = [part for part in split(text[1:-1], ",;") if part.strip()]
     if len(parts) > MAX_ITEMS:
@@ -323,8 +324,8 @@ def _brackets(text: str, depth: int) -> list[Node]:
     return [Brackets(left=text[0], right=text[-1], items=tuple(first(p, depth) for p in parts))] if parts else []
 
 
-def _partner(text: str) -> int:
-    """Where the bracket that opens a text is closed; -1 when it is not. Any kind closes any, as in ``[0, 1)``."""
+def _closing_bracket(text: str) -> int:
+    """Index of the bracket that closes the first one; -1 when none does. Any kind closes any, as in ``[0, 1)``."""
     depth = 0
     for i, letter in enumerate(text):
         depth += (letter in _OPEN) - (letter in _CLOSE)
@@ -342,7 +343,7 @@ def _equation(text: str, depth: int) -> list[Node]:
 
 
 def _ratio(text: str, depth: int) -> list[Node]:
-    """``3:4:5`` as its parts over the first; of two parts the parser makes a fraction."""
+    """``3:4:5`` as the other parts divided by the first; two parts are parsed as a fraction elsewhere."""
     parts = [part.strip() for part in split(text, ":")]
     if len(parts) < 3 or len(parts) > MAX_ITEMS or not all(parts):
         return []
@@ -351,7 +352,7 @@ def _ratio(text: str, depth: int) -> list[Node]:
 
 
 def _expressions(text: str) -> list[Node]:
-    """The expression, with what stands behind it as its unit; where a letter may be either, both."""
+    """The expression, with what follows it as its unit; where a letter may be unit or variable, both readings."""
     if text.endswith("%") or re.search(r"(?:\\text\s*\{\s*percent\s*\}|\bpercent)\s*$", text):
         head = re.sub(r"(?:%|\\text\s*\{\s*percent\s*\}|percent)\s*$", "", text).strip()
         if head:
@@ -366,11 +367,11 @@ def _expressions(text: str) -> list[Node]:
         return [Expression(text=text)]
     if not weak:
         return [Expression(text=head, unit=unit)]
-    return [Expression(text=text), Expression(text=head, unit=unit, weak=True)]
+    return [Expression(text=text), Expression(text=head, unit=unit, maybe_variable=True)]
 
 
 def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
-    """Head, unit and whether the unit might be a variable."""
+    """Split off the unit at the end: the rest, the unit, and whether the unit might be a variable."""
     rest, weak = text.rstrip(), False
     pieces: list[str] = []
     if _OF_ANGLE.search(rest):
@@ -380,11 +381,11 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
             if _NO_UNIT & set(re.findall(r"[a-z]+", match[1].casefold())) - {"squared", "cubed"}:
                 break
             pieces.insert(0, match[1] + (match[2] or ""))
-        elif joint := _TAIL_JOINT.search(rest):
+        elif operator := _TAIL_OPERATOR.search(rest):
             if not pieces:
                 break
-            pieces.insert(0, joint[1])
-            rest = rest[: joint.start()].rstrip()
+            pieces.insert(0, operator[1])
+            rest = rest[: operator.start()].rstrip()
             continue
         elif match := _TAIL_WORD.search(rest):
             word = match[1]

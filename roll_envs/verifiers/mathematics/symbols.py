@@ -1,4 +1,4 @@
-"""Expressions in LaTeX to SymPy, and whether two are equal. Runs in worker processes only: it may take for ever."""
+"""Parses LaTeX expressions into SymPy and compares them. Runs in worker processes only: it may never end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONFIG = NormalizationConfig(
 _PROBES = tuple(
     sympy.Rational(n, d) for n, d in ((7, 5), (3, 11), (29, 13), (-6, 7), (17, 4), (-23, 9), (5, 3), (1, 8))
 )
-"""Where two expressions with variables are compared; both signs, below and above 1."""
+"""Values of the variables at which two expressions are compared; both signs, below and above 1."""
 _DIGITS = 40
 _IMAGINARY = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])|(?<=\d)i(?![A-Za-z])")
 _REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\{?\s*(\d+)\s*\}?")
@@ -48,7 +48,7 @@ def parse(text: str) -> Any:
         found = latex2sympy(normal, is_real=True, convert_degrees=False, normalization_config=None)
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # a parser made of many parts: it raises anything for what it does not know
+    except Exception as error:  # the parser raises exceptions of any type for unknown input
         raise Unparsed(str(error)[:200]) from None
     if not isinstance(found, sympy.Basic | sympy.MatrixBase):
         raise Unparsed(f"a {type(found).__name__}")
@@ -63,14 +63,15 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 def _in_base(digits: str, base: int) -> Any:
-    """A numeral with its base: equal to itself only as the same value in the same base, for the form was asked for."""
+    """A numeral with its base, as a symbol: it equals only the same value in the same base, since the form was asked
+    for."""
     if not 2 <= base <= 16 or any(int(d, 16) >= base for d in digits):
         raise Unparsed("digits that the base does not have")
     return sympy.Symbol(f"{int(digits, base)} in base {base}")
 
 
 def _exact(expression: Any) -> Any:
-    """Floats are the decimals that were written: as fractions. ``i`` is the imaginary unit."""
+    """Replace floats by the exact fractions of the decimals that were written, and ``i`` by the imaginary unit."""
     floats = expression.atoms(sympy.Float) if isinstance(expression, sympy.Basic) else set()
     replaced = {f: sympy.Rational(str(f)) for f in floats}
     names = {s for s in expression.free_symbols if s.name == "i"}
@@ -95,13 +96,13 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def _explicit(matrix: Any) -> Any:
-    """A product or sum of matrices carried out."""
+    """Evaluate a product or sum of matrices."""
     done = matrix.doit()
     return done.as_explicit() if isinstance(done, sympy.MatrixExpr) else done
 
 
 def _cleared(expression: Any) -> Any:
-    """Carried out what was only written down (sums, limits, integrals)."""
+    """Evaluate unevaluated sums, limits and integrals."""
     return expression.doit()
 
 
@@ -113,6 +114,7 @@ def same_constant(one: Any, other: Any) -> bool:
         return bool(one == other)
     if one.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) or other.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
         return False
+    # Large integers cancel in the difference, so their digits are added to the precision.
     digits = _DIGITS + sum(len(str(n)) for n in itertools.chain(one.atoms(sympy.Rational), other.atoms(sympy.Rational)))
     return _is_zero(one - other, _scale(one), digits)
 
@@ -132,7 +134,11 @@ def _is_zero(difference: Any, scale: Any, digits: int) -> bool:
 
 
 def _same_function(one: Any, other: Any) -> bool:
-    """Equal at many points; points where either has no real value are left out unless both are complex by nature."""
+    """Whether two functions agree at the probe points. Points where one has no real value are skipped, unless ``I``
+    occurs.
+
+    With fewer than three usable points ``simplify`` decides.
+    """
     names = sorted(one.free_symbols | other.free_symbols, key=lambda s: s.name)
     complex_ = one.has(sympy.I) or other.has(sympy.I)
     usable = 0
@@ -151,7 +157,7 @@ def _same_function(one: Any, other: Any) -> bool:
 
 
 def probe(expression: Any) -> None:
-    """Evaluate it as a comparison would. Raises :class:`ValueError` for what has no value (1/0)."""
+    """Evaluate an expression as a comparison would. Raises :class:`ValueError` where it has no value (1/0)."""
     if not isinstance(expression, sympy.Expr):
         return
     expression = _cleared(expression)
@@ -165,6 +171,6 @@ def _value(expression: Any, point: dict[Any, Any]) -> Any:
     value = sympy.N(expression.subs(point), _DIGITS, maxn=_DIGITS + 100)
     if not value.is_number or not value.is_finite:
         return None
-    # Rounding leaves a trace of an imaginary part on real values.
+    # Rounding can leave a tiny imaginary part on real values.
     real, imaginary = value.as_real_imag()
     return real if abs(imaginary) < sympy.Float(10) ** -25 * max(abs(real), 1) else value

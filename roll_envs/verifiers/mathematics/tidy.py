@@ -1,4 +1,7 @@
-"""One spelling for what LaTeX and Unicode spell in many ways; signs that structure reads become single characters."""
+"""Normalises notation: LaTeX commands and Unicode signs with the same meaning become one spelling.
+
+Signs that ``structure`` parses become single characters: ``⦃`` and ``⦄`` are braces of a set, ``¤`` is a dollar sign.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def tidy(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """What people type outside LaTeX."""
+    """Turn plain-text notation (``sqrt(2)``, ``2e3``, ``pi``) into LaTeX."""
     text = _SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", text)
     text = _POWER.sub("^", text)
     text = _INFINITY.sub(r"\\infty ", text)

@@ -1,7 +1,7 @@
-"""Units: which are the same, which can be converted, which differ.
+"""Parses units of measurement, so that equal and convertible ones can be compared.
 
 A unit is a product of powers of base units times an exact factor; words that are no unit (``apples``) are kept as
-words. ``units`` and ``square units`` say nothing and count as no unit.
+words. ``units`` and ``square units`` count as no unit.
 """
 
 from __future__ import annotations

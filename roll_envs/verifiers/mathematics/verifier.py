@@ -1,7 +1,7 @@
-"""``math``: final answers of mathematics. What is trivial is decided here, all else in worker processes.
+"""``math``: final answers of mathematics. Equal texts and plain numbers are decided here, the rest in worker processes.
 
 An answer that cannot be graded within the deadline, or that kills the worker, is not correct: the reference alone was
-graded before it, so the answer is at fault. A reference that cannot be graded, or workers that cannot be had, give
+graded before it, so the answer is at fault. A reference that cannot be graded, or missing workers, give
 :class:`Failed`.
 """
 
@@ -59,7 +59,7 @@ class MathVerifier:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but locks and processes."""
+        """The state without locks and processes, which cannot be pickled."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_given")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ class MathVerifier:
         return Score(value=float(outcome.value), passed=bool(outcome.value))
 
     def _check(self, gold: str) -> str | None:
-        """Why a reference cannot be graded, or ``None``; asked once for each."""
+        """Why a reference cannot be graded, or ``None``; computed once for each reference."""
         with self._lock:
             known = self._checked.get(gold)
         if known is not None:
@@ -135,7 +135,7 @@ class MathVerifier:
         return why or None
 
     def _unusable(self, wanted: tuple[str, ...]) -> Failed | None:
-        """For answers that need no grading: a reference that nobody could meet is still a failure."""
+        """For answers that need no grading: an unusable reference is still a failure."""
         if any(0 < len(tidy(text)) <= self.max_chars for text in wanted):
             return None
         return Failed(reason=_about(wanted[0], "it is empty or too long"))

@@ -1,4 +1,5 @@
-"""What the container's memory cgroup says, of version 1 or 2; zero where it says nothing."""
+"""Peak memory and out-of-memory kills from the container's cgroup, of version 1 or 2; zero where it has no such
+file."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ _EVENTS = (f"{_ROOT}/memory.events", f"{_ROOT}/memory/memory.oom_control")
 
 
 def memory_peak() -> float:
-    """The most that the container has used in its life, in MB."""
+    """Peak memory of the container since it started, in MB."""
     return float(_first(_PEAKS) or 0) / (1 << 20)
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has ended for want of memory."""
+    """Out-of-memory kills since the container started."""
     for line in _first(_EVENTS).splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":
@@ -28,7 +29,7 @@ def oom_kills() -> int:
 
 @functools.cache
 def _open(paths: tuple[str, ...]) -> int | None:
-    """The first that is there, opened once; programs do not inherit it."""
+    """Descriptor of the first path that exists, opened once; programs do not inherit it."""
     for path in paths:
         try:
             return os.open(path, os.O_RDONLY)

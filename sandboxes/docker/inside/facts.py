@@ -1,4 +1,4 @@
-"""What can be seen from inside of how the container is walled off, and which languages it has."""
+"""What the kernel reports inside the container about its isolation, and which languages the image has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
 
 
 def gather() -> dict[str, Any]:
-    """Facts as the kernel tells them; what they mean for the isolation is the host's judgement."""
+    """Facts as the kernel reports them; the host decides in ``isolation`` what they mean."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     with open("/proc/net/dev", encoding="ascii") as file:

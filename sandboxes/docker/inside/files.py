@@ -1,4 +1,4 @@
-"""Files in and out of the working folder, past whatever a program has put in the way."""
+"""Copies files into and out of the working folder after programs have run there: no symbolic link is followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandboxes.local.inside import kernel
 __all__ = ["FOLDER", "MISSING", "PLAIN", "TOO_LARGE", "read_out", "write_in"]
 
 FOLDER = "/tmp/work"
-"""Where programs start. Below ``/tmp``, so that one file system with one limit holds all that they write."""
+"""The working folder of programs. Below ``/tmp``, so that one tmpfs with one size limit holds all that they write."""
 
 PLAIN, MISSING, TOO_LARGE = range(3)
 ENTRY = struct.Struct("!BQ")
@@ -62,7 +62,7 @@ def read_out(paths: list[str], max_bytes: int) -> Iterator[bytes]:
             left -= size
             yield ENTRY.pack(PLAIN, size)
             while size:
-                piece = file.read(min(size, 1 << 16)) or bytes(min(size, 1 << 16))  # cut short meanwhile
+                piece = file.read(min(size, 1 << 16)) or bytes(min(size, 1 << 16))  # the file became shorter meanwhile
                 size -= len(piece)
                 yield piece
 

@@ -1,4 +1,4 @@
-"""The process that holds the state of a Python session: cells one after the other, in one namespace."""
+"""The process that holds the state of a Python session and runs its cells one after the other in one namespace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def read_cell(body: int) -> tuple[dict[str, Any], str]:
 
 
 def serve_cells(script: Script, body: int, note: int, head: dict[str, Any], source: str) -> NoReturn:
-    """Run cells until PID 1 is gone. The note ``name code`` ends each; nobody believes more than the code of it."""
+    """Run cells until PID 1 is gone. Each ends with the line ``name code`` in ``note``; nothing else from here is
+    trusted."""
     leave, own, getpid, write = os._exit, os.getpid(), os.getpid, os.write
     set_environment(head["environ"])
     sys.argv = [""]
@@ -41,7 +42,7 @@ def serve_cells(script: Script, body: int, note: int, head: dict[str, Any], sour
         try:
             write(note, f"{head['name']} {code}\n".encode())
             head, source = read_cell(body)
-        except OSError:  # the cell has closed what was not its own
+        except OSError:  # the cell has closed descriptors of the interpreter
             leave(code or 1)
 
 

@@ -1,4 +1,4 @@
-"""What a process forked from PID 1 does: reads its request, sets itself up, and becomes the program.
+"""A process forked from PID 1: reads its request, sets itself up, and becomes the program.
 
 A request's body is four bytes of length, a JSON head, then the contents of ``head["files"]`` (path, size) and of stdin.
 """
@@ -22,21 +22,21 @@ from sandboxes.local.inside import kernel, program
 __all__ = ["enter", "enter_session", "prepare", "work"]
 
 _NICENESS = 10
-"""Behind PID 1, which must get its turn however many processes a program starts."""
+"""Lower priority than PID 1, which must be scheduled however many processes a program starts."""
 
 _script: program.Script
 _task: Callable[[], None]
 
 
 def prepare() -> None:
-    """What all programs have in common, made once in PID 1; afterwards the environment is empty."""
+    """Make the state that all programs start from, once in PID 1; afterwards the environment is empty."""
     global _script
-    program.WORK = FOLDER  # the cage has another
+    program.WORK = FOLDER  # the local sandbox has another
     _script = program.Script()
 
 
 def enter(body: int, note: int) -> None:
-    """Read the request and prepare; ``work`` does the rest, once all frames of PID 1 are left."""
+    """Read the request and prepare; ``work`` does the rest, after all stack frames of PID 1 have returned."""
     global _task
     try:
         head, contents = _read(body)
@@ -45,7 +45,7 @@ def enter(body: int, note: int) -> None:
             _become_untrusted(keep=(note,))
             os.write(note, READY + f"{time.monotonic()}\n".encode())
             os.close(note)
-    except BaseException as error:  # reported as a fault of ours; never a word about the program
+    except BaseException as error:  # reported as an infrastructure failure, not as an error of the program
         os.write(note, f"{type(error).__name__}: {error}".encode())
         os._exit(71)
 
@@ -65,7 +65,7 @@ def enter_session(body: int, note: int) -> None:
 
 
 def work() -> None:
-    """Do it; ends the process."""
+    """Carry out the prepared task; ends the process."""
     _task()
 
 
@@ -121,7 +121,7 @@ KINDS = {"program": _program, "put": _put, "get": _get}
 
 
 def _become_untrusted(keep: tuple[int, ...]) -> None:
-    """Only 0, 1, 2 and those to ``keep`` stay open; what was meant for PID 1 does not hold here."""
+    """Close all descriptors except 0, 1, 2 and ``keep``, and undo the settings that protect PID 1."""
     last = 2
     for fd in sorted(keep):
         os.closerange(last + 1, fd)

@@ -1,10 +1,10 @@
-"""PID 1 of a sandbox container: takes requests, starts programs, ends them, cleans up after them.
+"""PID 1 of a sandbox container: takes requests, starts programs, kills them, cleans up after them.
 
 A request is four bytes of length, a JSON header, then ``header["body"]`` bytes for the program's process (``job``). The
 reply is any number of frames (kind, length, bytes): ``o`` and ``e`` are output, ``r`` is the JSON result that ends it.
-The header holds nothing of a program, and the body is never looked at here.
+The header holds nothing of a program, and the body is never parsed here.
 
-A signal from inside cannot hurt PID 1: the kernel drops those that it has no handler for, and it has none.
+Programs cannot signal PID 1: inside a PID namespace the kernel drops signals that it has no handler for; it has none.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from sandboxes.docker.inside import facts, job
 from sandboxes.docker.inside.cgroup import memory_peak, oom_kills
 from sandboxes.docker.inside.files import FOLDER
 from sandboxes.docker.inside.processes import Child, Ends, end_all, reap, start
-from sandboxes.docker.inside.watch import Stream, Watch, finish, observe, said, write_frame
+from sandboxes.docker.inside.watch import Stream, Watch, cell_exit_code, finish, observe, write_frame
 from sandboxes.docker.inside.wipe import wipe
 from sandboxes.local.inside import kernel
 
 __all__ = ["serve"]
 
 PLACES = ("/tmp", "/dev/shm")
-"""All that a program can write to."""
+"""All folders that a program can write to."""
 
 
-class Host:
-    """The processes that live between requests."""
+class KeptProcesses:
+    """Processes that live from one request to the next."""
 
     interpreter: Child | None = None
-    """Of a Python session."""
+    """The interpreter of a Python session."""
     standby: Child | None = None
-    """Waits for the next program, so that it need not be forked then; there is none during a session."""
+    """A process forked ahead for the next program; there is none during a session."""
 
 
 def serve() -> None:
-    """Answer requests until the host is gone. Returns in each new process, once its work is set up."""
+    """Answer requests until the host is gone. Returns only in forked processes, when their task is prepared."""
     _protect()
-    host = Host()
+    kept = KeptProcesses()
     while True:
         header = json.loads(_read(struct.unpack("!I", _read(4))[0]))
         handle = OPERATIONS[header["do"]]
-        result = handle(host, header)
+        result = handle(kept, header)
         if result is None:
             return
         write_frame(b"r", json.dumps({"id": header["id"], **result}).encode())
-        if host.standby is None and header.get("wipe", header["do"] in ("hello", "clear")):
-            host.standby = start(job.enter)
-            if host.standby is None:
+        if kept.standby is None and header.get("wipe", header["do"] in ("hello", "clear")):
+            kept.standby = start(job.enter)
+            if kept.standby is None:
                 return
 
 
 def _protect() -> None:
-    kernel.dumpable(False)  # nobody may read this process's memory or descriptors
+    kernel.dumpable(False)  # programs, of the same user, may not read this process's memory or descriptors
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -75,8 +75,8 @@ def _read(count: int) -> bytes:
     return bytes(content)
 
 
-def hello(host: Host, header: dict[str, Any]) -> dict[str, Any]:
-    """First request: import what programs like to import, install the filters, then say what this place is."""
+def hello(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any]:
+    """First request: import common modules, install the filters, and report the facts about this container."""
     for name in header["preload"]:
         importlib.import_module(name)
     for code in header["filters"]:
@@ -84,13 +84,13 @@ def hello(host: Host, header: dict[str, Any]) -> dict[str, Any]:
     told = facts.gather()
     job.prepare()
     gc.collect()
-    gc.freeze()  # forks share what was made up to here
+    gc.freeze()  # keeps the collector from touching, and so copying, pages that forks share
     return told
 
 
-def run(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
-    """Run one process to its end. All others end with it, unless it is a session's (``stay``) and kept its limits."""
-    child, host.standby = host.standby or start(job.enter), None
+def run(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
+    """Run one process to its end, then kill all others, unless it is a session's (``stay``) and hit no limit."""
+    child, kept.standby = kept.standby or start(job.enter), None
     if child is None:
         return None
     ends, watch = Ends(), _watch(child, header)
@@ -109,21 +109,21 @@ def run(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
     return _result(watch, ends, wall_s, before)
 
 
-def cell(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
+def cell(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
     """Run a cell in the interpreter of the session, which lives on unless the cell hits a limit or kills it."""
-    _dismiss_standby(host)
-    if host.interpreter is None:
-        host.interpreter = start(job.enter_session)
-        if host.interpreter is None:
+    _kill_standby(kept)
+    if kept.interpreter is None:
+        kept.interpreter = start(job.enter_session)
+        if kept.interpreter is None:
             return None
-    child = host.interpreter
+    child = kept.interpreter
     ends, watch = Ends(), _watch(child, header)
     watch.done = header["name"].encode()
     before = (oom_kills(), memory_peak())
     observe(watch)
     wall_s = time.monotonic() - watch.started
     reap(ends)
-    code = said(watch)
+    code = cell_exit_code(watch)
     alive = watch.limit is None and code is not None and child.pid not in ends.statuses and oom_kills() == before[0]
     if not alive:
         end_all(ends)
@@ -133,13 +133,13 @@ def cell(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
         result |= {"status": code, "note": ""}
     else:
         child.close()
-        host.interpreter = None
+        kept.interpreter = None
     return result
 
 
-def copy(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
-    """Run a helper of ours among a session's processes, which stand still meanwhile."""
-    _dismiss_standby(host)
+def copy(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
+    """Run a file helper in a session; the session's processes are stopped meanwhile, so that they cannot interfere."""
+    _kill_standby(kept)
     _signal_all(signal.SIGSTOP)
     child = start(job.enter)
     if child is None:
@@ -157,13 +157,13 @@ def copy(host: Host, header: dict[str, Any]) -> dict[str, Any] | None:
     return _result(watch, ends, 0.0, before)
 
 
-def clear(host: Host, header: dict[str, Any]) -> dict[str, Any]:
-    """End everything and empty all places: the end of a session, or of a run whose files were fetched."""
+def clear(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any]:
+    """Kill all processes and empty all folders: the end of a session, or of a run whose files were fetched."""
     end_all(Ends())
-    for child in (host.interpreter, host.standby):
+    for child in (kept.interpreter, kept.standby):
         if child is not None:
             child.close()
-    host.interpreter = host.standby = None
+    kept.interpreter = kept.standby = None
     _wipe_all()
     return {}
 
@@ -191,25 +191,26 @@ def _result(watch: Watch, ends: Ends, wall_s: float, before: tuple[int, float]) 
         "oom": oom_kills() - before[0],
         "dropped": [dropped["o"], dropped["e"]],
         "wall_s": wall_s,
-        # The cgroup's peak is of its whole life; where this run did not raise it, that of its largest process.
+        # The cgroup's peak is since the container started; if this run did not raise it, use that of its largest
+        # process.
         "peak_mb": peak if peak > before[1] else ends.peak_kb / 1024 or None,
         "note": watch.note.decode("utf-8", "replace"),
     }
 
 
-def _dismiss_standby(host: Host) -> None:
-    if host.standby is not None:
-        os.kill(host.standby.pid, signal.SIGKILL)
-        os.wait4(host.standby.pid, 0)
-        host.standby.close()
-        host.standby = None
+def _kill_standby(kept: KeptProcesses) -> None:
+    if kept.standby is not None:
+        os.kill(kept.standby.pid, signal.SIGKILL)
+        os.wait4(kept.standby.pid, 0)
+        kept.standby.close()
+        kept.standby = None
 
 
 def _signal_all(number: int) -> None:
     try:
         os.kill(-1, number)
     except ProcessLookupError:
-        return  # nobody else is there
+        return  # there is no other process
 
 
 def _wipe_all() -> None:
@@ -219,7 +220,7 @@ def _wipe_all() -> None:
 
 
 def main() -> None:
-    """Serve; in a process that was forked, work. An error of ours goes to stderr, which the host reads."""
+    """Serve requests; in a forked process, do its task. Tracebacks go to stderr, which the host reads."""
     os.mkdir(FOLDER, 0o700)
     serve()
     job.work()

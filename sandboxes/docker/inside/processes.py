@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Child:
-    """A process that was started, and our ends of its pipes, none of which blocks."""
+    """A started process, and the non-blocking ends of its pipes."""
 
     pid: int
     pidfd: int
@@ -19,7 +19,7 @@ class Child:
     out: int
     err: int
     note: int
-    """What our own code in the process has to say; in a plain run it is closed before the program's first line."""
+    """Messages of the trusted set-up code in the process; in a plain run it is closed before the program starts."""
 
     def close(self) -> None:
         for fd in (self.pidfd, self.body, self.out, self.err, self.note):
@@ -58,7 +58,7 @@ def start(enter: Callable[[int, int], None]) -> Child | None:
 def end_all(ends: Ends) -> None:
     """Kill every process but this one, which is PID 1, and wait until none is left.
 
-    One ``kill(-1)`` reaches all, a fork that is under way included; the loop is for what enters from outside.
+    One ``kill(-1)`` reaches all, a fork in progress included; the loop is for processes that enter from outside.
     """
     while True:
         with contextlib.suppress(ProcessLookupError):
@@ -72,7 +72,7 @@ def end_all(ends: Ends) -> None:
 
 
 def reap(ends: Ends) -> None:
-    """Collect those who have ended; the rest live on."""
+    """Reap the processes that have ended; the rest live on."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status, usage = os.wait4(-1, os.WNOHANG)

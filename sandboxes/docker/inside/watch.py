@@ -1,6 +1,6 @@
-"""Watching one run: bytes in, bytes out, the clock.
+"""Watches one run: copies its input and output and enforces its limits.
 
-Nothing here looks at a program's data. It passes from pipe to pipe through two buffers that are zeroed after each run,
+Nothing here parses a program's data. It passes from pipe to pipe through two buffers that are zeroed after each run,
 so that a later program, whose process is a fork of this one, finds nothing of an earlier one.
 """
 
@@ -17,7 +17,7 @@ from sandboxes.docker.inside.processes import Child
 SIZE = 1 << 16
 ZEROS = bytes(SIZE)
 READY = b"ready "
-"""Then the time of ``time.monotonic`` at which the program began: this process may get its turn later."""
+"""Followed by the time of ``time.monotonic`` at which the program began: PID 1 may be scheduled later."""
 SETUP_S = 10.0
 INPUT, OUTPUT = bytearray(SIZE), bytearray(SIZE)
 INPUT_VIEW, OUTPUT_VIEW = memoryview(INPUT), memoryview(OUTPUT)
@@ -25,7 +25,7 @@ INPUT_VIEW, OUTPUT_VIEW = memoryview(INPUT), memoryview(OUTPUT)
 
 @dataclass
 class Stream:
-    """One of the two outputs: how much more is passed on, and how much was dropped."""
+    """One of the two outputs: how many more bytes are passed on, and how many were dropped."""
 
     kind: bytes
     room: int
@@ -42,12 +42,12 @@ class Watch:
     """Bytes of the request that the host has still to send; all are read, whatever happens."""
     wall_s: float
     flood: int
-    """An output that dropped more than this ends the run."""
+    """More dropped bytes than this end the run."""
     prepared: bool = True
-    """Whether the program runs; until our own code in its process says :data:`READY`, it is being set up."""
+    """Whether the program runs; until its process sends :data:`READY` it is being set up."""
     started: float = field(default_factory=time.monotonic)
     done: bytes | None = None
-    """A cell: it ends with a line of the note that begins with this, and the process lives on."""
+    """For a cell: the start of the line in ``note`` that ends it; the process lives on."""
     pending: int = 0
     offset: int = 0
     limit: str | None = None
@@ -59,7 +59,7 @@ def write_frame(kind: bytes, content: memoryview | bytes) -> None:
     """Send a frame to the host; blocks while it does not read (it always reads, or ends this container)."""
     head = struct.pack("!cI", kind, len(content))
     written = os.writev(1, [head, content]) - len(head)
-    if written < 0:  # a pipe takes so few bytes whole, or none
+    if written < 0:  # writes of a few bytes to a pipe are atomic
         raise BrokenPipeError(f"a frame was cut off after {written + len(head)} bytes")
     view = memoryview(content)[written:]
     while view:
@@ -67,12 +67,13 @@ def write_frame(kind: bytes, content: memoryview | bytes) -> None:
 
 
 def observe(watch: Watch) -> None:
-    """Carry bytes until the process ended, its cell is done, or a limit is reached."""
+    """Copy bytes until the process has ended, its cell is done, or a limit is reached."""
     child, poll = watch.child, select.poll()
     for fd in (child.pidfd, child.note, *watch.streams):
         poll.register(fd, select.POLLIN)
     while watch.limit is None and not watch.ended:
-        # One of the two: bytes wait for the process, or for the host. The host's end is watched in any case.
+        # Read more of the request only when the last chunk has been written. A hang-up of the host is reported in any
+        # case.
         poll.register(0, select.POLLIN if watch.body_left and not watch.pending else 0)
         if watch.pending:
             poll.register(child.body, select.POLLOUT)
@@ -112,7 +113,7 @@ def finish(watch: Watch) -> None:
     INPUT[:] = OUTPUT[:] = ZEROS
 
 
-def said(watch: Watch) -> int | None:
+def cell_exit_code(watch: Watch) -> int | None:
     """The exit code in the line that ends a cell; ``None`` where there is no such line (yet)."""
     for line in watch.note.split(b"\n")[:-1]:
         name, _, code = bytes(line).partition(b" ")
@@ -135,13 +136,13 @@ def _write_body(watch: Watch) -> None:
             watch.offset += os.write(watch.child.body, INPUT_VIEW[watch.offset : watch.pending])
     except BlockingIOError:
         return
-    except BrokenPipeError:  # the process is gone or going; what it did not read is dropped
+    except BrokenPipeError:  # the process has ended or is ending; what it did not read is dropped
         pass
     watch.pending = watch.offset = 0
 
 
 def _pass_output(fd: int, watch: Watch, *, waiting: bool = True) -> bool:
-    """Pass on what is there; false at the end, or, unless ``waiting``, when nothing is there now."""
+    """Pass on available output; false at its end, or, unless ``waiting``, when none is available now."""
     stream = watch.streams[fd]
     try:
         got = os.readv(fd, [OUTPUT_VIEW])
@@ -165,6 +166,6 @@ def _read_note(watch: Watch) -> bool:
     watch.note += piece[: SIZE - len(watch.note)]
     if not watch.prepared and watch.note.startswith(READY) and watch.note.endswith(b"\n"):
         watch.prepared, watch.started = True, float(watch.note[len(READY) :])
-    if watch.done is not None and said(watch) is not None:
+    if watch.done is not None and cell_exit_code(watch) is not None:
         watch.ended = True
     return bool(piece)

@@ -1,4 +1,4 @@
-"""Emptying the folders that programs write to, whatever they made of them."""
+"""Empties the folders that programs write to, whatever permissions and nesting they left there."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["wipe"]
 
 
 def wipe(folder: str) -> None:
-    """Remove all that is below ``folder``; raises :class:`OSError` where something stays.
+    """Remove all that is below ``folder``; raises :class:`OSError` where something cannot be removed.
 
     Folders are moved to the top before they are emptied, so that no depth of nesting needs recursion or a long path.
-    Nobody else writes meanwhile: all other processes have been ended.
+    No other process can write meanwhile: all have been killed.
     """
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -47,7 +47,7 @@ def _lift(name: str, top: int, fresh: Iterator[str]) -> list[str]:
         for entry in os.listdir(inner):
             if _remove_file(entry, inner):
                 continue
-            os.chmod(entry, 0o700, dir_fd=inner)  # a folder can only be moved by who may write to it
+            os.chmod(entry, 0o700, dir_fd=inner)  # renaming a folder needs write permission on it
             lifted.append(next(fresh))
             os.rename(entry, lifted[-1], src_dir_fd=inner, dst_dir_fd=top)
     finally:

@@ -1,7 +1,7 @@
-"""What runs inside the cage: a program of its own, started with ``python -I -S`` and nothing but the standard library.
+"""What runs inside the jail: started with ``python -S`` and nothing but the standard library.
 
-``keeper`` stands outside and cleans up. ``zygote`` is the first process of the jail; its ``runs`` forks programs into
-places of their own, or an ``init`` with a process namespace does. ``ready`` is the process that becomes the program
-(``program``, ``cells``). ``ground`` stands for the file system, and ``landlock`` for walls, where no namespaces are to
-be had.
+``supervisor`` runs outside the jail and cleans up. ``zygote`` is the first process of the jail; its ``runs`` forks a
+process for each program, or an ``init`` with a PID namespace of its own does. ``launch`` is that process until it
+becomes the program (``program``) or the interpreter of a session (``cells``). Where there are no namespaces,
+``workspace`` replaces the file system of the run and ``landlock`` restricts access to files.
 """

@@ -17,14 +17,16 @@ __all__ = ["CODE_BYTES", "TOKEN_BYTES", "serve_cells"]
 
 CODE_BYTES = 4
 TOKEN_BYTES = 8
-"""An answer begins with what came with the order, so that none can be written ahead."""
+"""An answer begins with the random token of its order, so that a program cannot send an answer in advance."""
 
 
 def serve_cells(channel_fd: int, script: Script) -> NoReturn:
-    """Run cells until the channel is gone. A cell's answer is its exit code; nobody believes more than that."""
+    """Run cells until the channel is closed. The answer to a cell is its exit code; nothing else from here is
+    trusted."""
     sys.argv = [""]
     sys.path.insert(0, os.getcwd())
     channel = socket.socket(fileno=channel_fd)
+    # Local names: a cell may replace functions of os and of wire.
     receive, send, own = wire.receive, channel.send, os.getpid()
     getpid, leave, dup2, close = os.getpid, os._exit, os.dup2, os.close
     nothing = os.open("/dev/null", os.O_RDWR)

@@ -1,15 +1,17 @@
-"""The cgroup of a slot, through descriptors that were opened before the host's files went out of sight."""
+"""The cgroup of a slot, through descriptors opened before the jail hides the file system of the host."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 
-__all__ = ["Cgroup"]
+__all__ = ["Cgroup", "remove_folders"]
 
 
 class Cgroup:
-    """Memory and number of processes, of version 1 or 2; its folders are made and removed outside."""
+    """Limits memory and number of processes, with cgroups of version 1 or 2; its folders are made and removed
+    outside."""
 
     def __init__(self, folders: Mapping[str, str]) -> None:
         self._v2 = "unified" in folders
@@ -24,34 +26,35 @@ class Cgroup:
         tasks = "cgroup.procs" if self._v2 else "tasks"
         self._tasks = [os.open(f"{folder}/{tasks}", os.O_WRONLY) for folder in dict.fromkeys((memory, pids))]
         self._oom_before = 0
-        self._bound = _ROOM
+        self._bound = _SETUP_BYTES
         fds = {self._limit, self._events, self._peak, self._swap, self._pids, *self._tasks}
         self.descriptors = {fd for fd in fds if fd is not None}
 
     def join(self) -> None:
-        """Move the calling process (of one thread) in."""
+        """Move the calling process, which must have one thread, into the cgroup."""
         for fd in self._tasks:
             os.write(fd, b"0")
 
     def begin(self) -> None:
-        """Count processes ended for want of memory from now on."""
+        """Count out-of-memory kills from now on."""
         self._oom_before = self._oom_total()
 
     def limit(self, memory_bytes: int, processes: int) -> None:
-        """Set both bounds and start counting anew."""
+        """Set both limits and restart the counters."""
         self._limit_memory(memory_bytes)
         os.pwrite(self._pids, b"%d" % processes, 0)
         if self._peak is not None:
             try:
                 os.pwrite(self._peak, b"0", 0)
-            except OSError:  # version 2 before Linux 6.12: the peak is that of all runs, which nobody wants to know
+            except OSError:  # version 2 before Linux 6.12 cannot reset the peak, so it would be that of all runs
                 self._peak = None
         self.begin()
 
-    def give_room(self) -> None:
-        """Nothing but ours is in it: what the last run left, a file that is still being fetched say, may stay."""
-        if self._bound < _ROOM:
-            self._limit_memory(_ROOM)
+    def reset_memory_limit(self) -> None:
+        """Between runs, allow memory for trusted processes beside what the last run left, such as files still being
+        fetched."""
+        if self._bound < _SETUP_BYTES:
+            self._limit_memory(_SETUP_BYTES)
 
     def _limit_memory(self, memory_bytes: int) -> None:
         if self._v2:
@@ -63,7 +66,7 @@ class Cgroup:
         self._bound = memory_bytes
 
     def _limit_v1(self, value: bytes) -> None:
-        """With swap the sum must never be below the limit of memory alone, so the order depends on the direction."""
+        """The kernel refuses memory+swap below memory, so when raising the limits memory+swap is written first."""
         fds = [fd for fd in (self._limit, self._swap) if fd is not None]
         if int(value) > int(os.pread(self._limit, 32, 0)):
             fds.reverse()
@@ -71,11 +74,11 @@ class Cgroup:
             os.pwrite(fd, value, 0)
 
     def peak_bytes(self) -> int | None:
-        """Most memory since :meth:`limit`, files in memory included; ``None`` where the kernel cannot tell."""
+        """Peak memory since :meth:`limit`, tmpfs files included; ``None`` where the kernel does not record it."""
         return None if self._peak is None else int(os.pread(self._peak, 32, 0))
 
     def oom_kills(self) -> int:
-        """Processes that the kernel ended for want of memory since :meth:`begin`."""
+        """Out-of-memory kills since :meth:`begin`."""
         return self._oom_total() - self._oom_before
 
     def _oom_total(self) -> int:
@@ -86,7 +89,7 @@ class Cgroup:
         return 0
 
 
-_ROOM = 512 << 20
+_SETUP_BYTES = 512 << 20
 _MEMORY_V1 = ("memory.limit_in_bytes", "memory.oom_control", "memory.max_usage_in_bytes")
 
 
@@ -95,3 +98,20 @@ def _open_if_there(path: str) -> int | None:
         return os.open(path, os.O_RDWR)
     except (FileNotFoundError, PermissionError):
         return None
+
+
+def remove_folders(folders: Iterable[str], timeout_s: float = 5.0) -> None:
+    """Remove cgroups; for a moment after the last process has ended the kernel still reports them busy."""
+    deadline = time.monotonic() + timeout_s
+    for folder in folders:
+        while True:
+            try:
+                os.rmdir(folder)
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
+            else:
+                break

@@ -1,4 +1,4 @@
-"""What an untrusted process gives up before it begins: users, capabilities, system calls, resources."""
+"""What an untrusted process gives up before it begins: its user, capabilities, and unlimited resources."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .seccomp import ZYGOTE_NAMESPACE_FD
 __all__ = ["RUN_USER", "bound_resources", "give_up_rights"]
 
 RUN_USER = 1000
-"""User and group of programs in a namespace of users, as they see it; outside it is one that nobody else has."""
+"""User and group of programs inside a user namespace; outside it is mapped to an id that no other process has."""
 
 _OPEN_FILES = ZYGOTE_NAMESPACE_FD
 _STACK = 8 << 20
 
 
 def give_up_rights(user: int, *, many_users: bool) -> None:
-    """Become ``user``; no right is left but to compute and to use its own files, and there is no way back.
+    """Become ``user`` for good, without capabilities.
 
-    The zygote has seen to what is inherited: no bounding set of capabilities, no new privileges, the filter.
+    The zygote has set what is inherited: an empty capability bounding set, no_new_privs, and the seccomp filter.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if many_users:
@@ -34,8 +34,9 @@ def give_up_rights(user: int, *, many_users: bool) -> None:
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
     kernel.capabilities_drop()
-    kernel.dumpable(True)  # its own /proc entries belong to it; nobody else can see them
+    kernel.dumpable(True)  # so that its own /proc entries belong to it; other users cannot see them
     with contextlib.suppress(OSError):
+        # The OOM killer must choose the program before any trusted process.
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, b"1000")
         os.close(score)
@@ -61,7 +62,7 @@ def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, others: i
         bounds[resource.RLIMIT_CPU] = math.ceil(cpu_s) * limits["processes"] + 2
     for name, bound in bounds.items():
         _, hard = resource.getrlimit(name)
-        value = bound if hard < 0 else min(bound, hard)  # never above what we have ourselves
+        value = bound if hard < 0 else min(bound, hard)  # raising a hard limit needs a capability
         resource.setrlimit(name, (value, value))
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(hard, _STACK), hard))

@@ -1,4 +1,4 @@
-"""Files of the working folder, for one who must not be tricked by what a program has put there."""
+"""Reading and writing the working folder after a program has run there: no symbolic link is ever followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["WORK", "open_plain", "replace_file", "write_new"]
 
 
 def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
-    """Write a file into the fresh working folder, which is the current one; nothing hostile has been there yet."""
+    """Write a file into the current folder, a fresh working folder in which no program has run yet."""
     folder = os.path.dirname(name)
     if folder:
         os.makedirs(folder, exist_ok=True)
@@ -25,7 +25,7 @@ def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
 
 
 def open_plain(folder: int, name: str) -> int | None:
-    """Open a plain file below ``folder`` for reading, through no link; ``None`` where it is not one."""
+    """Open a regular file below ``folder`` for reading, through no link; ``None`` where it is not one."""
     try:
         fd = kernel.open_beneath(folder, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -73,7 +73,8 @@ def _enter(folder: int, part: str, owner: int) -> int:
 
 
 def _group(owner: int) -> int:
-    """Users made for programs have a group of the same number; our own is left as it is."""
+    """Group of a file: users made for programs have a group of the same number; -1 leaves the caller's own
+    unchanged."""
     return -1 if owner == os.geteuid() else owner
 
 

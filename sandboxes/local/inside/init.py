@@ -1,8 +1,8 @@
-"""The first process of each run: makes its place, starts the program, reaps, and reports how it ended.
+"""The first process (PID 1) of each run: sets up its file system, starts the program, reaps, and reports how it ended.
 
-It is trusted, and out of the program's reach: another user with other rights, and the first process of its namespace.
-It is forked and has its place ready before there is anything to run; one order, then it ends, and with it all
-processes and files of the run.
+It is trusted, and the program cannot reach it: it has another user and is the first process of its namespace, so the
+kernel drops signals it has no handler for. It is forked and set up before there is anything to run, carries out one
+order, and exits; the kernel then ends all processes of its namespace and frees the files of the run.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ from typing import Any, NoReturn
 from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
-from .family import kill_all, signal_all, tasks_of
 from .files import WORK
-from .ground import Ground
+from .launch import STARTED, Untrusted, become, keep_only_channel
+from .process_tree import kill_all, signal_all, tasks_of
 from .program import Script
-from .ready import STARTED, become, keep_channel
-from .root import mount_box, mount_proc, resize_box
+from .root import mount_proc, mount_run_filesystem, resize_run_filesystem
 from .seccomp import PRIVATE
-from .untrusted import Untrusted
 from .watchdog import Watchdog
+from .workspace import Workspace
 
 __all__ = ["FILES_MB", "RAN", "Child", "Init", "NotStartedError"]
 
 RAN = 3
-"""Exit code of an init that has carried out a run, and not a session."""
+"""Exit code of an init that has carried out a run; after a session it is 0."""
 FILES_MB = 64
-"""Size of the file system made ahead; another one asked for is a change."""
+"""Size of the file system that is mounted ahead of the order; a run that asks for another size remounts it."""
 
 
 class NotStartedError(OSError):
-    """Our fault, and nothing of the program was run."""
+    """An infrastructure failure before anything of the program was run."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Child:
-    """A process that is or will be untrusted, and our end of the channel to it."""
+    """A process that will run untrusted code, and the trusted end of the channel to it."""
 
     pid: int
     channel: socket.socket
 
     def order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Say what to become; whether it was still there to hear it, :meth:`check_started` tells."""
+        """Send the order. A child that has died is noticed by :meth:`check_started`, not here."""
         with contextlib.suppress(OSError):
             wire.send(self.channel, message, fds)
 
     def check_started(self, status: int | None = None, *, excused: bool = False) -> list[int]:
-        """What it passed on with the word that all is ready: the working folder, where it was asked to show that.
+        """Wait for :data:`STARTED`; returns the descriptors sent with it (the working folder, where that was asked
+        for).
 
         Raises :class:`NotStartedError` when it ended (with ``status``) before the program began, unless ``excused``.
         """
         try:
             said, fds, _, _ = socket.recv_fds(self.channel, 4096, 1)
-        except ConnectionResetError:  # it ended before it took the order; what it said comes next
+        except ConnectionResetError:  # it ended before it read the order; its error message is read by the next call
             said, fds, _, _ = socket.recv_fds(self.channel, 4096, 1)
         if said != STARTED and not excused:
             how = "it ended" if status is None else f"it ended with wait status {status}"
@@ -70,23 +70,23 @@ class Child:
 
 
 class Init:
-    """One run, or one session."""
+    """Carries out one run or one session."""
 
     def __init__(
         self,
         script: Script,
         work: socket.socket,
         cgroup: Cgroup | None,
-        ground: Ground | None,
+        workspace: Workspace | None,
         *,
         many_users: bool,
     ) -> None:
         self.work = work
         self._script = script
         self._cgroup = cgroup
-        self._ground = ground
+        self._workspace = workspace
         self._owner = 0 if many_users else RUN_USER
-        self.user = RUN_USER if ground is None else ground.user
+        self.user = RUN_USER if workspace is None else workspace.user
         self._many_users = many_users
         self._watchdog: Watchdog | None = None
         self._files_mb = FILES_MB
@@ -95,7 +95,7 @@ class Init:
         self._others = 0
 
     def serve(self, sessions: Callable[[Init, dict[str, Any]], None], order: dict[str, Any] | None = None) -> NoReturn:
-        """Make the place, wait for the order (where it is not there yet), carry it out.
+        """Set up the file system, wait for the order (unless given), carry it out.
 
         Raises :class:`Untrusted` in the program's process.
         """
@@ -125,27 +125,27 @@ class Init:
         os.setpgid(0, 0)  # a program's signals to "my group" stay in the jail; init has handlers for none
         if self._cgroup is not None:
             self._cgroup.join()
-        if self._ground is None:
+        if self._workspace is None:
             kernel.unshare(PRIVATE)
-            mount_box(FILES_MB, self._owner, RUN_USER)
+            mount_run_filesystem(FILES_MB, self._owner, RUN_USER)
             mount_proc("/proc")
             os.chdir(WORK)
         else:
             kernel.subreaper()  # no process of the run gets away by losing its parent
-            self._ground.make_place()
-            if not self._ground.own_user and os.getuid() != 0:  # root's are not counted by the kernel
+            self._workspace.make_folders()
+            if not self._workspace.own_user and os.getuid() != 0:  # the kernel does not enforce RLIMIT_NPROC for root
                 self._others = tasks_of(os.getuid())
         self._ready = self._fork()
 
     def limit(self, limits: Mapping[str, Any]) -> None:
-        """Bounds for all processes together, counted from now on."""
+        """Set the limits of all processes together; usage is counted from now on."""
         memory = limits["memory_mb"] << 20
         if self._cgroup is not None:
             self._cgroup.limit(memory, limits["processes"] + 1)
-        if self._cgroup is None or self._ground is not None:
-            self._watchdog = Watchdog(limits, self._ground, memory=self._cgroup is None)
-        if self._ground is None and limits["files_mb"] != self._files_mb:
-            resize_box(limits["files_mb"], self._owner)
+        if self._cgroup is None or self._workspace is not None:
+            self._watchdog = Watchdog(limits, self._workspace, memory=self._cgroup is None)
+        if self._workspace is None and limits["files_mb"] != self._files_mb:
+            resize_run_filesystem(limits["files_mb"], self._owner)
             self._files_mb = limits["files_mb"]
 
     def usage(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Init:
 
     def others(self) -> int:
         """Processes and threads that count as the program's user's and are not the program's."""
-        if self._ground is None:
+        if self._workspace is None:
             return 0 if self._many_users else 3  # the zygote and its kind
         return self._others
 
@@ -183,14 +183,14 @@ class Init:
         usage = self.usage()
         child.check_started(status, excused=bool(usage["oom"]))
         if self._cgroup is None or usage["peak"] is None:
-            usage["peak"] = max(usage["peak"] or 0, resident)  # a short run ends between two looks
+            usage["peak"] = max(usage["peak"] or 0, resident)  # a short run ends between two polls
         shown = [os.open(".", os.O_RDONLY | os.O_DIRECTORY)] if message["show_work"] else []
         wire.send(self.work, {"event": "done", "status": status, "wall_s": wall_s, **usage}, shown)
-        if shown and self._ground is not None:
-            wire.receive(self.work)  # "fetched", or the caller is gone: only then may the next init clear the ground
+        if shown and self._workspace is not None:
+            wire.receive(self.work)  # "fetched", or the caller is gone: only then may the next init clear the folder
 
     def take_ready(self) -> Child:
-        """A process that waits for its order; usually it has been waiting for a while."""
+        """The child that waits for an order; forked now if none waits."""
         child = self._ready or self._fork()
         self._ready = None
         self._begun = True
@@ -200,11 +200,11 @@ class Init:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            if self._ground is not None:
+            if self._workspace is not None:
                 os.setsid()  # signals to "my group" and "my session" stay there
-            keep_channel(theirs, self._ground)
-            script, ground, many_users = self._script, self._ground, self._many_users
-            raise Untrusted(lambda: become(script, ground, many_users=many_users))
+            keep_only_channel(theirs, self._workspace)
+            script, workspace, many_users = self._script, self._workspace, self._many_users
+            raise Untrusted(lambda: become(script, workspace, many_users=many_users))
         theirs.close()
         return Child(pid=pid, channel=ours)
 

@@ -1,4 +1,4 @@
-"""Calls of Linux that Python 3.11 has no function for, through the C library."""
+"""System calls of Linux that Python 3.11 has no function for, through the C library; numbers are from its headers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _check(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces of ``flags`` for fresh ones."""
+    """Move into new namespaces of the kinds in ``flags``."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
@@ -66,12 +66,12 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def make_private(target: str) -> None:
-    """No mount made below ``target`` from now on reaches another namespace, nor the other way round."""
+    """Stop mount propagation below ``target`` to and from other namespaces."""
     _check(_libc.mount(None, os.fsencode(target), None, MS_REC | MS_PRIVATE, None), f"make {target} private")
 
 
 def bind(source: str, target: str) -> None:
-    """Show the folder or file ``source`` at ``target``, with what is mounted below it."""
+    """Bind-mount the folder or file ``source`` at ``target``, with what is mounted below it."""
     result = _libc.mount(os.fsencode(source), os.fsencode(target), None, MS_BIND | MS_REC, None)
     _check(result, f"bind {source} to {target}")
 
@@ -88,7 +88,7 @@ def remount(target: str, flags: int) -> None:
 
 
 def umount_detached(target: str) -> None:
-    """Take the mount at ``target`` out of the tree, with all below it."""
+    """Detach the mount at ``target`` with all below it (lazy unmount)."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
 
 
@@ -103,12 +103,12 @@ def _prctl(option: int, *values: int) -> int:
 
 
 def parent_death_signal(signal: int) -> None:
-    """Receive ``signal`` when the parent (its thread that forked us) ends."""
+    """Receive ``signal`` when the parent ends (strictly: the thread of it that forked this process)."""
     _prctl(1, signal)
 
 
 def dumpable(value: bool) -> None:
-    """Whether processes of the same user may look into this one, and its ``/proc`` entries belong to its user."""
+    """Set whether processes of the same user may trace this one and own its ``/proc`` entries."""
     _prctl(4, int(value))
 
 
@@ -118,7 +118,7 @@ def subreaper() -> None:
 
 
 def no_new_privileges() -> None:
-    """No ``execve`` gives this process or its children more rights, ever."""
+    """Set no_new_privs: no ``execve`` gives this process or its children more privileges."""
     _prctl(38, 1)
 
 

@@ -1,7 +1,7 @@
-"""Landlock: which files a process and its children may use from now on, for where there is no file system of their own.
+"""Landlock: restricts which files a process and its children may use, where they have no mount namespace of their own.
 
-It knows nothing of attributes: what ``chmod``, ``chown`` and their like do is the filter's affair (``seccomp``), and
-that files exist, and how long they are, can be seen. From ABI 4 on TCP is refused, from ABI 6 on signals to others.
+It does not restrict attributes: ``chmod``, ``chown`` and the like are refused by the ``seccomp`` filter, and programs
+can see that files exist and how long they are. From ABI 4 on TCP is refused, from ABI 6 on signals to other processes.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from collections.abc import Iterable
 __all__ = ["SIGNALS_ABI", "abi", "restrict", "ruleset"]
 
 SIGNALS_ABI = 6
-"""The first that keeps signals to processes of the same ruleset."""
+"""First ABI that restricts signals to processes under the same ruleset."""
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
-_BITS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # how many kinds of access to files an ABI knows
+_BITS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # ABI version -> number of file access rights; each right is one bit
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
-_DEVICES_MADE = 1 << 6 | 1 << 11  # character and block
+_DEVICES_MADE = 1 << 6 | 1 << 11  # LANDLOCK_ACCESS_FS_MAKE_CHAR and _MAKE_BLOCK
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
 def abi() -> int:
-    """Version of what the kernel offers; 0 for nothing."""
+    """Landlock ABI version of the kernel; 0 where there is none."""
     return max(0, int(_libc.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
 def ruleset(*, read: Iterable[str], write: Iterable[str], devices: Iterable[str]) -> int:
     """A descriptor for :func:`restrict`.
 
-    ``read``: files and folders that may be read and executed; ``write``: folders in which all may be done that makes
-    no device; ``devices``: files that may be read and written. What does not exist is left out.
+    ``read``: files and folders that may be read and executed; ``write``: folders with all rights except to make
+    device nodes; ``devices``: files that may be read and written. What does not exist is left out.
     """
     version = abi()
     known = (1 << _BITS[min(version, 5)]) - 1
@@ -68,7 +68,7 @@ def _allow(rules: int, path: str, access: int) -> None:
 
 
 def restrict(rules: int) -> None:
-    """From now on this process and its children may do no more than the ruleset says. Needs no_new_privileges."""
+    """Restrict this process and its future children to the ruleset, for good. Needs no_new_privs."""
     _checked(_libc.syscall(_RESTRICT, rules, ctypes.c_uint(0)), "restrict itself")
 
 

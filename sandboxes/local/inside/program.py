@@ -27,7 +27,7 @@ _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
 
 def set_environment(environ: Mapping[str, str]) -> None:
-    """Nothing but this; the zygote has none."""
+    """Set the environment of the program; that of the zygote is empty."""
     os.environ.update(environ)
 
 
@@ -50,7 +50,7 @@ class Script:
 
     def __init__(self) -> None:
         for name in [n for n in sys.modules if n == "inside" or n.startswith("inside.")]:
-            del sys.modules[name]  # the harness is nobody's business
+            del sys.modules[name]  # programs must not import the trusted code
         os.environ.clear()
         standard_streams()
         self.module = types.ModuleType("__main__")
@@ -59,7 +59,7 @@ class Script:
         self._end = Ending(self.module)
 
     def run(self, name: str, source: bytes, arguments: list[str]) -> NoReturn:
-        """As ``python main.py arguments`` in the working folder, without the time that takes."""
+        """Behave as ``python main.py arguments`` in the working folder, without starting an interpreter."""
         work = os.getcwd()
         path = f"{work}/{name}"
         sys.argv = [name, *arguments]
@@ -74,7 +74,8 @@ class Script:
 
 
 def standard_streams() -> None:
-    """New ones over 0, 1 and 2, as of pipes: programs have other files there than the zygote."""
+    """New stream objects over descriptors 0, 1 and 2, buffered as for pipes; the zygote's objects belong to other
+    files."""
     stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
     stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape")
     stderr = io.TextIOWrapper(
@@ -93,7 +94,10 @@ def standard_streams() -> None:
 
 
 class Ending:
-    """How an interpreter ends a script: the traceback, threads, ``atexit``, finalizers, flushing, the exit code."""
+    """Ends a script as the interpreter does: traceback, threads, ``atexit``, finalizers, flushing, exit code.
+
+    The functions are looked up in the zygote, before the program can replace them.
+    """
 
     def __init__(self, main: types.ModuleType) -> None:
         self._main = main
@@ -145,7 +149,7 @@ class Ending:
 
 
 def exit_code(error: SystemExit) -> int:
-    """Of ``sys.exit(value)``: numbers as they are, nothing is 0, and everything else is a message and 1."""
+    """Exit code of ``sys.exit(value)``: a number is the code, ``None`` is 0, anything else is printed and gives 1."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -158,7 +162,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def show(error: BaseException, *, with_cells: bool = False) -> None:
-    """Through ``sys.excepthook``, without the harness's frames.
+    """Print the exception through ``sys.excepthook``, without the frames of the trusted code.
 
     ``with_cells``: source lines of cells are in ``linecache``, which the built-in hook does not read.
     """

@@ -1,4 +1,4 @@
-"""The root of the jail: a small read-only tree with the interpreter, shared libraries and a few devices."""
+"""The root file system of the jail: a small read-only tree with the interpreter, shared libraries and a few devices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from typing import Any
 from . import kernel
 from .kernel import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 
-__all__ = ["BOX", "PROC_OPTIONS", "build_tree", "enter_tree", "inodes", "mount_box", "mount_proc", "resize_box"]
+__all__ = [
+    "PROC_OPTIONS",
+    "RUN_FILESYSTEM",
+    "build_tree",
+    "enter_tree",
+    "inodes",
+    "mount_proc",
+    "mount_run_filesystem",
+    "resize_run_filesystem",
+]
 
-BOX = "/.box"
-"""Where the one file system of a run is mounted; its three folders appear as /work, /tmp and /dev/shm."""
+RUN_FILESYSTEM = "/.box"
+"""Where the tmpfs of a run is mounted; its three folders appear as /work, /tmp and /dev/shm and share its size
+limit."""
 _PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 PROC_OPTIONS = "subset=pid"
@@ -24,13 +34,13 @@ _FIXED = MS_RDONLY | MS_NOSUID | MS_NODEV
 def build_tree(plan: Mapping[str, Any]) -> None:
     """Build the jail's root at ``base``, in the calling process's own mount namespace.
 
-    ``plan``: ``base`` (an existing folder that is covered), ``binds`` (what is shown, and where), ``masked``
+    ``plan``: ``base`` (an existing folder to mount over), ``binds`` (source and target of bind mounts), ``masked``
     (folders shown empty), ``links`` (path -> target), ``texts`` (path -> content).
     """
     base: str = plan["base"]
     kernel.make_private("/")
     kernel.mount("root", base, "tmpfs", MS_NOSUID | MS_NODEV, _ROOT_OPTIONS)
-    for folder in ("/.old", "/.empty", BOX, *_PARTS.values(), "/proc", "/etc", "/dev"):
+    for folder in ("/.old", "/.empty", RUN_FILESYSTEM, *_PARTS.values(), "/proc", "/etc", "/dev"):
         os.makedirs(base + folder, mode=0o755, exist_ok=True)
     for source, target in plan["binds"]:
         _show(source, base + target)
@@ -52,10 +62,10 @@ def build_tree(plan: Mapping[str, Any]) -> None:
 
 
 def enter_tree(base: str, *, hidden: bool) -> None:
-    """Make the tree the root, with a /proc of the caller's namespace; what was the root is gone then.
+    """Make the tree the root, with a /proc of the caller's PID namespace, and detach the old root.
 
-    ``hidden``: /proc shows users their own processes only. The host's /proc must still be in sight when the new one is
-    mounted: the kernel gives no more than what was there.
+    ``hidden``: /proc shows users their own processes only. The host's /proc must still be mounted when the new one is:
+    in a user namespace the kernel allows a new /proc only where a fully visible one exists.
     """
     kernel.make_private("/")
     mount_proc(base + "/proc", _HIDDEN if hidden else PROC_OPTIONS)
@@ -91,31 +101,33 @@ def _touch(path: str) -> None:
 
 
 def mount_proc(target: str, options: str = PROC_OPTIONS) -> None:
-    """The /proc of the caller's process namespace, without anything but processes where the kernel can do that."""
+    """Mount the /proc of the caller's PID namespace, with process folders only (``subset=pid``)."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     kernel.mount("proc", target, "proc", flags, options)
 
 
-def _box_options(files_mb: int, owner: int) -> str:
+def _filesystem_options(files_mb: int, owner: int) -> str:
     return f"mode=0711,size={files_mb}m,nr_inodes={inodes(files_mb)},uid={owner},gid={owner}"
 
 
 def inodes(files_mb: int) -> int:
-    """Small files are bounded too: 4 KB each on average, at most some ten thousand."""
+    """Limit on the number of files: one for each 4 KB of the size limit, between 256 and 32768."""
     return max(256, min(256 * files_mb, 32768))
 
 
-def mount_box(files_mb: int, owner: int, user: int) -> None:
-    """A fresh, empty file system for one run: /work, /tmp and /dev/shm share its size and belong to ``user``."""
-    kernel.mount("box", BOX, "tmpfs", MS_NOSUID | MS_NODEV, _box_options(files_mb, owner))
+def mount_run_filesystem(files_mb: int, owner: int, user: int) -> None:
+    """Mount an empty tmpfs for one run: /work, /tmp and /dev/shm share its size limit and belong to ``user``."""
+    kernel.mount("box", RUN_FILESYSTEM, "tmpfs", MS_NOSUID | MS_NODEV, _filesystem_options(files_mb, owner))
     for name, place in _PARTS.items():
-        inner = f"{BOX}/{name}"
+        inner = f"{RUN_FILESYSTEM}/{name}"
         os.mkdir(inner)
         os.chmod(inner, 0o1777 if name != "work" else 0o755)
         os.chown(inner, user, user)
         kernel.bind(inner, place)
 
 
-def resize_box(files_mb: int, owner: int) -> None:
-    """Another size for the file system that is already there."""
-    kernel.mount("box", BOX, "tmpfs", MS_REMOUNT | MS_NOSUID | MS_NODEV, _box_options(files_mb, owner))
+def resize_run_filesystem(files_mb: int, owner: int) -> None:
+    """Change the size limit of the mounted tmpfs."""
+    kernel.mount(
+        "box", RUN_FILESYSTEM, "tmpfs", MS_REMOUNT | MS_NOSUID | MS_NODEV, _filesystem_options(files_mb, owner)
+    )

@@ -1,9 +1,9 @@
-"""Runs in the zygote's own process namespace: one fork for each, by the zygote itself, which reaps and reports.
+"""Runs in the zygote's own PID namespace: one fork for each, by the zygote itself, which reaps and reports.
 
-This is the quick way, for where programs have a user of their own and a cgroup counts them: then nothing that a
-program can do reaches the zygote (another user, another cgroup, the first process of the namespace, not in /proc), and
-nothing is left in the namespace once all its processes are reaped. Each run has fresh mounts, System V, host name and
-cgroup namespaces. The zygote sees limits and statuses; sources, input, files and output never.
+This is the fast path, used where programs have a user of their own and a cgroup limits them: then no program can reach
+the zygote (another user, another cgroup, the first process of the namespace, hidden in /proc), and nothing is left in
+the namespace once all its processes are reaped. Each run has fresh mount, System V IPC, host name and cgroup
+namespaces. The zygote sees limits and statuses; never sources, input, files or output.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from typing import Any
 from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
-from .family import kill_all
 from .files import WORK
 from .init import FILES_MB, Child, NotStartedError
+from .launch import Untrusted, become, keep_only_channel
+from .process_tree import kill_all
 from .program import Script
-from .ready import become, keep_channel
-from .root import mount_box
+from .root import mount_run_filesystem
 from .seccomp import PRIVATE
-from .untrusted import Untrusted
 
 __all__ = ["Runs"]
 
 REAP_MS = 20
-"""How often children that a program left behind are buried while it runs."""
-_MOST_LOST = 3
+"""How often orphans of a program are reaped while it runs."""
+_MAX_LOST = 3
 
 
 class Runs:
-    """One run after the other; what is next to run waits ready-made."""
+    """Carries out one run after the other; the process of the next run is set up before its order comes."""
 
     def __init__(
         self,
@@ -57,18 +56,18 @@ class Runs:
         self.serial = 0
 
     def next_order(self) -> dict[str, Any] | None:
-        """Carry out runs until something else is ordered, which is returned; ``None`` when the other side is gone."""
+        """Carry out runs until another order comes, which is returned; ``None`` when the other side is gone."""
         lost = 0
         while True:
             child = self._ready = self._ready or self._make()
             ended = os.pidfd_open(child.pid)
             ready = self._wait(ended, self._work.fileno())
             os.close(ended)
-            if self._alive in ready or (self._control.fileno() in ready and not self._heed(0)):
+            if self._alive in ready or (self._control.fileno() in ready and not self._kill_requested(0)):
                 return None
-            if ended in ready:  # killed at rest, by somebody outside
+            if ended in ready:  # killed while waiting, from outside the sandbox
                 lost += 1
-                self._bury(child, lost)
+                self._reap_lost(child, lost)
             elif self._work.fileno() in ready:
                 message, fds = wire.receive(self._work)
                 if message is None:
@@ -81,23 +80,24 @@ class Runs:
                 lost = 0
 
     def clear(self) -> None:
-        """End what waits."""
+        """Kill the process that waits for an order."""
         kill_all()
         if self._ready is not None:
             self._ready.channel.close()
             self._ready = None
 
-    def _bury(self, child: Child, lost: int) -> None:
+    def _reap_lost(self, child: Child, lost: int) -> None:
         said = child.channel.recv(4096, socket.MSG_DONTWAIT)
         self.clear()
-        if said or lost == _MOST_LOST:
-            raise OSError(f"no place can be made for a program: {said.decode(errors='replace') or 'it is killed'}")
+        if said or lost == _MAX_LOST:
+            raise OSError(f"no process can be set up for a program: {said.decode(errors='replace') or 'it is killed'}")
 
     def _make(self) -> Child:
-        """Fork what will be the program; it makes its place, gives up its rights, and waits."""
-        self._cgroup.give_room()
+        """Fork the process of the next program; it mounts its file system, drops its privileges, and waits."""
+        self._cgroup.reset_memory_limit()
         if self._last_pid is not None:
-            os.pwrite(self._last_pid, b"1", 0)  # each program is process 2: no counting of those before it
+            # Each program gets process id 2, which tells nothing about runs before it.
+            os.pwrite(self._last_pid, b"1", 0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid:
@@ -108,18 +108,18 @@ class Runs:
                 channel.detach()
             self._cgroup.join()
             kernel.unshare(PRIVATE)
-            mount_box(self._files_mb, 0, RUN_USER)
+            mount_run_filesystem(self._files_mb, 0, RUN_USER)
             os.chdir(WORK)
         except BaseException as error:
             theirs.send(wire.describe(error).encode()[:4096])
             os._exit(71)
-        keep_channel(theirs)
+        keep_only_channel(theirs)
         script = self._script
         raise Untrusted(lambda: become(script, None, many_users=True))
 
     def _run(self, message: dict[str, Any], fds: list[int]) -> None:
         limits = message["limits"]
-        if limits["files_mb"] != self._files_mb:  # the next will probably want the same
+        if limits["files_mb"] != self._files_mb:  # the next run probably has the same limits
             self._files_mb = limits["files_mb"]
             self.clear()
         child = self._ready or self._make()
@@ -150,14 +150,15 @@ class Runs:
         child.channel.close()
 
     def _wait_for(self, child: int) -> tuple[int | None, int]:
-        """Reap until ``child`` has ended; its status (``None`` when we are to kill it) and peak memory in bytes."""
+        """Reap until ``child`` has ended; its status (``None``: the caller ordered to kill it) and peak memory in
+        bytes."""
         ended = os.pidfd_open(child)
         try:
             while True:
                 ready = self._wait(ended, timeout_ms=REAP_MS)
                 if self._alive in ready:
                     os._exit(0)
-                if self._control.fileno() in ready and self._heed(self.serial):
+                if self._control.fileno() in ready and self._kill_requested(self.serial):
                     return None, 0
                 while True:
                     pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -174,7 +175,7 @@ class Runs:
             poll.register(fd, select.POLLIN)
         return [fd for fd, _ in poll.poll(timeout_ms)]
 
-    def _heed(self, serial: int) -> bool:
+    def _kill_requested(self, serial: int) -> bool:
         """Whether the caller wants run ``serial`` to be killed. With 0: whether the caller is still there."""
         message, _ = wire.receive(self._control)
         if message is None:

@@ -1,8 +1,8 @@
-"""The filter of system calls, as classic BPF built here: no libseccomp, nothing to compile.
+"""The seccomp filter of system calls, assembled as classic BPF without libseccomp.
 
-Allowed is what ``syscalls`` lists; everything else gets EPERM, or ENOSYS where the call is younger than Linux 5.2 (C
-libraries then use the older one: clone3 is refused in this way because a filter cannot see its flags). Another
-architecture's calls (32-bit ones, x32) end the process: their numbers mean something else.
+Calls that ``syscalls`` lists are allowed; every other gets EPERM, or ENOSYS where it is newer than Linux 5.1 (C
+libraries then fall back to an older call: clone3 is refused in this way because a filter cannot read its flags, which
+are behind a pointer). Calls of another architecture (32-bit, x32) kill the process: their numbers mean other calls.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ __all__ = ["MACHINES", "MOUNT_FLAGS", "NEWPID", "PRIVATE", "ZYGOTE_NAMESPACE_FD"
 
 NEWPID = 0x2000_0000
 PRIVATE = 0x0002_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000
-"""Namespaces that init leaves for fresh ones: mounts, System V, host name, cgroups."""
+"""Flags of ``unshare`` for the namespaces that each run gets fresh: mount, cgroup, host name (UTS), System V IPC."""
 MOUNT_FLAGS = (2 | 4, 2 | 4 | 8, 2 | 4 | 32, 4096 | 16384)
-"""Of a fresh file system, of /proc, of another size for the first, of showing a folder in another place."""
+"""Flags of the ``mount`` calls of a run: its tmpfs, its /proc, a remount with another size, a recursive bind mount."""
 ZYGOTE_NAMESPACE_FD = 1000
-"""Where the zygote holds its own process namespace; programs may not have descriptors from this number on."""
+"""Descriptor of the zygote's own PID namespace; RLIMIT_NOFILE keeps programs below this number."""
 
 _ARCHES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 MACHINES = tuple(_ARCHES)
-_X32 = 0x4000_0000
+_X32 = 0x4000_0000  # __X32_SYSCALL_BIT
 
+# Opcodes of classic BPF: BPF_LD|W|ABS, BPF_ALU|AND|K, BPF_RET|K, then BPF_JMP with JEQ, JGE and JSET. Actions:
+# SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS and SECCOMP_RET_ERRNO with the error number in its low bits.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 _ALLOW, _KILL = 0x7FFF_0000, 0x8000_0000
 _EPERM, _ENOSYS = (0x0005_0000 | number for number in (errno.EPERM, errno.ENOSYS))
 _AFNOSUPPORT = 0x0005_0000 | errno.EAFNOSUPPORT
 
-_NEW_NAMESPACES = 0x7E02_0000
+_NEW_NAMESPACES = 0x7E02_0000  # every CLONE_NEW* flag
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
-_TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
+_TERMINAL_INJECTION = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
 _PLAIN_KINDS = (0, 0x8000, 0x1000, 0xC000)  # of mknod: file, file, pipe, socket
 # PR_: parent-death signal, dumpable, unaligned, keepcaps(get), name, capbset_read, securebits(get), timer slack,
 # subreaper, no_new_privs, tid address, huge pages, and the name of an anonymous mapping.
 _PRCTL = (1, 2, 3, 4, 5, 7, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41, 42, 0x5356_4D41)
 
-_SET_OWNER, _IO_OWNER = (8, 10, 15), (0x8901, 0x8902)  # who gets signals about a descriptor, and which
-_ABOUT_OTHERS = tuple(
+# F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP: they make the kernel send signals to any process.
+_SET_OWNER, _IO_OWNER = (8, 10, 15), (0x8901, 0x8902)
+_AFFECTS_OTHER_PROCESSES = tuple(
     "semget semop semctl semtimedop msgget msgsnd msgrcv msgctl shmget shmat shmctl shmdt mq_open mq_unlink "
     "mq_timedsend mq_timedreceive mq_notify mq_getsetattr setpriority ioprio_set sched_setaffinity sched_setparam "
     "sched_setscheduler sched_setattr".split()
@@ -54,42 +57,44 @@ _ATTRIBUTES = tuple(
 )
 
 Instruction = tuple[int, int, int, int]
+"""``struct sock_filter``: opcode, jump where true, jump where false (both relative), operand."""
 
 
 class Rules(NamedTuple):
-    """What differs between tiers."""
+    """What the filters of the isolation tiers differ in."""
 
     internet: bool = True
-    """Internet sockets; to be had only where the run has a network namespace of its own."""
+    """Allow internet sockets; only where the run has a network namespace of its own."""
     unix_sockets: bool = True
-    """Unix sockets with an address; only where no socket of the host can be reached."""
-    hidden_memory: bool = True
-    """memfd_create and shmget; only where a cgroup counts what they hold."""
-    makes_jails: bool = False
-    """Let the zygote and init make places for runs, in the very forms that they use, under a filter that programs then
-    inherit (to install one for each run is a quarter of its cost). A program has no right to any of these calls: the
-    kernel refuses them for want of capabilities, which no program can get, since a new user namespace stays refused.
+    """Allow unix sockets with an address; only where no socket of the host can be reached."""
+    anonymous_memory: bool = True
+    """Allow memfd_create and shmget; only where a cgroup limits the memory that they hold."""
+    sets_up_jails: bool = False
+    """Allow unshare, mount and setns with exactly the flags that the zygote and init use to set up a run. The filter is
+    inherited by programs (installing another for each run would be a quarter of its cost), but they cannot make these
+    calls: the kernel refuses them without capabilities, and a new user namespace, which would give some, stays refused.
     """
     signals: bool = True
-    """Signals to other processes; only where none of the host is in reach."""
-    apart: bool = True
-    """Whether namespaces keep other processes, System V objects and message queues out of reach; where not, programs
-    get no say about priorities and limits of others, nor shared objects."""
+    """Allow signals to other processes; only where those of the host cannot be reached."""
+    isolated_ipc: bool = True
+    """Whether namespaces separate processes, System V objects and message queues from those of the host; where not,
+    calls that use shared objects or set priorities and limits of other processes are refused."""
     attributes: bool = True
-    """Modes, owners and times of files; only where those of others are out of reach."""
+    """Allow changes of file modes, owners and extended attributes; only where files of others cannot be reached."""
 
 
 def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tuple
     """The filter for ``machine``, an array of ``struct sock_filter``."""
     allowed, checked = ALLOWED[machine], CHECKED[machine]
+    # Of struct seccomp_data the architecture is at byte 4, the number of the call at 0, arguments (64 bits) from 16 on.
     code: list[Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHES[machine]), (_RETURN, 0, 0, _KILL)]
     code.append((_LOAD, 0, 0, 0))
     if machine == "x86_64":
         code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
     plain = set(allowed.values())
-    if rules.hidden_memory:
+    if rules.anonymous_memory:
         plain |= {checked["memfd_create"], checked["shmget"]}
-    refused = () if rules.apart else _ABOUT_OTHERS
+    refused = () if rules.isolated_ipc else _AFFECTS_OTHER_PROCESSES
     refused += () if rules.attributes else _ATTRIBUTES
     plain -= {table[name] for name in refused for table in (allowed, checked) if name in table}
     bodies = {}
@@ -102,7 +107,7 @@ def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tupl
 
 
 def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
-    """Name of a call -> what decides it, given that it is that call; each ends with a verdict."""
+    """Name of a call -> instructions that check its arguments; each list ends with a verdict."""
     families = [_AF_UNIX] * rules.unix_sockets + [_AF_INET, _AF_INET6] * rules.internet
     checks = {
         "clone": [*_argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _verdict(_EPERM), _verdict(_ALLOW)],
@@ -111,10 +116,10 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
         "mknod": _only(1, _PLAIN_KINDS, mask=0xF000),
         "mknodat": _only(2, _PLAIN_KINDS, mask=0xF000),
         "personality": _only(0, (0, 0xFFFF_FFFF)),
-        "ioctl": [*_argument(1), *_verdict_for(_TERMINAL_TRICKS, _EPERM), _verdict(_ALLOW)],
+        "ioctl": [*_argument(1), *_verdict_for(_TERMINAL_INJECTION, _EPERM), _verdict(_ALLOW)],
         "prctl": _only(0, _PRCTL),
     }
-    if rules.makes_jails:
+    if rules.sets_up_jails:
         checks |= {
             "unshare": _only(0, (NEWPID, PRIVATE)),
             "mount": _only(3, MOUNT_FLAGS),
@@ -124,10 +129,10 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
         checks |= {"kill": _only(0, (0,))}
         refused = ("pidfd_send_signal", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
         checks |= {name: [_verdict(_EPERM)] for name in refused}
-    if not rules.apart:
+    if not rules.isolated_ipc:
         checks["prlimit64"] = _only(0, (0,))
         checks["fcntl"] = [*_argument(1), *_verdict_for(_SET_OWNER, _EPERM), _verdict(_ALLOW)]
-        checks["ioctl"] = [*_argument(1), *_verdict_for((*_TERMINAL_TRICKS, *_IO_OWNER), _EPERM), _verdict(_ALLOW)]
+        checks["ioctl"] = [*_argument(1), *_verdict_for((*_TERMINAL_INJECTION, *_IO_OWNER), _EPERM), _verdict(_ALLOW)]
     return checks
 
 
@@ -136,7 +141,7 @@ def _verdict(action: int) -> Instruction:
 
 
 def _argument(index: int) -> list[Instruction]:
-    """Load the low half of an argument; all that are looked at are of 32 bits."""
+    """Load the low half of an argument: the kernel reads all that are checked here as 32 bits."""
     return [(_LOAD, 0, 0, 16 + 8 * index)]
 
 
@@ -150,26 +155,26 @@ def _only(index: int, values: Iterable[int], *, mask: int | None = None) -> list
 
 
 def _unless(index: int, values: list[int], action: int) -> list[Instruction]:
-    """``action`` unless the argument is one of ``values``; then go on."""
+    """Return ``action`` unless the argument is one of ``values``; otherwise continue after these instructions."""
     tests = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [*_argument(index), *tests, _verdict(action)]
 
 
 def _tree(plain: set[int], bodies: Mapping[int, list[Instruction]]) -> list[Instruction]:
-    """Binary search over the numbers at which the verdict changes; each leaf is a verdict, or a look at arguments.
+    """Binary search over the numbers at which the verdict changes; each leaf is a verdict or a check of arguments.
 
-    The kernel walks it once for every number when the filter is installed, so that depth costs, not length.
+    The kernel evaluates the filter for every number when it is installed, so depth costs time, not length.
     """
-    young = 424  # the first number shared by all architectures, Linux 5.1
+    first_recent = 424  # from here on (Linux 5.1) all architectures share the numbers
     allowed = [_verdict(_ALLOW)]
 
     def leaf(number: int) -> list[Instruction]:
         if number in bodies:
             return bodies[number]
-        return allowed if number in plain else [_verdict(_ENOSYS if number >= young else _EPERM)]
+        return allowed if number in plain else [_verdict(_ENOSYS if number >= first_recent else _EPERM)]
 
     ends = {n + 1 for n in plain | set(bodies)}
-    borders = sorted(n for n in plain | set(bodies) | ends | {young} if n and leaf(n) != leaf(n - 1))
+    borders = sorted(n for n in plain | set(bodies) | ends | {first_recent} if n and leaf(n) != leaf(n - 1))
     leaves = [leaf(0), *map(leaf, borders)]
 
     def node(low: int, high: int) -> list[Instruction]:
@@ -180,5 +185,6 @@ def _tree(plain: set[int], bodies: Mapping[int, list[Instruction]]) -> list[Inst
         return [(_AT_LEAST, len(left), 0, borders[middle]), *left, *right]
 
     code = node(0, len(borders))
+    # A jump is one byte.
     assert all(jump < 256 for _, true, false, _ in code for jump in (true, false))
     return code

@@ -1,4 +1,4 @@
-"""Init of a session: cells, files in and out, until it is told to go."""
+"""Init of a session: runs cells and copies files in and out, until the channel is closed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from . import wire
 from .cells import CODE_BYTES, TOKEN_BYTES
-from .family import kill_all
 from .files import open_plain, replace_file
 from .init import Child, Init
-from .untrusted import Untrusted
+from .launch import Untrusted
+from .process_tree import kill_all
 
 __all__ = ["serve_session"]
 
 
 TICK_MS = 200
-"""How often children that a program left behind are buried."""
+"""How often orphans of a program are reaped."""
 
 
 class _Interpreter:
@@ -75,7 +75,7 @@ class _Session:
             self._write(message, fds)
         elif order == "read":
             self._read(message)
-        # "stop" for a cell that has just ended is no longer of interest
+        # "stop" arrived after its cell had ended: nothing to do
 
     def _begin(self) -> None:
         child = self._init.take_ready()
@@ -122,7 +122,7 @@ class _Session:
                 if len(said) == TOKEN_BYTES + CODE_BYTES and said.startswith(token):
                     return int.from_bytes(said[TOKEN_BYTES:], "little") & 0xFF, None, False
             ended, _, _ = select.select([interpreter.ended], [], [], 0.1)
-            if not ended:  # it closed its channel, or spoke without being asked: no longer an interpreter for us
+            if not ended:  # it closed its channel or answered without the token: the program controls the interpreter
                 self._drop()
                 return 1, None, False
             status = _reap(interpreter.ended)
@@ -149,7 +149,8 @@ class _Session:
             child.channel.close()
 
     def _wait(self, poll: select.poll, ended: int) -> int | bool:
-        """Until the process ends (its status), something else is ready (``False``) or we are told to stop."""
+        """Wait until the process ends (returns its status), ``poll`` has an event (``False``), or a stop was ordered
+        (``True``)."""
         poll.register(ended, select.POLLIN)
         poll.register(self._init.work, select.POLLIN)
         while True:
@@ -170,7 +171,7 @@ class _Session:
             _reap_orphans(ended)
 
     def _drop(self) -> None:
-        """The interpreter's state is lost, and with it all its processes."""
+        """Kill all processes of the session; the state of the interpreter is lost."""
         kill_all()
         if self._interpreter is not None:
             self._interpreter.close()
@@ -201,7 +202,7 @@ def _reap(ended: int) -> int:
 
 
 def _reap_orphans(keep: int) -> None:
-    """Bury children that have ended, until the one that ``keep`` stands for is among them."""
+    """Reap children that have ended, except the process of the pidfd ``keep``, whose status the caller needs."""
     while not select.select([keep], [], [], 0)[0]:
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if info is None or select.select([keep], [], [], 0)[0]:

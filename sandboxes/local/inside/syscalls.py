@@ -1,9 +1,10 @@
 """Numbers of the system calls that an untrusted program may make, on x86_64 and aarch64.
 
-From ``unistd_64.h`` and ``asm-generic/unistd.h`` of Linux. Whatever is not here is refused, the future included; the
-calls that depend on an argument are in ``seccomp``. Not here on purpose: ptrace and process_vm_*, io_uring and the old
-asynchronous I/O, keyrings, bpf, perf, userfaultfd, mounts, namespaces, chroot, modules, kexec, file handles, vmsplice,
-modify_ldt, port I/O, clocks, quotas, swap, pidfd_getfd, memfd_secret, moving memory between nodes.
+From ``unistd_64.h`` and ``asm-generic/unistd.h`` of Linux. Whatever is not listed is refused, calls of future kernels
+included; calls that depend on an argument are checked in ``seccomp``. Left out on purpose: ptrace and process_vm_*,
+io_uring and the old asynchronous I/O, keyrings, bpf, perf, userfaultfd, mounts, namespaces, chroot, modules, kexec,
+file handles, vmsplice, modify_ldt, port I/O, clocks, quotas, swap, pidfd_getfd, memfd_secret, moving memory between
+nodes.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _table(text: str) -> dict[str, dict[str, int]]:
 
 
 ALLOWED = _table(_ALLOWED)
-"""Machine -> name -> number, of calls that are allowed whatever their arguments."""
+"""Machine -> name -> number of the calls allowed with any arguments."""
 
 CHECKED = _table(_CHECKED)
-"""Machine -> name -> number, of calls whose arguments are looked at."""
+"""Machine -> name -> number of the calls whose arguments are checked."""

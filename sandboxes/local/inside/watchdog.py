@@ -1,4 +1,5 @@
-"""Bounds what a run holds where the kernel does not: looks at all its processes every few milliseconds."""
+"""Limits memory, processes and files of a run where no cgroup or file system does: polls ``/proc`` every few
+milliseconds."""
 
 from __future__ import annotations
 
@@ -8,40 +9,41 @@ import resource
 from collections.abc import Mapping
 from typing import Any
 
-from .family import descendants
-from .ground import Ground
-from .root import BOX, inodes
+from .process_tree import descendants
+from .root import RUN_FILESYSTEM, inodes
+from .workspace import Workspace
 
 __all__ = ["Watchdog"]
 
 _PAGE = resource.getpagesize()
 _FILES_EVERY = 10
-"""Looks at memory between two at files on the ground, which take longer."""
+"""Polls of memory for each scan of the files, which takes longer."""
 
 
 class Watchdog:
-    """Adds up what the processes of a run hold for themselves, and their files. Lives in init.
+    """Sums the memory that the processes of a run do not share, and the size of their files. Polled by init.
 
-    ``ground``: also bound how many processes there are, and their files, for which no kernel cares there.
-    ``memory``: bound that, too; the files of a run that has its own file system count as memory.
+    ``workspace``: the run has no file system of its own, so the number of its processes and its files are limited too.
+    ``memory``: limit memory; the files of a run that has its own file system (tmpfs) count as memory.
     """
 
     interval_ms = 10
 
-    def __init__(self, limits: Mapping[str, Any], ground: Ground | None, *, memory: bool) -> None:
+    def __init__(self, limits: Mapping[str, Any], workspace: Workspace | None, *, memory: bool) -> None:
         self._memory = limits["memory_mb"] << 20 if memory else None
         self._processes: int = limits["processes"]
         self._files: int = limits["files_mb"] << 20
         self._inodes = inodes(limits["files_mb"])
-        self._ground = ground
+        self._workspace = workspace
         self._looks = 0
         self.peak = 0
         self.fired = False
-        """Whether it was too much memory."""
+        """Whether the memory limit was exceeded."""
 
     def exceeded(self) -> bool:
-        """Look once. Cheap numbers first; where they say "too much", the exact ones (shared pages divided) decide."""
-        if self._ground is None:
+        """Poll once. ``statm`` is cheap but ignores pages shared after a fork; only above the limit is the exact PSS
+        read."""
+        if self._workspace is None:
             pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         else:
             pids = sorted(descendants())
@@ -51,18 +53,18 @@ class Watchdog:
                 used = self._sum(pids, exact=True)
                 self.fired = self.fired or used > self._memory
             self.peak = max(self.peak, used)
-        return self.fired or (self._ground is not None and self._too_many(pids, self._ground))
+        return self.fired or (self._workspace is not None and self._too_many(pids, self._workspace))
 
-    def _too_many(self, pids: list[int], ground: Ground) -> bool:
+    def _too_many(self, pids: list[int], workspace: Workspace) -> bool:
         self._looks += 1
         if len(pids) > self._processes:
             return True
-        return self._looks % _FILES_EVERY == 0 and ground.holds_more_than(self._files, self._inodes)
+        return self._looks % _FILES_EVERY == 0 and workspace.holds_more_than(self._files, self._inodes)
 
     def _sum(self, pids: list[int], *, exact: bool) -> int:
         total = 0
-        if self._ground is None:
-            state = os.statvfs(BOX)
+        if self._workspace is None:
+            state = os.statvfs(RUN_FILESYSTEM)
             total = (state.f_blocks - state.f_bfree) * state.f_frsize
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended meanwhile

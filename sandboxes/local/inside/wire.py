@@ -1,4 +1,4 @@
-"""How the caller and the cage talk: JSON in one packet, with file descriptors; large contents in a memory file.
+"""Messages between the caller and the jail: JSON in one packet with file descriptors; large contents in a memory file.
 
 A payload is ``[length of head: 8 bytes][head: JSON][blobs]``; the head says how long each blob is.
 """
@@ -16,12 +16,12 @@ from typing import Any
 __all__ = ["describe", "pack", "receive", "sealed", "send", "unpack"]
 
 MAX_MESSAGE = 65536
-_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # no more seals, no shrinking, no growing, no writing
+_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
 _ADD_SEALS = 1033
 
 
 def sealed(*parts: bytes) -> int:
-    """A memory file with these bytes that nobody can change any more, at offset 0."""
+    """A sealed memory file with these bytes, which no process can change, at offset 0."""
     fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for part in parts:
@@ -76,7 +76,7 @@ def receive(channel: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | No
 
 
 def describe(error: BaseException) -> str:
-    """What went wrong and where in our own code, in one line."""
+    """An exception and the last three places of its traceback, in one line."""
     trace = error.__traceback__
     places = []
     while trace is not None:

@@ -1,6 +1,6 @@
-"""The zygote: first process of a slot's jail. It imports once, then forks one run after the other.
+"""The zygote: first process of a slot's jail. It imports modules once, then forks a process for each run.
 
-It never sees a program: requests, outputs and files pass between the caller and the run (``init``) directly, so that
+It never reads a program: requests, outputs and files pass between the caller and the run (``init``) directly, so that
 nothing of one run stays in the memory that the next is forked from.
 """
 
@@ -22,15 +22,15 @@ from typing import Any
 from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
-from .family import kill_all
-from .ground import Ground
 from .init import RAN, Init
+from .launch import Untrusted
+from .process_tree import kill_all
 from .program import Script
 from .root import build_tree, enter_tree
 from .runs import Runs
 from .seccomp import ZYGOTE_NAMESPACE_FD
 from .session import serve_session
-from .untrusted import Untrusted
+from .workspace import Workspace
 
 __all__ = ["Zygote"]
 
@@ -40,7 +40,7 @@ _NAMESPACES = (
 
 
 class Zygote:
-    """State of the process; ``unshare`` is called in its parent, ``serve`` in itself."""
+    """State of the zygote process; ``unshare`` is called in its parent, ``serve`` in the process itself."""
 
     def __init__(self, plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int) -> None:
         self._plan = plan
@@ -48,17 +48,18 @@ class Zygote:
         self._work = work
         self._alive = alive
         self._many_users = plan["ids"] is not None or (
-            plan["ground"] is not None and plan["ground"]["user"] is not None
+            plan["workspace"] is not None and plan["workspace"]["user"] is not None
         )
         self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
-        self._ground = Ground(plan["ground"]) if plan["ground"] else None
+        self._workspace = Workspace(plan["workspace"]) if plan["workspace"] else None
         self._serial = 0
         self._last_pid: int | None = None
 
     def unshare(self, ask_for_ids: Callable[[], None]) -> None:
-        """New namespaces for the next child, all owned by a user namespace, in which we may do what we like.
+        """Create new namespaces for the next child, owned by a new user namespace, in which this process has all
+        capabilities.
 
-        As root the tree of the jail is built before: it may show folders that only root can reach.
+        As root the file tree of the jail is built before: it may show folders that only root can reach.
         """
         user, group = os.geteuid(), os.getegid()
         os.umask(0o022)
@@ -81,10 +82,11 @@ class Zygote:
                 file.write(text)
 
     def serve(self) -> None:
-        """Enter the jail and fork runs until the caller or the keeper is gone. Raises :class:`Untrusted` in a run."""
+        """Enter the jail and fork runs until the caller or the supervisor is gone. Raises :class:`Untrusted` in a
+        run."""
         code = 71
         try:
-            self._enter() if self._ground is None else self._settle()
+            self._enter() if self._workspace is None else self._enter_without_namespaces()
             wire.send(self._control, {"event": "up"})
             self._loop()
             code = 0
@@ -95,8 +97,8 @@ class Zygote:
                 wire.send(self._control, {"event": "fault", "text": wire.describe(error)})
         os._exit(code)
 
-    def _settle(self) -> None:
-        """Without namespaces: all we do is to be the one to whom what programs leave behind comes back."""
+    def _enter_without_namespaces(self) -> None:
+        """Without namespaces: become the subreaper, so that orphans of programs become children of this process."""
         kernel.subreaper()
         os.setpgid(0, 0)
         self._become_zygote()
@@ -106,7 +108,7 @@ class Zygote:
         socket.sethostname("sandbox")
         if not self._many_users:
             build_tree(self._plan)
-        with contextlib.suppress(OSError):  # a kernel without it: programs are no longer process 2 each time then
+        with contextlib.suppress(OSError):  # not on every kernel; process ids of programs then count up from run to run
             self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
         enter_tree(self._plan["base"], hidden=self._many_users)
         self._become_zygote()
@@ -122,14 +124,15 @@ class Zygote:
         _pipes_for_streams()
 
     def _close_others(self) -> None:
-        """Keep the channels, the keeper's sign of life and the cgroup; nothing else was meant for the jail."""
+        """Close every descriptor that the jail does not need: it keeps the channels, the liveness pipe and the cgroup's
+        files."""
         keep = {0, 1, 2, self._control.fileno(), self._work.fileno(), self._alive}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
         if self._last_pid is not None:
             keep.add(self._last_pid)
-        if self._ground is not None:
-            keep.add(self._ground.rules)
+        if self._workspace is not None:
+            keep.add(self._workspace.ruleset)
         for name in os.listdir("/proc/self/fd"):
             if int(name) not in keep:
                 with contextlib.suppress(OSError):
@@ -138,27 +141,28 @@ class Zygote:
     def _loop(self) -> None:
         script = Script()
         kernel.no_new_privileges()
-        if self._ground is None:
+        if self._workspace is None:
             here = os.open("/proc/self/ns/pid", os.O_RDONLY)
             os.dup2(here, ZYGOTE_NAMESPACE_FD, inheritable=False)
             os.close(here)
             kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
         gc.collect()
         gc.freeze()
-        if self._many_users and self._cgroup is not None and self._ground is None:
+        if self._many_users and self._cgroup is not None and self._workspace is None:
             self._serve_here(script, self._cgroup)
         else:
             self._serve_apart(script)
 
     def _serve_here(self, script: Script, cgroup: Cgroup) -> None:
-        """Runs in our own process namespace, sessions in one of their own."""
-        os.setpgid(0, 0)  # a program's signals to "my group" stay in the jail
+        """Runs share the zygote's PID namespace; each session gets one of its own."""
+        os.setpgid(0, 0)  # kill(0) of a program reaches the jail only
         runs = Runs(script, self._control, self._work, self._alive, cgroup, self._last_pid)
         while (order := runs.next_order()) is not None:
             self._serial = runs.serial
             status = self._watch(self._fork_init(script, order))
             while status == 0 or (status is not None and os.WIFSIGNALED(status)):
-                # Sessions come one after another: a place for either waits next, until a run takes it.
+                # After a session another often follows, so an init that can serve either is set up, until a run
+                # takes it.
                 self._serial += 1
                 status = self._watch(self._fork_init(script))
             if status is None:
@@ -167,7 +171,7 @@ class Zygote:
             kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
 
     def _serve_apart(self, script: Script) -> None:
-        """Each run or session in a process namespace of its own, whose first process waits for the order."""
+        """Each run or session gets a PID namespace of its own, whose first process waits for the order."""
         going_on = True
         while going_on:
             self._serial += 1
@@ -175,23 +179,25 @@ class Zygote:
 
     def _fork_init(self, script: Script, order: dict[str, Any] | None = None) -> int:
         """The first process of a new namespace, for a run or a session."""
-        if self._ground is None:
-            kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)  # only from one's own place may one ask for another
+        if self._workspace is None:
+            # unshare(NEWPID) fails unless the caller is in its own namespace.
+            kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
             kernel.unshare(kernel.NEWPID)
         if self._cgroup is not None:
             self._cgroup.begin()
         run = os.fork()
         if run == 0:
-            if self._ground is None:
+            if self._workspace is None:
                 os.close(ZYGOTE_NAMESPACE_FD)
             self._control.close()
             os.close(self._alive)
-            init = Init(script, self._work, self._cgroup, self._ground, many_users=self._many_users)
+            init = Init(script, self._work, self._cgroup, self._workspace, many_users=self._many_users)
             init.serve(serve_session, order)
         return run
 
     def _watch(self, run: int) -> int | None:
-        """Wait for the end of a run and say so; its wait status, or ``None`` when there are to be no more runs."""
+        """Wait for the end of a run and report it; returns its wait status, or ``None`` when no more runs are to
+        follow."""
         going_on = True
         ended = os.pidfd_open(run)
         poll = select.poll()
@@ -212,8 +218,8 @@ class Zygote:
                 os.kill(run, signal.SIGKILL)
         os.close(ended)
         status = os.waitpid(run, 0)[1]
-        if self._ground is not None:
-            kill_all()  # what the run's first process could not end, because it was killed itself
+        if self._workspace is not None:
+            kill_all()  # the run's first process was killed, perhaps before it could kill these
         report: dict[str, Any] = {"event": "gone", "serial": self._serial, "status": status}
         if self._cgroup is not None:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
@@ -224,7 +230,7 @@ class Zygote:
 
 
 def _pipes_for_streams() -> None:
-    """What the streams of programs are made over; each program's own files take their places."""
+    """Open 0, 1 and 2, so that stream objects can be made before the fork; each program replaces the descriptors."""
     reader, writer = os.pipe()
     for place, fd in ((0, reader), (1, writer), (2, writer)):
         os.dup2(fd, place)
@@ -233,8 +239,9 @@ def _pipes_for_streams() -> None:
 
 
 def _loopback_up() -> None:
-    """Programs may talk to themselves over 127.0.0.1; closed connections shall leave no trace for the next run."""
+    """Bring up the loopback device of the network namespace, and keep no TIME_WAIT sockets, which the next run would
+    see."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))
+        fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
     with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w", encoding="utf-8") as file:
         file.write("0")

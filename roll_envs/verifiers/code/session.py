@@ -1,7 +1,7 @@
-"""Asking a candidate's code for values, one request at a time, in a session of a sandbox.
+"""Runs a candidate's code in a session of a sandbox and evaluates expressions there, one request at a time.
 
-Each request carries a random id that its reply must bear, so that nothing written earlier passes for a reply. The
-candidate's process can write any reply it likes; it can only never learn what is expected.
+Each request carries a random id that its reply must repeat, so that output written earlier cannot pass for a reply. The
+candidate's process can forge any reply, but expected values are never sent to it, so it cannot know what to reply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from roll_envs.sandbox import Limits, Sandbox, SandboxSession
 from roll_envs.verifiers.code.values import ENCODER, Opaque, decode
 
-__all__ = ["CandidateFault", "Jail", "Usage"]
+__all__ = ["CandidateFault", "CandidateSession", "Usage"]
 
 _PRELUDE = (
     """
@@ -77,14 +77,15 @@ class CandidateFault(Exception):
 
 @dataclass(slots=True)
 class Usage:
-    """What the requests took since the last :meth:`Jail.take_usage`."""
+    """Time and memory of the requests since the last :meth:`CandidateSession.take_usage`."""
 
     wall_s: float = 0.0
     memory_mb: float | None = None
 
 
-class Jail:
-    """One candidate. The session is opened with the first request, and anew after its process ended."""
+class CandidateSession:
+    """The code of one candidate. The session is opened with the first request, and again after its process has
+    ended."""
 
     def __init__(self, sandbox: Sandbox, source: str, limits: Limits) -> None:
         self._sandbox, self._source = sandbox, source
@@ -96,14 +97,14 @@ class Jail:
         self._usage = Usage()
         self.load_fault: CandidateFault | None = None
 
-    def __enter__(self) -> Jail:
+    def __enter__(self) -> CandidateSession:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
 
     def evaluate(self, expression: str) -> tuple[str, Any]:
-        """The value of an expression, evaluated once, with a name by which it can be used again inside."""
+        """Evaluate an expression; returns a name under which the result is stored in the sandbox, and its value."""
         self._stored += 1
         store = f"_kept_{self._stored}"
         return store, self._ask(expression, store, statement=False)
@@ -130,7 +131,7 @@ class Jail:
         try:
             self._send(program, identity)
         except CandidateFault as fault:
-            # What was defined before it raised can be called; an ended process cannot.
+            # Functions defined before the error can still be called, unless the process has ended.
             self.load_fault = fault
             if self._session is None:
                 raise
@@ -173,7 +174,7 @@ def _limit(status: str) -> str:
 
 
 def _find_reply(stdout: bytes, mark: bytes) -> dict[str, Any] | None:
-    """The one line that bears the id; the last of several."""
+    """The reply in the last line that begins with the id; ``None`` where there is none."""
     for line in reversed(stdout.split(b"\n")):
         if line.startswith(mark):
             try:

@@ -1,4 +1,4 @@
-"""Families of near-duplicates: products of one kind, brand and line that differ in attributes, options or price.
+"""Product families: near-duplicates of one kind, brand and line that differ in attributes, options or price.
 
 Products come in blocks of six, and a block holds two or three families. Everything is drawn from
 ``random.Random.random()``, whose sequence for a given integer Python promises to keep.
@@ -13,29 +13,29 @@ from random import Random
 from typing import TypeVar
 
 from envs.webshop.shipped.brands import LINES
-from envs.webshop.shipped.shelves import SHELVES, Shelf, Trait
+from envs.webshop.shipped.categories import CATEGORIES, Category, Trait
 
-__all__ = ["BLOCK", "Draw", "Family", "block", "drawing", "member_traits", "pick"]
+__all__ = ["BLOCK", "Draw", "ProductFamily", "block", "drawing", "member_traits", "pick"]
 
 BLOCK = 6
 _FAMILIES = ((0, 0, 0, 0, 1, 1), (0, 0, 0, 1, 1, 1), (0, 0, 1, 1, 2, 2), (0, 0, 0, 1, 1, 2), (0, 0, 0, 0, 0, 1))
-"""Family of each product in a block, by the form of the block."""
+"""ProductFamily of each product in a block, by the form of the block."""
 
-_STEP = next(step for step in range(41, 41 + len(SHELVES)) if gcd(step, len(SHELVES)) == 1)
-"""From the kind of one block to that of the next, so that all kinds get their turn equally often."""
+_STEP = next(step for step in range(41, 41 + len(CATEGORIES)) if gcd(step, len(CATEGORIES)) == 1)
+"""Index distance between the kinds of consecutive blocks; coprime to their number, so that all occur equally often."""
 _JUMP = 53
-"""From the kind of one family in a block to that of the next."""
+"""Index distance between the kinds of consecutive families in a block."""
 
 T = TypeVar("T")
 Draw = Callable[[], float]
-"""Gives the next number from 0 up to but without 1."""
+"""Returns the next random number of [0, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
-    """What the products of a family share."""
+class ProductFamily:
+    """The properties that the products of a family share."""
 
-    shelf: Shelf
+    category: Category
     brand: str
     line: str
     style: str
@@ -47,7 +47,7 @@ class Family:
 
 
 def drawing(seed: int, tag: int, number: int) -> Draw:
-    """A source of numbers of its own for each three numbers; ``tag`` is below 256, ``number`` below 2**64."""
+    """An independent random source for each triple; ``tag`` is below 256, ``number`` below 2**64."""
     return Random((seed << 72) | (tag << 64) | number).random
 
 
@@ -56,43 +56,43 @@ def pick(draw: Draw, values: Sequence[T]) -> T:
     return values[int(draw() * len(values))]
 
 
-def block(seed: int, number: int) -> list[Family]:
+def block(seed: int, number: int) -> list[ProductFamily]:
     """Families of the six products of a block."""
     draw = drawing(seed, 1, number)
     pattern = pick(draw, _FAMILIES)
     first = number * _STEP + seed
-    families = [_family(SHELVES[(first + n * _JUMP) % len(SHELVES)], draw) for n in range(pattern[-1] + 1)]
+    families = [_family(CATEGORIES[(first + n * _JUMP) % len(CATEGORIES)], draw) for n in range(pattern[-1] + 1)]
     return [families[n] for n in pattern]
 
 
-def _family(shelf: Shelf, draw: Draw) -> Family:
-    kind = shelf.kind
-    groups = list(shelf.choices)
+def _family(category: Category, draw: Draw) -> ProductFamily:
+    kind = category.kind
+    groups = list(category.choices)
     keep = min(len(groups), 3 + int(draw() * 5))
     while len(groups) > keep:
         del groups[int(draw() * len(groups))]
     uses = kind.uses
-    at, luck = int(draw() * len(uses)), draw()
-    return Family(
-        shelf=shelf,
-        brand=pick(draw, shelf.brands),
+    at, level = int(draw() * len(uses)), draw()
+    return ProductFamily(
+        category=category,
+        brand=pick(draw, category.brands),
         line=pick(draw, LINES),
-        style=pick(draw, shelf.styles),
+        style=pick(draw, category.styles),
         form=int(draw() * 4),
         uses=(uses[at], uses[(at + 1 + int(draw() * (len(uses) - 1))) % len(uses)]),
         traits=tuple(pick(draw, group) for group in groups),
-        price=kind.low + (kind.high - kind.low) * luck * luck,
+        price=kind.low + (kind.high - kind.low) * level * level,
     )
 
 
-def member_traits(family: Family, draw: Draw) -> list[Trait]:
-    """Those of the family, now and then one less, one other or one more; never two of one choice."""
+def member_traits(family: ProductFamily, draw: Draw) -> list[Trait]:
+    """The traits of the family, sometimes with one removed, replaced or added; never two of one choice."""
     traits = list(family.traits)
-    fate = draw()
-    if fate < 0.45 and len(traits) > 2:
+    change = draw()
+    if change < 0.45 and len(traits) > 2:
         del traits[int(draw() * len(traits))]
-    if fate > 0.3:
-        group = pick(draw, family.shelf.choices)
+    if change > 0.3:
+        group = pick(draw, family.category.choices)
         new = pick(draw, group)
         held = [n for n, trait in enumerate(traits) if trait in group]
         if held:

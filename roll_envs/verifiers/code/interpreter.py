@@ -1,8 +1,8 @@
-"""Test code evaluated outside the jail: ``assert f(2) == 4``, ``def check(candidate): ...``, loops, ``try``.
+"""Interprets test code outside the sandbox: ``assert f(2) == 4``, ``def check(candidate): ...``, loops, ``try``.
 
-A small interpreter of Python's syntax tree. What calls the candidate is asked of the jail, with its arguments written
-out; everything else (expected values, comparisons, built-in functions) is computed here, on plain values only. Nothing
-of the test code is executed as Python, and what it may do is listed below; anything else raises :class:`Unjudgeable`.
+It walks Python's syntax tree. Calls of the candidate are evaluated in the sandbox, with their arguments written as
+source; everything else (expected values, comparisons, built-in functions) is computed here, on plain values only. Test
+code is never executed by Python itself; a construct that is not implemented below raises :class:`Unjudgeable`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roll_envs.verifiers.code.border import Border
+from roll_envs.verifiers.code.exchange import ValueExchange
 from roll_envs.verifiers.code.expressions import Expressions
-from roll_envs.verifiers.code.jail import CandidateFault, Jail, Usage
 from roll_envs.verifiers.code.scope import (
     MODULES,
     AssertionFailed,
@@ -29,13 +28,14 @@ from roll_envs.verifiers.code.scope import (
     Unjudgeable,
     short,
 )
+from roll_envs.verifiers.code.session import CandidateFault, CandidateSession, Usage
 
-__all__ = ["Check", "Outside"]
+__all__ = ["AssertInterpreter", "Check"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """How one assert (or a statement that raised) came out."""
+    """The result of one assert, or of a statement that raised."""
 
     source: str
     passed: bool
@@ -44,22 +44,23 @@ class Check:
     detail: str
     usage: Usage
     inside: bool
-    """Whether code of the candidate's took part in the comparison itself."""
+    """Whether code of the candidate took part in the comparison itself."""
 
 
-class Outside:
-    """Runs test code against a jail and collects its checks; floats that ``==`` compares may be ``tolerance`` apart."""
+class AssertInterpreter:
+    """Runs test code against a candidate and collects its checks; ``==`` accepts floats that differ by
+    ``tolerance``."""
 
     def __init__(
         self,
-        jail: Jail,
+        session: CandidateSession,
         *,
         tolerance: float = 0.0,
         names: Mapping[str, str] | None = None,
         until: float = math.inf,
     ) -> None:
-        self._border = Border(jail, until=until)
-        self._expressions = Expressions(self._border, tolerance=tolerance, run_body=self._block)
+        self._exchange = ValueExchange(session, until=until)
+        self._expressions = Expressions(self._exchange, tolerance=tolerance, run_body=self._block)
         self._top = Scope(names={name: Remote(source) for name, source in (names or {}).items()})
         self._trying = 0
         self.checks: list[Check] = []
@@ -81,7 +82,8 @@ class Outside:
         self._block(tree.body, self._top)
 
     def _compute_constants(self, tree: ast.Module) -> None:
-        """Computations with no name in them, before any candidate is asked: what cannot be done is the test's fault."""
+        """Evaluate constant arithmetic before the candidate is called, so that what fails here is an error of the
+        tests."""
         for node in ast.walk(tree):
             if isinstance(node, ast.BinOp) and not any(isinstance(n, ast.Name | ast.Call) for n in ast.walk(node)):
                 with contextlib.suppress(TestFault):
@@ -100,7 +102,7 @@ class Outside:
                 self._add(statement, error=error)
 
     def _statement(self, node: ast.stmt, scope: Scope) -> None:
-        self._border.step()
+        self._exchange.step()
         run = getattr(self, f"_do_{type(node).__name__}", None)
         if run is None:
             raise Unjudgeable(f"test code with {type(node).__name__} in it: {short(node)}")
@@ -114,14 +116,14 @@ class Outside:
                 passed=error is None,
                 status=status,
                 detail=str(error) if error is not None else "",
-                usage=self._border.jail.take_usage(),
+                usage=self._exchange.session.take_usage(),
                 inside=self._expressions.decided_inside,
             )
         )
         self._expressions.decided_inside = False
 
     def _do_Assert(self, node: ast.Assert, scope: Scope) -> None:
-        if not self._border.truth(self._border.plain(self._expressions.value(node.test, scope))):
+        if not self._exchange.truth(self._exchange.plain(self._expressions.value(node.test, scope))):
             raise AssertionFailed("the assertion does not hold")
         self._add(node)
 
@@ -148,13 +150,13 @@ class Outside:
             return self._block(node.body, scope)
         return self._block(
             node.body
-            if self._border.truth(self._border.plain(self._expressions.value(node.test, scope)))
+            if self._exchange.truth(self._exchange.plain(self._expressions.value(node.test, scope)))
             else node.orelse,
             scope,
         )
 
     def _do_For(self, node: ast.For, scope: Scope) -> None:
-        for item in self._border.iterate(self._expressions.value(node.iter, scope)):
+        for item in self._exchange.iterate(self._expressions.value(node.iter, scope)):
             self._expressions.bind(node.target, item, scope)
             try:
                 self._block(node.body, scope)
@@ -165,8 +167,8 @@ class Outside:
         self._block(node.orelse, scope)
 
     def _do_While(self, node: ast.While, scope: Scope) -> None:
-        while self._border.truth(self._border.plain(self._expressions.value(node.test, scope))):
-            self._border.step()
+        while self._exchange.truth(self._exchange.plain(self._expressions.value(node.test, scope))):
+            self._exchange.step()
             try:
                 self._block(node.body, scope)
             except Continue:
@@ -199,7 +201,7 @@ class Outside:
                 had = len(self.checks)
                 self._block(handler.body, scope)
                 if len(self.checks) == had:
-                    self._add(node)  # the error was what the test waited for
+                    self._add(node)  # the test expected this error
                 return
         raise error
 
@@ -229,7 +231,8 @@ class Outside:
         raise Return(None if node.value is None else self._expressions.value(node.value, scope))
 
     def _do_Import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-        """Names of modules that are known here; others stay in the jail, for calls like ``f(datetime(2020, 1, 1))``."""
+        """Bind names of the modules known here; others are imported in the sandbox, for calls like ``f(datetime(2020,
+        1, 1))``."""
         module = node.module if isinstance(node, ast.ImportFrom) else None
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
@@ -238,7 +241,7 @@ class Outside:
             elif module in MODULES and alias.name in MODULES[module]:
                 scope.names[name] = MODULES[module][alias.name]
             elif module != "answer" and (module or alias.name) not in ("pytest", "unittest"):
-                self._border.jail.execute(ast.unparse(node))
+                self._exchange.session.execute(ast.unparse(node))
                 scope.names[name] = Remote(name)
 
     _do_ImportFrom = _do_Import

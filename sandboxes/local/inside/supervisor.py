@@ -1,7 +1,7 @@
-"""The keeper: parent of a slot's jail, on the host's side. It starts the jail, waits, and cleans up after both ends.
+"""The supervisor: parent process of a slot's jail, outside of it. It starts the jail, waits, and removes what is left.
 
-It holds no secret (it was started with an empty environment) and never touches a program. It ends when the jail ends,
-and ends the jail when the process that started it is gone, however that went.
+It holds no secret (it was started with an empty environment) and never handles a program. It exits when the jail exits,
+and kills the jail when the process that started it is gone, also after a kill -9 of that process.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from . import kernel, wire
-from .family import kill_all
-from .ground import Ground
+from .cgroup import remove_folders
+from .launch import Untrusted
+from .process_tree import kill_all
 from .seccomp import ZYGOTE_NAMESPACE_FD
-from .untrusted import Untrusted
+from .workspace import Workspace
 from .zygote import Zygote
 
 __all__ = ["main"]
@@ -30,12 +30,12 @@ __all__ = ["main"]
 def main() -> None:
     """Entry: descriptors of both channels are arguments 1 and 2; the plan is the first message."""
     control, work = (_at_low_number(int(number)) for number in sys.argv[1:3])
-    _forget_habits()
+    _reset_signals_and_limits()
     plan, _ = wire.receive(control)
     if plan is None:
         return
     try:
-        _keep(plan, control, work)
+        _supervise(plan, control, work)
     except (Untrusted, SystemExit):
         raise
     except BaseException as error:
@@ -45,14 +45,18 @@ def main() -> None:
 
 
 def _at_low_number(fd: int) -> socket.socket:
-    """A channel, away from the number it had in the caller: that can be any, also one that the jail uses itself."""
+    """A channel at a low descriptor number; the number inherited from the caller may be one that the jail uses
+    itself."""
     low = os.dup(fd)
     os.close(fd)
     return socket.socket(fileno=low)
 
 
-def _forget_habits() -> None:
-    """What the calling thread happened to block or ignore is no affair of programs, nor ours, who wait for children."""
+def _reset_signals_and_limits() -> None:
+    """Undo the signal mask and ignored signals inherited from the calling thread, and allow enough open files.
+
+    An inherited SIG_IGN of SIGCHLD would reap children before they are waited for, and programs would inherit the rest.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # which Python itself ignores
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -62,7 +66,7 @@ def _forget_habits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (ZYGOTE_NAMESPACE_FD + 1, hard))
 
 
-def _keep(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
+def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
     owner = os.pidfd_open(plan["owner"])
     if plan["owner"] != os.getppid():
         raise SystemExit(0)  # it ended before we could look
@@ -79,9 +83,9 @@ def _keep(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) 
     poll.poll()
     with contextlib.suppress(ProcessLookupError):
         os.kill(jail, signal.SIGKILL)
-    if plan["ground"] is not None:  # no namespace ends with the jail's first process
+    if plan["workspace"] is not None:  # without a PID namespace its processes outlive the jail's first process
         kill_all()
-        Ground(plan["ground"]).remove()
+        Workspace(plan["workspace"]).remove()
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -91,12 +95,12 @@ def _keep(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) 
 def _start_jail(
     plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, private: tuple[int, ...]
 ) -> int:
-    """Two forks: a process namespace begins with the next child, and its first process shall be the zygote.
+    """Fork twice: ``unshare(CLONE_NEWPID)`` applies to the next child only, and that child must be the zygote.
 
-    The one in between ends at once, and the zygote becomes ours (we are its subreaper).
+    The process between ends at once, and the zygote becomes a child of the supervisor, which is its subreaper.
     """
-    if plan["ground"] is not None:
-        return _start_on_ground(plan, control, work, alive, private)
+    if plan["workspace"] is not None:
+        return _start_without_namespaces(plan, control, work, alive, private)
     said_read, said_write = os.pipe()
     mapped_read, mapped_write = os.pipe()
     between = os.fork()
@@ -133,10 +137,10 @@ def _start_jail(
     return jail
 
 
-def _start_on_ground(
+def _start_without_namespaces(
     plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, private: tuple[int, ...]
 ) -> int:
-    """Where there are no namespaces one fork is enough."""
+    """Start the zygote where there are no namespaces: one fork is enough."""
     child = os.fork()
     if child == 0:
         for fd in private:
@@ -151,7 +155,8 @@ def _start_on_ground(
 
 
 def _ask_for_ids(said: int, mapped: int) -> None:
-    """In the process between, when it has a user namespace: let the keeper map its users."""
+    """Called in the process between, in its new user namespace: only a process outside may write a map of several
+    ids."""
     os.write(said, b"map\n")
     if os.read(mapped, 1) != b"1":
         raise OSError("the users of the namespace could not be mapped")
@@ -164,17 +169,3 @@ def _write_ids(pid: int, ids: str) -> None:
             os.write(fd, ids.encode())
         finally:
             os.close(fd)
-
-
-def remove_folders(folders: Any) -> None:
-    """Remove a slot's cgroups; the kernel needs a moment after the last process."""
-    for folder in folders:
-        for _ in range(300):
-            try:
-                os.rmdir(folder)
-            except FileNotFoundError:
-                break
-            except OSError:
-                time.sleep(0.01)
-            else:
-                break

@@ -1,8 +1,9 @@
-"""Our own filters of system calls, on top of the engine's default profile.
+"""Seccomp filters for containers, on top of the engine's default profile.
 
-The first is ours alone: what one program could leave behind for the next one in the same container (shared memory and
-queues of System V, POSIX queues), or do to PID 1, which has the same user (its limits, its priority, its processors).
-The second is the local cage's list of what a program may call at all: no io_uring, no ptrace, no keyrings, no bpf, ...
+The first is for containers only: it refuses objects that would outlive a program and reach the next one in the same
+container (shared memory and queues of System V, POSIX queues), and changes of limits, priority or processors of PID 1,
+which has the same user. The second is the local sandbox's list of allowed calls: no io_uring, ptrace, keyrings, bpf,
+...
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ __all__ = ["MACHINES", "filters"]
 MACHINES = seccomp.MACHINES
 
 # Numbers on x86_64 and aarch64.
-_LASTING = {
+_PERSISTENT_OBJECTS = {
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
     "ioprio_set": (251, 30),
 }
-_OF_ITSELF = {
+_OWN_PROCESS_ONLY = {
     # call -> number on x86_64 and aarch64, and the arguments that must be 0: this process
     "prlimit64": (302, 261, (0,)),
     "setpriority": (141, 140, (0, 1)),
@@ -40,17 +41,17 @@ _ALLOW, _REFUSE = 0x7FFF_0000, 0x0005_0000 | errno.EPERM
 def filters(machine: str) -> list[bytes]:
     """The filters for ``machine`` in the order of their installation: arrays of ``struct sock_filter``.
 
-    The other architecture's calls that a machine may know are ended by the second filter.
+    The second filter kills calls of other architectures that the machine can run.
     """
-    return [_denials(machine), seccomp.build(machine)]
+    return [_docker_filter(machine), seccomp.build(machine)]
 
 
-def _denials(machine: str) -> bytes:
+def _docker_filter(machine: str) -> bytes:
     column = MACHINES.index(machine)
     code = [(_LOAD, 0, 0, 0)]
-    for numbers in _LASTING.values():
+    for numbers in _PERSISTENT_OBJECTS.values():
         code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _REFUSE)]
-    for *calls, arguments in _OF_ITSELF.values():
+    for *calls, arguments in _OWN_PROCESS_ONLY.values():
         body = [step for index in arguments for step in _refuse_unless_zero(index)] + [(_RETURN, 0, 0, _ALLOW)]
         code += [(_EQUAL, 0, len(body), calls[column]), *body]
     code.append((_RETURN, 0, 0, _ALLOW))

@@ -1,4 +1,4 @@
-"""One question to the service: repeated after faults of the infrastructure, never after a verdict, never for long."""
+"""An HTTP client that repeats a request after infrastructure failures, within a deadline; never after a verdict."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import httpx
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 
-__all__ = ["Asker", "Reply", "TransientError"]
+__all__ = ["Reply", "RetryingClient", "TransientError"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 CONNECT_S = 5.0
 CONNECTIONS_PER_CLIENT = 8
 TRANSIENT = frozenset({408, 429, 502, 503, 504})
-"""Statuses that say nothing about the question. 500 is among the others: a fault that comes again."""
+"""Statuses after which the request is repeated. 500 is not among them: the same request would fail again."""
 
 Read = Callable[["Reply"], Any]
-"""Makes an answer of a reply with status 200 or 201; raises :class:`TransientError` for one that is none."""
+"""Reads the answer from a reply with status 200 or 201; raises :class:`TransientError` for a malformed one."""
 
 
 class TransientError(Exception):
-    """This try failed, another may not. ``waited``: because no slot was free in time."""
+    """This attempt failed, another may succeed. ``waited``: no slot was free in time."""
 
     def __init__(self, reason: str, *, pause_s: float | None = None, waited: bool = False) -> None:
         super().__init__(reason)
@@ -37,21 +37,21 @@ class TransientError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What came back."""
+    """Status and JSON of an HTTP response."""
 
     status: int
     data: Any
-    """The JSON; ``None`` when the body is none."""
+    """The parsed body; ``None`` when it is not JSON."""
 
 
-class Asker:
-    """Asks with bounded patience. Belongs to one event loop."""
+class RetryingClient:
+    """Sends requests with retries until a deadline. Belongs to one event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, retries: int, max_connections: int) -> None:
         self.url, self.retries = url, retries
-        # httpx looks at every connection of a client for every request; several small clients make that cheap.
+        # httpx scans all connections of a client for each request; several small clients keep that cheap.
         parts = -(-max_connections // CONNECTIONS_PER_CLIENT)
-        # Made once: reading the certificates of all authorities takes longer than a request.
+        # One context for all clients: loading the certificates of all authorities takes longer than a request.
         verify = httpx.create_ssl_context() if url.startswith("https:") else False
         sizes = [max_connections // parts + (part < max_connections % parts) for part in range(parts)]
         self._parts = [(size, self._make_client(headers, size, verify)) for size in sizes]
@@ -72,7 +72,7 @@ class Asker:
             trust_env=False,
         )
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -87,7 +87,7 @@ class Asker:
 
         Raises :class:`DeadlineExceededError` when there was no slot or no answer before ``deadline`` (of
         ``time.monotonic``; ``timeout_s`` is for its message), :class:`SandboxError` when the service could not be
-        reached or failed at every try, :class:`ConfigError` when it refuses the question.
+        reached or failed at every attempt, :class:`ConfigError` when it refuses the request.
         """
         tries = 0
         while True:
@@ -104,16 +104,16 @@ class Asker:
                 raise DeadlineExceededError(f"{what} by {self.url}", timeout_s) from None
             pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))
             pause_s = max(pause_s, min(fault.pause_s or 0.0, LONGEST_PAUSE_S) * random.uniform(1.0, 1.25))
-            # Waiting for a slot is patience, not a fault: it is bounded by the deadline alone.
+            # Waiting for a slot is no failure and does not count as a retry: only the deadline limits it.
             if (tries > self.retries and not fault.waited) or time.monotonic() + pause_s >= deadline:
-                raise _given_up(fault, what, self.url, tries, timeout_s)
+                raise _final_error(fault, what, self.url, tries, timeout_s)
             await asyncio.sleep(pause_s)
 
     async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, left_s: float) -> Reply:
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         timeout = httpx.Timeout(None, connect=min(CONNECT_S, left_s))
-        # The emptiest, in shares of its size.
+        # The client with the smallest share of its connections in use.
         part = min(range(len(self._busy)), key=lambda index: self._busy[index] / self._parts[index][0])
         self._busy[part] += 1
         try:
@@ -131,7 +131,7 @@ class Asker:
 
 
 def _checked(reply: Reply, response: httpx.Response) -> Reply:
-    """``reply`` when it can be read. Raises :class:`TransientError` and :class:`ConfigError` for the others."""
+    """``reply`` if it is a success or a 404; other statuses raise the error that they stand for."""
     if response.is_success or reply.status == 404:
         return reply
     told = reply.data.get("detail") if isinstance(reply.data, dict) else None
@@ -152,7 +152,7 @@ def _retry_after(response: httpx.Response) -> float | None:
     return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None
 
 
-def _given_up(fault: TransientError, what: str, url: str, tries: int, timeout_s: float) -> RollError:
+def _final_error(fault: TransientError, what: str, url: str, tries: int, timeout_s: float) -> RollError:
     if fault.waited:
         return DeadlineExceededError(f"{what} by {url} ({fault.reason})", timeout_s)
     times = "once" if tries == 1 else f"{tries} times"

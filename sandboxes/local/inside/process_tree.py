@@ -1,4 +1,4 @@
-"""All processes of a run: of its namespace where it has one, else the descendants of the process that looks."""
+"""All processes of a run: those of its PID namespace where it has one, else the descendants of the calling process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["descendants", "kill_all", "signal_all", "tasks_of"]
 
 
 def kill_all() -> None:
-    """End and reap every other process of the namespace, or, outside of one, every descendant.
+    """Kill and reap every other process of the PID namespace, or, outside of one, every descendant.
 
-    There we must be a subreaper, so that none gets away by losing its parent. They are stopped first: what does not run
-    cannot fork any more either.
+    In the second case the caller must be a subreaper, so that no process escapes when its parent ends. Processes are
+    stopped before they are killed: a stopped process cannot fork, so the set of descendants becomes complete.
     """
     if os.getpid() == 1:
         with contextlib.suppress(ProcessLookupError):
@@ -35,7 +35,8 @@ def kill_all() -> None:
 
 
 def signal_all(number: int) -> None:
-    """Without waiting for anything; not for processes that may fork meanwhile, unless one comes back to them."""
+    """Send a signal without waiting. Outside a namespace a process forked meanwhile is missed: call again until none is
+    left."""
     if os.getpid() == 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, number)
@@ -50,7 +51,7 @@ def _signal(pids: set[int], number: int) -> None:
 
 
 def descendants() -> set[int]:
-    """Children, their children, and so on; those that have ended and wait to be reaped included."""
+    """Ids of children, their children, and so on, zombies included."""
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
@@ -62,7 +63,7 @@ def descendants() -> set[int]:
 
 
 def tasks_of(user: int) -> int:
-    """Threads of all processes of a user."""
+    """Number of threads of all processes of a user; what ``RLIMIT_NPROC`` counts."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -73,7 +74,7 @@ def tasks_of(user: int) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    """Of all its threads."""
+    """Children of all threads of a process."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -8,10 +8,10 @@ import re
 import string
 from collections import Counter
 
-from roll_envs.verifiers.instructions.given import Check, Given, MakeCheck
+from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 from roll_envs.verifiers.instructions.text import count_words, split_sentences
 
-__all__ = ["NEWER"]
+__all__ = ["IFBENCH"]
 
 _SIGNS = string.punctuation + " "
 _NO_SIGNS = str.maketrans("", "", string.punctuation)
@@ -29,37 +29,37 @@ def _bare_words(text: str) -> list[str]:
     return text.translate(_NO_SIGNS).lower().split()
 
 
-def word_count_range(given: Given) -> Check:
+def word_count_range(arguments: Arguments) -> Check:
     """``min_words`` to ``max_words`` words."""
-    low, high = given.whole("min_words"), given.whole("max_words")
+    low, high = arguments.whole("min_words"), arguments.whole("max_words")
     return lambda text: low <= count_words(text) <= high
 
 
-def unique_word_count(given: Given) -> Check:
+def unique_word_count(arguments: Arguments) -> Check:
     """At least ``N`` different words, case and signs around them aside."""
-    wanted = given.whole("N")
+    wanted = arguments.whole("N")
     return lambda text: len({word.strip(_SIGNS) for word in text.lower().split()}) >= wanted
 
 
-def conjunctions(given: Given) -> Check:
+def conjunctions(arguments: Arguments) -> Check:
     """At least ``small_n`` different ones of and, but, for, nor, or, so, yet."""
-    wanted = given.whole("small_n")
+    wanted = arguments.whole("small_n")
     return lambda text: len({word.strip(_SIGNS).lower() for word in text.split()} & _CONJUNCTIONS) >= wanted
 
 
-def numbers(given: Given) -> Check:
+def numbers(arguments: Arguments) -> Check:
     """Exactly ``N`` numbers; signs inside of them (``1,000.5``) do not part them."""
-    wanted = given.whole("N")
+    wanted = arguments.whole("N")
     return lambda text: len(re.findall(r"\d+", text.translate(_NO_SIGNS))) == wanted
 
 
-def pronouns(given: Given) -> Check:
+def pronouns(arguments: Arguments) -> Check:
     """At least ``N`` personal pronouns."""
-    wanted = given.whole("N")
+    wanted = arguments.whole("N")
     return lambda text: sum(word in _PRONOUNS for word in _bare_words(text.replace("/", " "))) >= wanted
 
 
-def punctuation(given: Given) -> Check:
+def punctuation(arguments: Arguments) -> Check:
     """Each of ``. , ! ? ; :``, and besides ``!?``, ``?!`` or an interrobang."""
 
     def check(text: str) -> bool:
@@ -69,15 +69,15 @@ def punctuation(given: Given) -> Check:
     return check
 
 
-def keywords_multiple(given: Given) -> Check:
+def keywords_multiple(arguments: Arguments) -> Check:
     """``keyword1`` to ``keyword5`` occur 1, 2, 3, 5 and 7 times, in any case."""
-    keys = [(given.text(f"keyword{n}").lower(), count) for n, count in enumerate((1, 2, 3, 5, 7), 1)]
+    keys = [(arguments.text(f"keyword{n}").lower(), count) for n, count in enumerate((1, 2, 3, 5, 7), 1)]
     return lambda text: all(text.lower().count(word) == count for word, count in keys)
 
 
-def overlap(given: Given) -> Check:
+def overlap(arguments: Arguments) -> Check:
     """``percentage`` of the runs of three characters are also in ``reference_text``, give or take 2."""
-    percentage, reference = given.whole("percentage"), _threes(given.text("reference_text"))
+    percentage, reference = arguments.whole("percentage"), _threes(arguments.text("reference_text"))
 
     def check(text: str) -> bool:
         runs = _threes(text)
@@ -90,7 +90,7 @@ def _threes(text: str) -> set[str]:
     return {text[i : i + 3] for i in range(len(text) - 2)}
 
 
-def alphabet(given: Given) -> Check:
+def alphabet(arguments: Arguments) -> Check:
     """Each word begins with the letter after that of the word before it; a follows z."""
 
     def check(text: str) -> bool:
@@ -102,33 +102,33 @@ def alphabet(given: Given) -> Check:
     return check
 
 
-def vowel(given: Given) -> Check:
+def vowel(arguments: Arguments) -> Check:
     """One line with at most three different vowels."""
     return lambda text: "\n" not in text.strip() and len(set(text.lower()) & set("aeiou")) <= 3
 
 
-def consonants(given: Given) -> Check:
+def consonants(arguments: Arguments) -> Check:
     """Each word has two consonants in a row."""
     return lambda text: all(_CLUSTER.search(word) for word in text.lower().split())
 
 
-def palindrome(given: Given) -> Check:
+def palindrome(arguments: Arguments) -> Check:
     """At least ten words of five letters or more that read the same backwards."""
     return lambda text: sum(len(word) >= 5 and word == word[::-1] for word in _bare_words(text)) >= 10
 
 
-def prime_lengths(given: Given) -> Check:
+def prime_lengths(arguments: Arguments) -> Check:
     """The length of each word is a prime number."""
     return lambda text: all(len(word) in _PRIMES for word in _bare_words(text))
 
 
-def repeats(given: Given) -> Check:
+def repeats(arguments: Arguments) -> Check:
     """No word occurs more than ``small_n`` times."""
-    most = given.whole("small_n")
+    most = arguments.whole("small_n")
     return lambda text: max(Counter(_bare_words(text)).values(), default=0) <= most
 
 
-def no_consecutive(given: Given) -> Check:
+def no_consecutive(arguments: Arguments) -> Check:
     """No two words in a row begin with the same letter."""
 
     def check(text: str) -> bool:
@@ -138,7 +138,7 @@ def no_consecutive(given: Given) -> Check:
     return check
 
 
-def paragraph_last_first(given: Given) -> Check:
+def paragraph_last_first(arguments: Arguments) -> Check:
     """Each line ends with the word it begins with."""
 
     def check(text: str) -> bool:
@@ -148,7 +148,7 @@ def paragraph_last_first(given: Given) -> Check:
     return check
 
 
-def parentheses(given: Given) -> Check:
+def parentheses(arguments: Arguments) -> Check:
     """Brackets nested at least five deep, and closed."""
 
     def check(text: str) -> bool:
@@ -170,9 +170,9 @@ def parentheses(given: Given) -> Check:
     return check
 
 
-def options(given: Given) -> Check:
+def options(arguments: Arguments) -> Check:
     """The answer is one of ``options`` (a text with ``/``, ``or`` or commas between them); letters to the sign."""
-    listed = given.text("options")
+    listed = arguments.text("options")
     exact = re.match(r"\W*a\W*b\W*c\W*", listed, re.IGNORECASE) is not None
     separator = "/" if "/" in listed else "or" if "or" in listed else ","
     allowed = [option.strip() for option in listed.split(separator)]
@@ -182,7 +182,7 @@ def options(given: Given) -> Check:
     return lambda text: text.strip(_SIGNS).lower() in plain
 
 
-def newline(given: Given) -> Check:
+def newline(arguments: Arguments) -> Check:
     """Each word stands on a line of its own."""
 
     def check(text: str) -> bool:
@@ -192,25 +192,25 @@ def newline(given: Given) -> Check:
     return check
 
 
-def marked_list(given: Given) -> Check:
+def marked_list(arguments: Arguments) -> Check:
     """``sep`` occurs at least twice."""
-    mark = given.text("sep")
+    mark = arguments.text("sep")
     return lambda text: text.count(mark) >= 2
 
 
-def output_template(given: Given) -> Check:
+def output_template(arguments: Arguments) -> Check:
     """``My Answer:``, ``My Conclusion:`` and ``Future Outlook:`` occur."""
     return lambda text: all(part in text for part in ("My Answer:", "My Conclusion:", "Future Outlook:"))
 
 
-def no_whitespace(given: Given) -> Check:
-    """No white space at all."""
+def no_whitespace(arguments: Arguments) -> Check:
+    """No whitespace at all."""
     return lambda text: not any(map(str.isspace, text))
 
 
-def sentence_keyword(given: Given) -> Check:
+def sentence_keyword(arguments: Arguments) -> Check:
     """``word`` occurs in the ``N``-th sentence, in any case."""
-    word, place = given.text("word").lower(), given.whole("N", 1)
+    word, place = arguments.text("word").lower(), arguments.whole("N", 1)
 
     def check(text: str) -> bool:
         sentences = split_sentences(text)
@@ -219,19 +219,19 @@ def sentence_keyword(given: Given) -> Check:
     return check
 
 
-def repeat_change(given: Given) -> Check:
+def repeat_change(arguments: Arguments) -> Check:
     """The answer is ``prompt_to_repeat`` with another first word."""
-    wanted = given.text("prompt_to_repeat")
+    wanted = arguments.text("prompt_to_repeat")
     return lambda text: text != wanted and text.split()[1:] == wanted.split()[1:]
 
 
-def repeat_span(given: Given) -> Check:
+def repeat_span(arguments: Arguments) -> Check:
     """The answer is words ``n_start`` (from 0) up to, not with, ``n_end`` of ``prompt_to_repeat``, in any case."""
-    words = given.text("prompt_to_repeat").lower().split()[given.whole("n_start") : given.whole("n_end", 1)]
+    words = arguments.text("prompt_to_repeat").lower().split()[arguments.whole("n_start") : arguments.whole("n_end", 1)]
     return lambda text: text.lower().split() == words
 
 
-NEWER: dict[str, MakeCheck] = {
+IFBENCH: dict[str, MakeCheck] = {
     "count:word_count_range": word_count_range,
     "count:unique_word_count": unique_word_count,
     "count:conjunctions": conjunctions,

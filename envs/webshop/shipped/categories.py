@@ -1,4 +1,4 @@
-"""Kinds made ready for writing products: what does not depend on the product is put together once."""
+"""Product categories: a kind with its department and all texts that do not depend on the product, computed once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envs.webshop.shipped.departments import DEPARTMENTS
 from envs.webshop.shipped.kinds import Attribute, Department, Kind, Option, with_article
 from envs.webshop.shipped.phrases import OPENERS
 
-__all__ = ["SHELVES", "Shelf", "Trait", "title_case"]
+__all__ = ["CATEGORIES", "Category", "Trait", "title_case"]
 
 _ABBREVIATIONS = {w.lower(): w for w in ("USB", "BPA", "LED", "UV", "PVC", "PFOA", "GMO", "A5", "T-Shirt", "T-Shirts")}
 _SMALL_WORDS = {"of", "with", "for", "and", "in", "de", "on", "up", "a"}
@@ -32,12 +32,12 @@ def title_case(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trait:
-    """An attribute in the forms that listings and wishes need."""
+    """An attribute in the forms that listings and goals need."""
 
     phrase: str
     role: str
-    wish: str
-    """Behind the noun (``for dry skin``, ``made of solid wood``)."""
+    goal_phrase: str
+    """The form after the noun in a goal (``for dry skin``, ``made of solid wood``)."""
     named: str
     predicative: bool
     title: str
@@ -47,18 +47,18 @@ class Trait:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shelf:
-    """A kind with its department, ready for use."""
+class Category:
+    """A kind of product with its department."""
 
     department: Department
     kind: Kind
     path: str
-    """The way to it through the shop (``Kitchen › Drinkware › Coffee Mugs``)."""
+    """Path of categories in the shop (``Kitchen › Drinkware › Coffee Mugs``)."""
     brands: tuple[str, ...]
     noun: str
     title_noun: str
     start: str
-    """How a wish begins (``a pair of``); empty where the article depends on the next word."""
+    """How a goal begins (``a pair of``); empty where the article depends on the next word."""
     verb: str
     """``that is`` or ``that are``."""
     styles: tuple[str, ...]
@@ -90,7 +90,7 @@ def _trait(attribute: Attribute) -> Trait:
     return Trait(
         phrase=attribute.phrase,
         role=attribute.role,
-        wish=before + attribute.named,
+        goal_phrase=before + attribute.named,
         named=attribute.named,
         predicative=attribute.predicative,
         title=title_case(attribute.phrase),
@@ -112,7 +112,7 @@ def _upper(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _shelf(department: Department, number: int, kind: Kind, traits: dict[str, Trait]) -> Shelf:
+def _category(department: Department, number: int, kind: Kind, traits: dict[str, Trait]) -> Category:
     a, this = _forms(kind)
 
     def fill(text: str) -> str:
@@ -121,7 +121,7 @@ def _shelf(department: Department, number: int, kind: Kind, traits: dict[str, Tr
         )
 
     start = {"a": "", "some": "some ", "pack": "some "}.get(kind.form, f"a {kind.form} of ")
-    return Shelf(
+    return Category(
         department=department,
         kind=kind,
         path=" › ".join((title_case(department.category), kind.group, title_case(kind.query))),
@@ -141,13 +141,13 @@ def _shelf(department: Department, number: int, kind: Kind, traits: dict[str, Tr
     )
 
 
-def _shelves() -> tuple[Shelf, ...]:
+def _categories() -> tuple[Category, ...]:
     traits = {phrase: _trait(attribute) for phrase, attribute in ATTRIBUTES.items()}
     return tuple(
-        _shelf(department, number, kind, traits)
+        _category(department, number, kind, traits)
         for number, department in enumerate(DEPARTMENTS)
         for kind in department.kinds
     )
 
 
-SHELVES = _shelves()
+CATEGORIES = _categories()

@@ -1,4 +1,5 @@
-"""Where programs run that have no namespaces of their own: a folder of the host, and filters around each process."""
+"""The working folders of a slot without namespaces: a folder of the host, and the filters that each process
+installs."""
 
 from __future__ import annotations
 
@@ -11,17 +12,18 @@ from typing import Any
 
 from . import kernel, landlock
 
-__all__ = ["Ground"]
+__all__ = ["Workspace"]
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PARTS = ("work", "tmp")
 
 
-class Ground:
-    """Of one slot; what it needs of the host is opened before anything else happens.
+class Workspace:
+    """The folders of one slot; the Landlock ruleset is made at once, while paths of the host can still be opened.
 
-    ``plan``: ``folder`` (empty, the slot's own), ``user`` (who programs are; ``None``: who we are), ``landlock``
-    (whether it is to be had), ``read`` (what programs may read and execute), ``filter`` (of their system calls).
+    ``plan``: ``folder`` (an empty folder of this slot alone), ``user`` (id that programs run as; ``None``: the
+    caller's), ``landlock`` (whether the kernel has it), ``read`` (paths that programs may read and execute), ``filter``
+    (of system calls, in hexadecimal digits).
     """
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
@@ -29,12 +31,12 @@ class Ground:
         self._filter = bytes.fromhex(plan["filter"])
         self.own_user = plan["user"] is not None
         self.user: int = plan["user"] if self.own_user else os.getuid()
-        self.rules = -1
+        self.ruleset = -1
         if plan["landlock"]:
-            self.rules = landlock.ruleset(read=plan["read"], write=[self._folder], devices=_DEVICES)
+            self.ruleset = landlock.ruleset(read=plan["read"], write=[self._folder], devices=_DEVICES)
 
-    def make_place(self) -> None:
-        """Two fresh folders, one of them the current one."""
+    def make_folders(self) -> None:
+        """Make fresh ``work`` and ``tmp`` folders and change into ``work``."""
         self.clear()
         for part in _PARTS:
             path = f"{self._folder}/{part}"
@@ -43,37 +45,39 @@ class Ground:
                 os.chown(path, self.user, self.user)
         os.chdir(f"{self._folder}/work")
 
-    def move_rules(self, fd: int) -> None:
-        """Keep the ruleset under this number."""
-        if self.rules >= 0:
-            os.dup2(self.rules, fd, inheritable=False)
-            self.rules = fd
+    def move_ruleset(self, fd: int) -> None:
+        """Move the ruleset to this descriptor number."""
+        if self.ruleset >= 0:
+            os.dup2(self.ruleset, fd, inheritable=False)
+            self.ruleset = fd
 
     def enter(self) -> None:
-        """In the process that will be untrusted, when it has given up its rights: no way back either."""
-        if self.rules >= 0:
-            landlock.restrict(self.rules)
-            os.close(self.rules)
+        """Restrict the calling process for good: Landlock, then the seccomp filter. Called after privileges are
+        dropped."""
+        if self.ruleset >= 0:
+            landlock.restrict(self.ruleset)
+            os.close(self.ruleset)
         kernel.set_seccomp(self._filter)
 
     def clear(self) -> None:
-        """Remove what programs have left, whatever they did to keep it."""
+        """Remove all that programs have left, also below folders whose permissions they took away."""
         for part in _PARTS:
             path = f"{self._folder}/{part}"
             if os.path.lexists(path):
-                _open_up(path)
+                _make_accessible(path)
                 shutil.rmtree(path)
 
     def remove(self) -> None:
-        """All of it; nothing may run in it any more."""
+        """Remove the slot's folder itself; no process may use it any more."""
         with contextlib.suppress(OSError):
             self.clear()
             os.rmdir(self._folder)
 
     def holds_more_than(self, size: int, count: int) -> bool:
-        """Whether programs have more bytes or more files and folders on disk; it looks no further than that.
+        """Whether programs keep more than ``size`` bytes or ``count`` files and folders; the scan stops at either
+        bound.
 
-        Files that they removed and hold open are not seen.
+        Files that were removed and are still open are not seen.
         """
         bytes_seen = seen = 0
         for place, folders, names in os.walk(self._folder):
@@ -85,18 +89,19 @@ class Ground:
                     return True
         return False
 
-    def placed(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a program, with the folders that it has here."""
+    def with_folders(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """``environ`` with the default ``HOME`` and ``TMPDIR`` replaced by the folders of this slot."""
         here = {"HOME": f"{self._folder}/work", "TMPDIR": f"{self._folder}/tmp"}
         usual = {"HOME": "/work", "TMPDIR": "/tmp"}
         return {name: here[name] if usual.get(name) == value else value for name, value in environ.items()}
 
 
-def _open_up(path: str) -> None:
-    """Let us into every folder; a program may have closed them to itself. Links are not followed."""
+def _make_accessible(path: str) -> None:
+    """Make every folder readable and writable for its owner: a program may have removed those rights. Follows no
+    links."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         os.chmod(path, 0o700)
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    _open_up(entry.path)
+                    _make_accessible(entry.path)

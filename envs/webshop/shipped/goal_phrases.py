@@ -1,22 +1,22 @@
-"""What shoppers want: instructions in casual sentences, and the short form that the original makes by rule."""
+"""Writes instructions of goals: casual sentences as people write them, and the short form of the original."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from envs.webshop.shipped.families import Draw
+from envs.webshop.shipped.categories import Category, Trait
 from envs.webshop.shipped.kinds import Option, with_article
-from envs.webshop.shipped.phrases import ASKING, ASKING_WITH_CLAUSE
-from envs.webshop.shipped.shelves import Shelf, Trait
+from envs.webshop.shipped.phrases import REQUESTS, REQUESTS_WITH_CLAUSE
+from envs.webshop.shipped.product_families import Draw
 
-__all__ = ["find_me", "wishes"]
+__all__ = ["human_instructions", "synthetic_instruction"]
 
 _HOW_MANY = (0, 0, 1, 1, 1, 2, 2, 2, 3, 3)
 
 
-def find_me(query: str, traits: Sequence[Trait], draw: Draw) -> tuple[list[str], str]:
-    """Two to five of the attributes, and the sentence ``Find me sugar free granola with real fruit for ...``."""
+def synthetic_instruction(query: str, traits: Sequence[Trait], draw: Draw) -> tuple[list[str], str]:
+    """Choose two to five attributes and write the sentence ``Find me sugar free granola with real fruit for ...``."""
     chosen = list(traits)
     size = 2 + int(draw() * 4)
     while len(chosen) > size:
@@ -30,22 +30,22 @@ def find_me(query: str, traits: Sequence[Trait], draw: Draw) -> tuple[list[str],
     return adjectives + parts + aims, text
 
 
-def wishes(
+def human_instructions(
     asin: str,
-    shelf: Shelf,
+    category: Category,
     traits: Sequence[Trait],
-    offers: Sequence[tuple[Option, list[str]]],
+    offered: Sequence[tuple[Option, list[str]]],
     draw: Draw,
 ) -> list[dict[str, Any]]:
-    """Up to three entries of ``items_human_ins.json``, no two alike."""
+    """Up to three different entries of ``items_human_ins.json``."""
     found: list[dict[str, Any]] = []
     for _ in range(_HOW_MANY[int(draw() * len(_HOW_MANY))]):
         wanted = list(traits)
         size = 1 + int(draw() * 3)
         while len(wanted) > size:
             del wanted[int(draw() * len(wanted))]
-        chosen = [(option, values[int(draw() * len(values))]) for option, values in offers if draw() < 0.78]
-        text = _sentence(shelf, wanted, chosen, draw)
+        chosen = [(option, values[int(draw() * len(values))]) for option, values in offered if draw() < 0.78]
+        text = _sentence(category, wanted, chosen, draw)
         entry = {
             "asin": asin,
             "instruction": text,
@@ -59,7 +59,7 @@ def wishes(
     return found
 
 
-def _sentence(shelf: Shelf, wanted: Sequence[Trait], chosen: Sequence[tuple[Option, str]], draw: Draw) -> str:
+def _sentence(category: Category, wanted: Sequence[Trait], chosen: Sequence[tuple[Option, str]], draw: Draw) -> str:
     before: list[str] = []
     parts: list[str] = []
     behind: list[str] = []
@@ -73,25 +73,25 @@ def _sentence(shelf: Shelf, wanted: Sequence[Trait], chosen: Sequence[tuple[Opti
         elif trait.role == "with":
             parts.append(trait.named)
         else:
-            behind.append(trait.wish)
+            behind.append(trait.goal_phrase)
     if parts:
         behind.insert(0, "with " + " and ".join(parts))
     clause = ""
     for option, value in chosen:
-        speech = option.speech
+        phrases = option.phrases
         way = draw()
         if way < 0.25 and not clause:
-            clause = speech.clause[int(draw() * len(speech.clause))] % value
-        elif way < 0.55 and speech.before:
-            before.append(speech.before[int(draw() * len(speech.before))] % value)
+            clause = phrases.clause[int(draw() * len(phrases.clause))] % value
+        elif way < 0.55 and phrases.before:
+            before.append(phrases.before[int(draw() * len(phrases.before))] % value)
         else:
-            behind.append(speech.after[int(draw() * len(speech.after))] % value)
-    joint = ", " if draw() < 0.6 else " "
-    words = joint.join(before) + " " + shelf.noun if before else shelf.noun
-    start = "" if shelf.kind.form == "some" and draw() < 0.5 else shelf.start
-    text = " ".join([with_article(words) if shelf.kind.form == "a" else start + words, *behind])
+            behind.append(phrases.after[int(draw() * len(phrases.after))] % value)
+    separator = ", " if draw() < 0.6 else " "
+    words = separator.join(before) + " " + category.noun if before else category.noun
+    start = "" if category.kind.form == "some" and draw() < 0.5 else category.start
+    text = " ".join([with_article(words) if category.kind.form == "a" else start + words, *behind])
     if late:
-        text += shelf.verb + " and ".join(late)
+        text += category.verb + " and ".join(late)
     if clause:
-        return ASKING_WITH_CLAUSE[int(draw() * len(ASKING_WITH_CLAUSE))] % (text, clause)
-    return ASKING[int(draw() * len(ASKING))] % text
+        return REQUESTS_WITH_CLAUSE[int(draw() * len(REQUESTS_WITH_CLAUSE))] % (text, clause)
+    return REQUESTS[int(draw() * len(REQUESTS))] % text

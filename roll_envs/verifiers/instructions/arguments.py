@@ -1,7 +1,7 @@
-"""What a row says of one instruction: its keyword arguments, read with their types.
+"""The keyword arguments of one instruction, read with their types.
 
-Values of ``None`` are as good as missing: tables that hold all instructions in the same columns are full of them. Whole
-numbers may come as floats for the same reason.
+``None`` counts as missing: data sets that keep all instructions in the same columns fill the others with it, and for
+the same reason whole numbers may come as floats.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, nearest
 
-__all__ = ["Check", "Given", "MakeCheck"]
+__all__ = ["Arguments", "Check", "MakeCheck"]
 
 
-class Given:
-    """The arguments of one instruction. Every method raises :class:`ConfigError` for what cannot be used."""
+class Arguments:
+    """The arguments of one instruction. Every method raises :class:`ConfigError` for an unusable value."""
 
     def __init__(self, instruction: str, arguments: Mapping[str, Any]) -> None:
         self.instruction = instruction
@@ -31,7 +31,7 @@ class Given:
         return int(value)
 
     def text(self, name: str) -> str:
-        """A text of more than white space, which is taken off its ends."""
+        """A text, stripped; it must not be only whitespace."""
         value = self._take(name)
         if not isinstance(value, str) or not value.strip():
             raise ConfigError(f"{self.instruction}: {name} must be a text, not {value!r}")
@@ -52,7 +52,7 @@ class Given:
         return value
 
     def finish(self) -> None:
-        """Raise for an argument that nobody has read: the row means more than would be checked."""
+        """Raise for an argument that was not read: the row asks for more than would be checked."""
         for name in self._arguments:
             if name not in self._read:
                 close = nearest(name, self._read, 1)
@@ -72,5 +72,5 @@ class Given:
 
 Check = Callable[[str], bool]
 """Whether a text follows an instruction."""
-MakeCheck = Callable[[Given], Check]
-"""One kind of instruction: reads its arguments and gives the check. Raises what :class:`Given` raises."""
+MakeCheck = Callable[[Arguments], Check]
+"""One kind of instruction: reads its arguments and gives the check. Raises what :class:`Arguments` raises."""

@@ -1,4 +1,7 @@
-"""Between test code and the jail: values that are asked for, and values that are written out as arguments."""
+"""Exchange of values with the candidate in the sandbox: fetches plain values, and writes values as source text.
+
+Left out: how test code is evaluated, see ``expressions`` and ``interpreter``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from roll_envs.verifiers.code.jail import CandidateFault, Jail
 from roll_envs.verifiers.code.scope import (
     BUILT_IN,
     PLAIN,
@@ -21,35 +23,37 @@ from roll_envs.verifiers.code.scope import (
     Unjudgeable,
     is_type,
 )
+from roll_envs.verifiers.code.session import CandidateFault, CandidateSession
 from roll_envs.verifiers.code.values import Opaque, literal
 
-__all__ = ["Border"]
+__all__ = ["ValueExchange"]
 
 MAX_STEPS = 1_000_000
 
 
-class Border:
-    """What test code gets to see of one candidate, until a moment in time."""
+class ValueExchange:
+    """Converts values between test code and one candidate, up to a point in time and a number of steps."""
 
-    def __init__(self, jail: Jail, *, until: float = math.inf) -> None:
-        self.jail, self._until, self._steps = jail, until, 0
+    def __init__(self, session: CandidateSession, *, until: float = math.inf) -> None:
+        self.session, self._until, self._steps = session, until, 0
         self._asked = False
 
     def refuse(self, why: str) -> NoReturn:
-        """What cannot be computed here is the test code's fault until the candidate's values are in play, then theirs:
-        a value must not be able to turn a wrong answer into no verdict."""
+        """Raise for what cannot be computed here: :class:`Unjudgeable`, an error of the tests, as long as no value of
+        the candidate was used; afterwards :class:`TestFault`, since a candidate must not be able to prevent a verdict
+        by returning an unusual value."""
         raise TestFault(ValueError(why)) if self._asked else Unjudgeable(why)
 
     def ask(self, source: str) -> Any:
         self.in_time()
-        store, value = self.jail.evaluate(source)
+        store, value = self.session.evaluate(source)
         return Remote(store) if isinstance(value, Opaque) else value
 
     def plain(self, value: Any) -> Any:
-        """The plain value; :class:`Opaque` for what has none."""
+        """The value as plain Python data; :class:`Opaque` where it has no such form."""
         if isinstance(value, Remote):
             self.in_time()
-            return self.jail.evaluate(value.source)[1]
+            return self.session.evaluate(value.source)[1]
         if isinstance(value, Opaque) or type(value) in (*PLAIN, Counter, slice):
             return value
         if type(value).__module__ in ("fractions", "decimal") or is_type(value):
@@ -57,7 +61,7 @@ class Border:
         raise Unjudgeable(f"test code that uses {value!r} as a value")
 
     def source(self, value: Any) -> str:
-        """Source text that gives the value inside."""
+        """Source text that evaluates to the value inside the sandbox."""
         if isinstance(value, Remote):
             return value.source
         if isinstance(value, Lambda):
@@ -73,7 +77,7 @@ class Border:
             self.refuse(str(error))
 
     def _closed(self, function: Lambda) -> str:
-        """A lambda's text with the test's own variables written out."""
+        """The source of a lambda, with variables of the test code replaced by their values."""
         own = {a.arg for a in function.node.args.args}
         outer = self
 
@@ -113,7 +117,7 @@ class Border:
         return bool(value)
 
     def guard(self, compute: Callable[[], Any]) -> Any:
-        """What Python makes of plain values, with its errors as the test's."""
+        """Compute on plain values; errors of Python become :class:`TestFault`."""
         try:
             return compute()
         except (Unjudgeable, CandidateFault, TestFault, AssertionFailed):

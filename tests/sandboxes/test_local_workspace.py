@@ -34,11 +34,11 @@ X86 = platform.machine() == "x86_64"
 @contextlib.contextmanager
 def only(tier: Tier, **kwargs: Any) -> Iterator[LocalSandbox]:
     """A sandbox of this tier, as on a machine that can do no better."""
-    real = module.offers
+    real = module.candidates
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "offers", lambda view: [o for o in real(view) if o.tier == tier])
+        patch.setattr(module, "candidates", lambda view: [o for o in real(view) if o.tier == tier])
         try:
-            made = LocalSandbox(**{"slots": 1, "weakest_tier": tier, "limits": LIMITS, **kwargs})
+            made = LocalSandbox(**{"slots": 1, "minimum_isolation": tier, "limits": LIMITS, **kwargs})
         except SandboxError as error:
             pytest.skip(str(error))
     with made:
@@ -97,7 +97,7 @@ def test_where_no_namespaces_are_to_be_had_the_error_names_what_works_and_how_to
     out = in_a_container("""
         for weakest in ("full", "no-cgroup"):
             try:
-                make_sandbox("local", slots=1, weakest_tier=weakest)
+                make_sandbox("local", slots=1, minimum_isolation=weakest)
             except SandboxError as error:
                 print(error)
     """)
@@ -106,12 +106,12 @@ def test_where_no_namespaces_are_to_be_had_the_error_names_what_works_and_how_to
         assert "unshare" in line
         assert "Operation not permitted" in line
         assert "what works here is 'landlock' (without user-namespace, pid-namespace, " in line
-        assert "allow it with weakest_tier='landlock'" in line
+        assert "allow it with minimum_isolation='landlock'" in line
 
 
 def test_there_it_works_when_it_is_allowed(landlock: LocalSandbox) -> None:
     out = in_a_container("""
-        with make_sandbox("local", slots=1, weakest_tier="landlock") as sandbox:
+        with make_sandbox("local", slots=1, minimum_isolation="landlock") as sandbox:
             result = sandbox.run(Program(source="print(6 * 7)"))
             print(result.stdout.decode().strip(), result.isolation.tier, "landlock" in result.isolation.layers)
     """)
@@ -124,7 +124,7 @@ def test_a_weaker_one_is_not_taken_when_a_stronger_one_is_there() -> None:
             wanted = strong.isolation
     except SandboxError as error:
         pytest.skip(str(error))
-    with LocalSandbox(slots=1, weakest_tier="rlimits") as made:
+    with LocalSandbox(slots=1, minimum_isolation="rlimits") as made:
         assert made.isolation == wanted
 
 
@@ -314,15 +314,15 @@ def test_nothing_is_left_after_the_end(sandbox: LocalSandbox) -> None:
     assert folders() == before
 
 
-@pytest.mark.parametrize("who", ["caller", "keeper", "zygote"])
+@pytest.mark.parametrize("who", ["caller", "supervisor", "zygote"])
 def test_nothing_is_left_when_one_of_us_is_killed(landlock: LocalSandbox, who: str) -> None:
     script = textwrap.dedent("""
         import time
         import sandboxes.local.sandbox as module
         from roll_envs.sandbox import Program, Limits
-        real = module.offers
-        module.offers = lambda view: [o for o in real(view) if o.tier == "landlock"]
-        sandbox = module.LocalSandbox(slots=1, weakest_tier="landlock")
+        real = module.candidates
+        module.candidates = lambda view: [o for o in real(view) if o.tier == "landlock"]
+        sandbox = module.LocalSandbox(slots=1, minimum_isolation="landlock")
         print("ready", flush=True)
         program = Program(source="import os, time; os.fork() or os.setsid(); os.fork(); time.sleep(60)")
         try:
@@ -338,8 +338,8 @@ def test_nothing_is_left_when_one_of_us_is_killed(landlock: LocalSandbox, who: s
         time.sleep(0.7)
         family = descendants_of(caller.pid)
         assert len(family) >= 6
-        keeper = family[0]
-        victim = {"caller": caller.pid, "keeper": keeper, "zygote": descendants_of(keeper)[0]}[who]
+        supervisor = family[0]
+        victim = {"caller": caller.pid, "supervisor": supervisor, "zygote": descendants_of(supervisor)[0]}[who]
         os.kill(victim, signal.SIGKILL)
         deadline = time.monotonic() + 10
         while (alive := [p for p in family if runs(p)]) and time.monotonic() < deadline:
