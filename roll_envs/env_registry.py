@@ -170,11 +170,15 @@ def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     from roll_envs.settings import accepted_names, refuse_unknown  # imports pydantic, which importing the hub must not
 
     name = _imported(id)
-    if name not in ENVIRONMENTS and name in gymnasium.registry:
+    try:
+        found = card(name)
+    except UnknownNameError:
+        if name not in gymnasium.registry:
+            raise
         spec = copy.deepcopy(gymnasium.registry[name])
         spec.order_enforce = False
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    cls, found = environment_class(name), card(name)
+    cls = _class_of(found)
     given = {**found.kwargs, **kwargs}
     accepted = accepted_names(cls)
     render_mode = None if accepted is None or "render_mode" in accepted else given.pop("render_mode", None)
@@ -197,11 +201,14 @@ def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
 
 def environment_class(id: str) -> type[gymnasium.Env[Any, Any]]:
     """The class behind an id, imported. Raises as :func:`card` does."""
-    found = card(id)
+    return _class_of(card(id))
+
+
+def _class_of(found: EnvironmentCard) -> type[gymnasium.Env[Any, Any]]:
     module, _, name = found.entry_point.partition(":")
     try:
         cls: type[gymnasium.Env[Any, Any]] = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # the import runs code of others
-        reason = why_not_loaded(error, module, ENVIRONMENTS.entry(found.id))
+        reason = why_not_loaded(error, module, ENVIRONMENTS.declared(found.id))
         raise PluginError(ENVIRONMENTS.broken(found.id, reason)) from error
     return cls

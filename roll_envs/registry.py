@@ -17,7 +17,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -51,6 +51,19 @@ class Registration:
     """Why it is broken; empty otherwise."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Declared:
+    """An entry point of an installed package. Metadata are parsed once for it, since that takes milliseconds."""
+
+    point: EntryPoint
+    package: str
+    """Normalised name of the distribution."""
+    source: str
+    """``package version``."""
+    root: Path
+    """The folder that the package is installed in."""
+
+
 class Registry(Generic[T]):
     """Parts of one kind by name."""
 
@@ -69,8 +82,9 @@ class Registry(Generic[T]):
         self._accept, self._pattern = accept, re.compile(name_pattern)
         self._built_in = dict(built_in or {})
         self._registered: dict[str, T] = {}
-        self._tried: dict[tuple[str, str], str] = {}
-        """(name, source) of entry points that were loaded -> why that failed, empty where it did not."""
+        self._loaded: dict[Declared, T] = {}
+        self._failed: dict[Declared, str] = {}
+        """Why those that were tried could not be loaded."""
 
     def register(self, name: str, part: T, *, replace: bool = False) -> None:
         """Make ``part`` available in this process. The same part may be registered again.
@@ -111,7 +125,7 @@ class Registry(Generic[T]):
         """Which package a known name comes from, or that it was registered in this process."""
         if name in self._registered:
             return IN_PROCESS
-        return OUR_PACKAGE if name in self._built_in else source_of(_chosen(self._declared()[name]))
+        return OUR_PACKAGE if name in self._built_in else _chosen(self._declared()[name]).source
 
     def find(self, name: str) -> T:
         """The part of this name, imported if need be.
@@ -125,76 +139,80 @@ class Registry(Generic[T]):
             return self._registered[name]
         if name in self._built_in:
             return self._accept(name, EntryPoint(name, self._built_in[name], self.group).load())
-        entry = self.entry(name)
-        if entry is None:
+        declared = self.declared(name)
+        if declared is None:
             raise UnknownNameError(self.kind, name, self.names())
+        if declared in self._loaded:
+            return self._loaded[declared]
         reason = self.unusable(name)
         if reason:
             raise PluginError(self.broken(name, reason))
-        return self._load(name, entry)
+        return self._load(name, declared)
 
     def broken(self, name: str, reason: str) -> str:
         """The message about a part that cannot be used."""
         return f"{self.kind} {name!r} of {self.source(name)} cannot be loaded: {reason}"
 
-    def entry(self, name: str) -> EntryPoint | None:
-        """The entry point behind a name; None where it is built in or registered in this process."""
+    def declared(self, name: str) -> Declared | None:
+        """What a package declares under a name; None where it is built in or registered in this process."""
         own = name in self._registered or name in self._built_in
-        return None if own or name not in self._declared() else _chosen(self._declared()[name])
+        found = None if own else self._declared().get(name)
+        return None if found is None else _chosen(found)
 
     def registrations(self, *, load: bool = False) -> tuple[Registration, ...]:
         """Every known name in order, with its state; ``load=True`` imports the parts to find out which are broken.
 
         Packages that declare a name of another one, and those whose metadata cannot be read, are listed too.
         """
-        found = [Registration(id=path, source=path, state="broken", reason=why) for path, why in _unreadable().items()]
+        _, unreadable = _installed(_path_state())
+        found = [Registration(id=path, source=path, state="broken", reason=why) for path, why in unreadable.items()]
         for name in self.names():
             if load:
                 with contextlib.suppress(RollError):
                     self.find(name)
-            source, entry = self.source(name), self.entry(name)
-            reason = self.unusable(name) or self._tried.get((name, source), "")
-            loaded = entry is None or (name, source) in self._tried
-            state: State = "broken" if reason else "ready" if loaded else "not loaded"
+            source, declared = self.source(name), self.declared(name)
+            reason = self.unusable(name) or (self._failed.get(declared, "") if declared is not None else "")
+            ready = declared is None or declared in self._loaded
+            state: State = "broken" if reason else "ready" if ready else "not loaded"
             found.append(Registration(id=name, source=source, state=state, reason=reason))
-            if entry is not None:
-                for other in sorted({source_of(each) for each in self._declared()[name]} - {source}):
+            if declared is not None:
+                for other in sorted({each.source for each in self._declared()[name]} - {source}):
                     why = f"{source} declares the same name; uninstall one of the two packages"
                     found.append(Registration(id=name, source=other, state="broken", reason=why))
         return tuple(sorted(found, key=lambda registration: registration.id))
 
     def unusable(self, name: str) -> str:
         """Why a known name cannot be used, as far as metadata tell; empty where they say nothing against it."""
-        entry = self.entry(name)
-        if entry is None:
+        declared = self.declared(name)
+        if declared is None:
             return ""
         if not self._pattern.fullmatch(name):
             return f"the name {name!r} does not fit; allowed: {self._pattern.pattern}"
-        packages = sorted({source_of(each) for each in self._declared()[name]})
-        if len(packages) > 1 and package_of(entry) != OUR_PACKAGE:
+        packages = sorted({each.source for each in self._declared()[name]})
+        if len(packages) > 1 and declared.package != OUR_PACKAGE:
             # Either of the two would be a guess.
             return f"it is declared by {len(packages)} packages ({', '.join(packages)}); uninstall all but one"
         return ""
 
-    def _load(self, name: str, entry: EntryPoint) -> T:
-        tried = (name, source_of(entry))
+    def _load(self, name: str, declared: Declared) -> T:
         try:
-            loaded = entry.load()
+            loaded = declared.point.load()
         except (Exception, SystemExit) as error:  # the import runs code of others
-            self._tried[tried] = why_not_loaded(error, entry.module, entry)
+            self._failed[declared] = why_not_loaded(error, declared.point.module, declared)
             if isinstance(error, RollError):
                 raise
-            raise PluginError(self.broken(name, self._tried[tried])) from error
+            raise PluginError(self.broken(name, self._failed[declared])) from error
         try:
             part = self._accept(name, loaded)
         except TypeError as error:
-            self._tried[tried] = f"{entry.value}: {error}"
-            raise PluginError(self.broken(name, self._tried[tried])) from error
-        self._tried[tried] = ""
+            self._failed[declared] = f"{declared.point.value}: {error}"
+            raise PluginError(self.broken(name, self._failed[declared])) from error
+        self._failed.pop(declared, None)
+        self._loaded[declared] = part
         return part
 
-    def _declared(self) -> Mapping[str, list[EntryPoint]]:
-        return _installed(_path_state()).entries.get(self.group, {})
+    def _declared(self) -> Mapping[str, list[Declared]]:
+        return _installed(_path_state())[0].get(self.group, {})
 
 
 class MakerRegistry(Registry[Callable[..., T]]):
@@ -248,16 +266,6 @@ def _callable(name: str, found: object) -> Callable[..., Any]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Installed:
-    """What the metadata of all installed packages say."""
-
-    entries: dict[str, dict[str, list[EntryPoint]]] = field(default_factory=dict)
-    """Group -> name -> entry points of that name."""
-    unreadable: dict[str, str] = field(default_factory=dict)
-    """Path of metadata -> why they cannot be read."""
-
-
 def _path_state() -> tuple[tuple[str, int], ...]:
     """The folders on ``sys.path`` with their times of change: equal states have the same packages installed."""
     found = []
@@ -268,46 +276,37 @@ def _path_state() -> tuple[tuple[str, int], ...]:
 
 
 @functools.lru_cache(maxsize=1)
-def _installed(path_state: tuple[tuple[str, int], ...]) -> _Installed:
-    """Read all metadata; of two distributions with one name the first on the path counts, as for imports."""
-    found, seen = _Installed(), set()
+def _installed(
+    path_state: tuple[tuple[str, int], ...],
+) -> tuple[dict[str, dict[str, list[Declared]]], dict[str, str]]:
+    """Group -> name -> what packages declare, and path of metadata -> why they cannot be read.
+
+    Of two distributions with one name the first on the path counts, as for imports.
+    """
+    entries: dict[str, dict[str, list[Declared]]] = {}
+    unreadable: dict[str, str] = {}
+    seen = set()
     for dist in importlib.metadata.distributions():
         try:
-            package = _normal(dist.name)
+            metadata = dist.metadata
+            package = re.sub(r"[-_.]+", "-", metadata["Name"]).lower()
             if package in seen:
                 continue
             seen.add(package)
-            points = list(dist.entry_points)
+            source, root = f"{package} {metadata['Version']}", Path(str(dist.locate_file("")))
+            found = [Declared(point=p, package=package, source=source, root=root) for p in dist.entry_points]
         except Exception as error:  # metadata of others
             reason = f"its package metadata cannot be read: {type(error).__name__}: {error}; reinstall the package"
-            found.unreadable[str(getattr(dist, "_path", dist))] = reason
+            unreadable[str(getattr(dist, "_path", dist))] = reason
             continue
-        for point in points:
-            found.entries.setdefault(point.group, {}).setdefault(point.name, []).append(point)
-    return found
+        for each in found:
+            entries.setdefault(each.point.group, {}).setdefault(each.point.name, []).append(each)
+    return entries, unreadable
 
 
-def _unreadable() -> Mapping[str, str]:
-    return _installed(_path_state()).unreadable
-
-
-def _chosen(entries: list[EntryPoint]) -> EntryPoint:
-    """Of entry points with one name, this package's before any other."""
-    return next((entry for entry in entries if package_of(entry) == OUR_PACKAGE), entries[0])
-
-
-def _normal(name: object) -> str:
-    return re.sub(r"[-_.]+", "-", str(name)).lower()
-
-
-def package_of(entry: EntryPoint) -> str:
-    """Normalised name of the distribution that declares an entry point; empty when there is none."""
-    return _normal(entry.dist.name) if entry.dist is not None else ""
-
-
-def source_of(entry: EntryPoint) -> str:
-    """``package version`` of the distribution that declares an entry point, else its target."""
-    return f"{package_of(entry)} {entry.dist.version}" if entry.dist is not None else entry.value
+def _chosen(found: list[Declared]) -> Declared:
+    """Of what is declared under one name, this package's before any other."""
+    return next((each for each in found if each.package == OUR_PACKAGE), found[0])
 
 
 def error_and_place(error: BaseException) -> str:
@@ -318,13 +317,11 @@ def error_and_place(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{'' if known else place}"
 
 
-def why_not_loaded(error: BaseException, module: str, entry: EntryPoint | None) -> str:
+def why_not_loaded(error: BaseException, module: str, declared: Declared | None) -> str:
     """The error of importing ``module`` for a part, and which folder hides the package's own when that is the cause."""
     said = error_and_place(error)
     if not isinstance(error, ImportError | AttributeError):
         return said
-    dist = None if entry is None else entry.dist
-    ours = entry is not None and package_of(entry) == OUR_PACKAGE
-    roots = [HUB_ROOT] if ours else [Path(str(dist.locate_file("")))] if dist is not None else []
-    hidden = hidden_by(module, roots)
+    ours = declared is not None and declared.package == OUR_PACKAGE
+    hidden = hidden_by(module, [HUB_ROOT] if ours else [declared.root] if declared is not None else [])
     return f"{said}. {hidden}" if hidden else said

@@ -164,10 +164,19 @@ def _declared_model(make: Callable[..., Any]) -> type[Settings] | None:
 
 
 def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters by name; ``None`` where Python cannot tell them (some callables written in C)."""
+    with contextlib.suppress(TypeError):  # not hashable, or not a Python function
+        return _signature(make).parameters
+    return None
+
+
+# Environments and their verifiers are made again and again, and reading a signature takes longer than making them.
+@functools.lru_cache(maxsize=256)
+def _signature(make: Callable[..., Any]) -> inspect.Signature:
     try:
-        return inspect.signature(make).parameters
-    except (TypeError, ValueError):  # some callables written in C do not tell
-        return None
+        return inspect.signature(make)
+    except ValueError as error:
+        raise TypeError(str(error)) from error
 
 
 def _annotation(make: Callable[..., Any], parameter: inspect.Parameter) -> Any:

@@ -18,6 +18,7 @@ import pytest
 
 import envs
 from roll_envs import EnvironmentCard
+from roll_envs.cli.plugins import COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -83,9 +84,7 @@ def test_commands_that_are_named_exist(path: Path) -> None:
     code = "\n".join([*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^    (.+)$", text, re.MULTILINE)])
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"\bmake ([a-z]+(?:-[a-z]+)*)\b", code)) <= targets
-    plugins = {point.name for point in importlib.metadata.entry_points(group="roll_envs.commands")}
-    known = {"list", "show", "play", "check", "bench"} | plugins
-    assert set(re.findall(r"\broll-envs ([a-z]+(?:-[a-z]+)*)\b", code)) <= known
+    assert set(re.findall(r"\broll-envs ([a-z]+(?:-[a-z]+)*)\b", code)) <= set(COMMANDS.names())
     ids = {point.name for point in importlib.metadata.entry_points(group="roll_envs")} | {"roll/Sokobann-v0"}
     assert set(re.findall(r"\broll/\w+-v\d+", code)) <= ids
 

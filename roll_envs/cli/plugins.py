@@ -60,11 +60,15 @@ COMMANDS = Registry(
 
 def summary(name: str) -> str:
     """The ``SUMMARY`` of a command where the file can be read without running it, else which package it is of."""
-    entry = COMMANDS.entry(name)
-    if entry is None:
+    declared = COMMANDS.declared(name)
+    if declared is None:
         return COMMANDS.find(name).SUMMARY
     broken = COMMANDS.unusable(name)
-    return f"broken: {broken}" if broken else _summary_in_file(entry.module) or f"a command of {COMMANDS.source(name)}"
+    return (
+        f"broken: {broken}"
+        if broken
+        else _summary_in_file(declared.point.module) or f"a command of {COMMANDS.source(name)}"
+    )
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -90,7 +94,7 @@ def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None
     except (RollError, BrokenPipeError):
         raise
     except (Exception, SystemExit) as error:
-        if COMMANDS.entry(name) is None:
+        if COMMANDS.declared(name) is None:
             raise
         raise PluginError(message(error)) from error
 

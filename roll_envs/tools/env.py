@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
 import gymnasium
 
 from roll_envs import env_registry as registry
 from roll_envs.env import AnyText, TextEnv
-from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.errors import ConfigError
+from roll_envs.settings import checked_arguments
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.registry import make_tools
 from roll_envs.tools.runner import ToolRunner
@@ -233,11 +234,7 @@ def _whole(value: Any) -> int:
 def _budget(given: ToolBudget | Mapping[str, Any] | None) -> ToolBudget:
     if isinstance(given, ToolBudget):
         return given
-    known = {field.name for field in fields(ToolBudget)}
-    for name in given or {}:
-        if name not in known:
-            raise UnknownNameError("key of budget", str(name), known)
-    return ToolBudget(**dict(given or {}))
+    return ToolBudget(**checked_arguments("budget", ToolBudget, given or {}))
 
 
 def _plain(record: CallRecord) -> dict[str, Any]:

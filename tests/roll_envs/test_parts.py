@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 import roll_envs
 from roll_envs import EnvironmentCard, Sandbox, Score
-from roll_envs.registry import Settings, setting
+from roll_envs.settings import Settings, setting
 from roll_envs.testing import CounterEnv
 from roll_envs.tools import Tool, ToolResult, ToolSpec
 if TYPE_CHECKING:
