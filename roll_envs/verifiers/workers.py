@@ -219,6 +219,7 @@ class WorkerPool:
             until: float | None = None
             for attempt in (1, 2):
                 worker = self._ready(worker)
+                # The deadline starts when the first worker is ready, and is not extended for the second.
                 if until is None:
                     until = time.monotonic() + _KILL_AT * deadline_s
                 left = max(0.05, until - time.monotonic())

@@ -100,6 +100,8 @@ def _candidates() -> Iterator[dict[str, Path]]:
     if "memory" in mounts and "pids" in mounts:
         yield {c: _below(mounts[c], own.get(c, "/")) for c in ("memory", "pids")}
     if "unified" in mounts:
+        # In version 2 a group has processes or controlled children, not both: so go up from the own group to the
+        # nearest one that passes memory and pids on to its children.
         here = _below(mounts["unified"], own.get("", "/"))
         root = mounts["unified"][1]
         while True:
@@ -139,6 +141,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _below(mount: tuple[str, Path], group: str) -> Path:
+    # In a container the mount may show only a part of the hierarchy, while /proc/self/cgroup has the whole path.
     root, place = mount
     if root != "/" and (group + "/").startswith(root.rstrip("/") + "/"):
         group = group[len(root.rstrip("/")) :]

@@ -98,6 +98,7 @@ class Pool:
             yield worker
         finally:
             self.running -= 1
+            # A call whose client disconnected still runs in its thread: the worker returns to the pool only after it.
             if worker.broken or (worker.busy is not None and not worker.busy.done()):
                 self._spawn(self._take_back(worker))
             else:
@@ -164,6 +165,7 @@ class Pool:
         waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
+            # Shielded, because a worker may be handed over in the moment of the timeout and must not be lost.
             return await asyncio.wait_for(asyncio.shield(waiter), timeout_s)
         except TimeoutError as error:
             self._stop_waiting(waiter)

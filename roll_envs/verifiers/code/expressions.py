@@ -276,11 +276,13 @@ class Expressions:
             return self._exchange.ask(f"{name}({self._exchange.arguments(arguments, named)})")
         if not callable(function):
             raise TestFault(TypeError(f"{short(node.func)} cannot be called"))
+        # These can take huge time or memory for large numbers, outside of the sandbox.
         if function in (pow, range, bytes, bytearray, math.comb, math.perm, math.pow) and any(
             isinstance(n, int) and abs(n) > MAX_SIZE for n in plain
         ):
             self._exchange.refuse(f"test code that computes {short(node)}")
         found = self._exchange.guard(lambda: function(*plain, **options))
+        # Iterators are made into lists: the test code may use a value more than once.
         if isinstance(found, enumerate | filter | map | reversed | zip) or hasattr(found, "__next__"):
             return self._exchange.guard(lambda: list(found))
         return list(found) if type(found).__name__ in ("dict_keys", "dict_values", "dict_items") else found
@@ -304,6 +306,7 @@ class Expressions:
         scope.names |= dict(zip(names, arguments, strict=False)) | named
         if set(scope.names) != set(names):
             raise Unjudgeable(f"test code that calls {function.node.name} with other arguments than it has")
+        # A call counts like ten nested expressions: the limit must be reached before Python's own recursion limit.
         self._depth += 10
         try:
             if self._depth > 100:

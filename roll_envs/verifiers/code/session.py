@@ -16,6 +16,8 @@ from roll_envs.verifiers.code.values import ENCODER, Opaque, decode
 
 __all__ = ["CandidateFault", "CandidateSession", "Usage"]
 
+# Defines the functions of the protocol under random names and runs the candidate's code in a module of its own, so that
+# the code cannot replace them by chance. Every reply is one line: mark, id of the request, JSON.
 _PRELUDE = (
     """
 def {name}_start(source):
@@ -121,6 +123,7 @@ class CandidateSession:
     def _ask(self, source: str, store: str, *, statement: bool) -> Any:
         if self._session is None:
             self._load()
+        # Known to the candidate only when the request arrives, so that it cannot print a reply in advance.
         identity = secrets.token_hex(16)
         return self._send(f"{self._name}_ask({identity!r}, {source!r}, {store!r}, {statement})", identity)
 

@@ -291,6 +291,7 @@ def _same_equation(gold: Equation, said: Equation) -> bool:
         return [_bare(s) for s in gold.sides] == [_bare(s) for s in said.sides]
     if not one.free_symbols or one.free_symbols != other.free_symbols:
         return False
+    # Two equations are equal if one difference of sides is a constant multiple of the other, neither 0 nor infinite.
     ratio = sympy.cancel(sympy.together(one / other))
     return not ratio.free_symbols and ratio.is_finite is True and ratio.is_zero is False
 

@@ -34,7 +34,7 @@ def serve_cells(script: Script, body: int, note: int, head: dict[str, Any], sour
     while True:
         standard_streams()
         code = run_cell(source, f"<cell {head['number']}>", namespace)
-        if getpid() != own:  # a fork of the cell came back here
+        if getpid() != own:  # os.fork() in a cell: the child returns here too
             leave(code)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):

@@ -46,6 +46,7 @@ def serve() -> None:
     _protect()
     kept = KeptProcesses()
     while True:
+        # The body stays in the pipe: the operation passes it on to the program's process.
         header = json.loads(_read(struct.unpack("!I", _read(4))[0]))
         handle = OPERATIONS[header["do"]]
         result = handle(kept, header)
@@ -140,7 +141,7 @@ def cell(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
 def copy(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
     """Run a file helper in a session; the session's processes are stopped meanwhile, so that they cannot interfere."""
     _kill_standby(kept)
-    _signal_all(signal.SIGSTOP)
+    _signal_all(signal.SIGSTOP)  # stopped processes cannot replace folders by links while files are copied
     child = start(job.enter)
     if child is None:
         return None

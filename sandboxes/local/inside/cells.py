@@ -45,7 +45,7 @@ def serve_cells(channel_fd: int, script: Script) -> NoReturn:
         close(stderr)
         standard_streams()
         code = run_cell(source.decode("utf-8", "surrogatepass"), f"<cell {message['number']}>", namespace)
-        if getpid() != own:  # a fork of the cell came back here
+        if getpid() != own:  # os.fork() in a cell: the child returns here too
             leave(code)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):

@@ -67,10 +67,12 @@ def _reset_signals_and_limits() -> None:
 
 
 def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
+    # A pidfd cannot come to mean another process; the check excludes that the id was reused before it was opened.
     owner = os.pidfd_open(plan["owner"])
     if plan["owner"] != os.getppid():
         raise SystemExit(0)  # it ended before we could look
     kernel.subreaper()
+    # Never written to: the jail notices by its hang-up that the supervisor has ended.
     alive_read, alive_write = os.pipe()
     jail = _start_jail(plan, control, work, alive_read, (alive_write, owner))
     control.close()
@@ -123,6 +125,7 @@ def _start_jail(
     os.close(said_write)
     os.close(mapped_read)
     said = os.fdopen(said_read)
+    # The process between sends "map" when it waits for its id maps, then the zygote's process id.
     line = said.readline()
     if line == "map\n":
         _write_ids(between, plan["ids"])

@@ -73,12 +73,14 @@ class Watchdog:
 
 
 def _private(pid: int) -> int:
+    """Resident pages that are not shared with files or shared memory, in bytes."""
     with open(f"/proc/{pid}/statm", encoding="utf-8") as file:
         _, resident, shared, *_ = (int(number) for number in file.read().split())
     return (resident - shared) * _PAGE
 
 
 def _proportional(pid: int) -> int:
+    """Proportional set size of anonymous pages, in bytes: pages shared by n processes count 1/n for each."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
             for line in file:

@@ -64,15 +64,18 @@ class Zygote:
         user, group = os.geteuid(), os.getegid()
         os.umask(0o022)
         if self._many_users:
+            # A mount namespace of its own first: the bind mounts of the tree must not appear on the host.
             kernel.unshare(kernel.NEWNS)
             build_tree(self._plan)
         kernel.unshare(_NAMESPACES)
         if self._many_users:
+            # Until the maps are written all ids are 65534; afterwards 0 of this namespace is an unused id outside.
             ask_for_ids()
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
             os.setgroups([])
             return
+        # An ordinary user may map only its own id, and gid_map only after setgroups is denied (user_namespaces(7)).
         for name, text in (
             ("setgroups", "deny"),
             ("uid_map", f"{RUN_USER} {user} 1"),
@@ -114,7 +117,7 @@ class Zygote:
         self._become_zygote()
 
     def _become_zygote(self) -> None:
-        kernel.dumpable(False)
+        kernel.dumpable(False)  # programs of the same user may not trace it or read its /proc entries
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
         self._close_others()
@@ -146,6 +149,7 @@ class Zygote:
             os.dup2(here, ZYGOTE_NAMESPACE_FD, inheritable=False)
             os.close(here)
             kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
+        # Objects made up to here are never collected: the collector would write to pages that forks share.
         gc.collect()
         gc.freeze()
         if self._many_users and self._cgroup is not None and self._workspace is None:
@@ -199,6 +203,7 @@ class Zygote:
         """Wait for the end of a run and report it; returns its wait status, or ``None`` when no more runs are to
         follow."""
         going_on = True
+        # ``_alive`` is a pipe whose other end only the supervisor holds: it hangs up when the supervisor ends.
         ended = os.pidfd_open(run)
         poll = select.poll()
         for fd in (ended, self._control.fileno(), self._alive):
