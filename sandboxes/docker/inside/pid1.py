@@ -19,11 +19,10 @@ import time
 from typing import Any
 
 from sandboxes.docker.inside import facts, job
-from sandboxes.docker.inside.cgroup import memory_peak, oom_kills
-from sandboxes.docker.inside.files import FOLDER
+from sandboxes.docker.inside.facts import memory_peak, oom_kills
+from sandboxes.docker.inside.files import FOLDER, wipe
 from sandboxes.docker.inside.processes import Child, Ends, end_all, reap, start
 from sandboxes.docker.inside.watch import Stream, Watch, cell_exit_code, finish, observe, write_frame
-from sandboxes.docker.inside.wipe import wipe
 from sandboxes.local.inside import kernel
 
 __all__ = ["serve"]

@@ -7,9 +7,11 @@ import os
 import stat
 
 from . import kernel
-from .program import WORK
 
 __all__ = ["WORK", "open_plain", "replace_file", "write_new"]
+
+WORK = "/work"
+"""The working folder of a run that has a file system of its own."""
 
 
 def write_new(name: str, content: bytes, *, executable: bool = False) -> None:

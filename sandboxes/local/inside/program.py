@@ -18,10 +18,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-__all__ = ["WORK", "Script", "execute", "exit_code", "set_environment", "show", "standard_streams"]
+__all__ = ["Script", "execute", "exit_code", "set_environment", "show", "standard_streams"]
 
-WORK = "/work"
-"""The working folder of a run that has a file system of its own."""
 _HERE = os.path.dirname(__file__)
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
