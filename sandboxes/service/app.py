@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -47,23 +48,12 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
     async def open_session(request: Request) -> Response:
         return await service.answer(request, "/v1/sessions", lambda data: native.open_session(sessions, settings, data))
 
-    async def run_cell(request: Request) -> Response:
-        name = request.path_params["name"]
-        return await service.answer(
-            request, "/v1/sessions/run", lambda data: native.run_cell(sessions, settings, name, data)
-        )
+    def session_route(suffix: str, method: str, label: str, answer: Any, *, body: bool = True) -> Route:
+        async def endpoint(request: Request) -> Response:
+            name = request.path_params["name"]
+            return await service.answer(request, label, lambda data: answer(name, data), body=body)
 
-    async def move_file(request: Request) -> Response:
-        name = request.path_params["name"]
-        return await service.answer(
-            request, "/v1/sessions/files", lambda data: native.move_file(sessions, settings, name, data)
-        )
-
-    async def close_session(request: Request) -> Response:
-        name = request.path_params["name"]
-        return await service.answer(
-            request, "/v1/sessions/close", lambda _: native.close_session(sessions, name), body=False
-        )
+        return Route("/v1/sessions/{name}" + suffix, endpoint, methods=[method])
 
     async def metrics(request: Request) -> Response:
         async def page(_: dict[str, Any]) -> Answer:
@@ -91,9 +81,11 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
         *(post(path, answer, settings.full_status) for path, answer in FUSION.items()),
         *(post(path, answer, 429) for path, answer in OWN.items()),
         Route("/v1/sessions", open_session, methods=["POST"]),
-        Route("/v1/sessions/{name}", close_session, methods=["DELETE"]),
-        Route("/v1/sessions/{name}/run", run_cell, methods=["POST"]),
-        Route("/v1/sessions/{name}/files", move_file, methods=["POST"]),
+        session_route("/run", "POST", "/v1/sessions/run", partial(native.run_cell, sessions, settings)),
+        session_route("/files", "POST", "/v1/sessions/files", partial(native.move_file, sessions, settings)),
+        session_route(
+            "", "DELETE", "/v1/sessions/close", lambda name, _: native.close_session(sessions, name), body=False
+        ),
         Route("/v1/health", health, methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
