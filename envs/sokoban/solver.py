@@ -56,8 +56,7 @@ def solve(
     With ``max_moves``, None also where the shortest solution is longer. Raises :class:`SolverLimitError` beyond
     ``max_states`` states. The same arguments always give the same solution.
     """
-    cells = len(structure)
-    distance = push_distances(structure, width)
+    cells, distance = len(structure), push_distances(structure, width)
     estimate = sum(distance[b] for b in boxes)
     if any(distance[b] < 0 for b in boxes):
         return None

@@ -10,8 +10,7 @@ __all__ = ["TASKS", "fit"]
 
 
 def fit(text: str, schema: Any) -> dict[str, str]:
-    """Validate a JSON text; returns ``problem``, its first violation (empty: none), or ``fault``, an error of the
-    schema."""
+    """Validate a JSON text; returns ``problem`` (first violation, or empty) or ``fault`` (error of the schema)."""
     jsonschema, referencing = importlib.import_module("jsonschema"), importlib.import_module("referencing")
     missing = importlib.import_module("referencing.exceptions").Unresolvable
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)

@@ -63,8 +63,7 @@ _TEXT = {"type": "string"}
 
 
 def correctness_form() -> Form:
-    """Judge an answer as right or wrong against a reference, with a confidence in percent (``probability``: that it is
-    right)."""
+    """Judge an answer as right or wrong against a reference; the part ``probability`` is that of being right."""
     schema = _object(
         reasoning=_TEXT,
         verdict={"type": "string", "enum": ["correct", "incorrect"]},

@@ -42,8 +42,7 @@ class CgroupParent:
                 os.rmdir(folder)
 
     def sweep(self, older_s: float = 60.0) -> None:
-        """Remove cgroups left where caller and supervisor were killed together; the kernel refuses to remove those in
-        use."""
+        """Remove cgroups left after caller and supervisor were killed together; those in use stay."""
         for parent in self.parents.values():
             for folder in parent.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from sandboxes.service.judge import judge
 from sandboxes.service.jupyter import run_jupyter
 from sandboxes.service.replies import Answer, Refusal, encode_json
 from sandboxes.service.run_code import run_code
-from sandboxes.service.service import Service
+from sandboxes.service.service import Handler, Service
 from sandboxes.service.settings import Settings
 from sandboxes.service.submit import submit
 from sandboxes.service.wire import VERSION
@@ -32,21 +32,18 @@ OWN = {"/judge": judge, "/v1/run": native.run_native}
 
 
 def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
-    """The application; ``make`` makes a sandbox with one slot and is called once per worker. ``app.state.service`` is
-    the :class:`Service`."""
+    """The application; ``make`` makes a sandbox with one slot and is called once per worker.
+
+    ``app.state.service`` is the :class:`Service`.
+    """
     service = Service(make, settings)
     pool, sessions = service.pool, service.sessions
 
-    def post(path: str, answer: Any, full_status: int) -> Route:
+    def post(path: str, answer: Handler, full_status: int = 429) -> Route:
         async def endpoint(request: Request) -> Response:
-            return await service.answer(
-                request, path, lambda data: answer(pool, settings, data), full_status=full_status
-            )
+            return await service.answer(request, path, answer, full_status=full_status)
 
         return Route(path, endpoint, methods=["POST"])
-
-    async def open_session(request: Request) -> Response:
-        return await service.answer(request, "/v1/sessions", lambda data: native.open_session(sessions, settings, data))
 
     def session_route(suffix: str, method: str, label: str, answer: Any, *, body: bool = True) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -78,9 +75,9 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
             await service.close()
 
     routes = [
-        *(post(path, answer, settings.full_status) for path, answer in FUSION.items()),
-        *(post(path, answer, 429) for path, answer in OWN.items()),
-        Route("/v1/sessions", open_session, methods=["POST"]),
+        *(post(path, partial(answer, pool, settings), settings.full_status) for path, answer in FUSION.items()),
+        *(post(path, partial(answer, pool, settings)) for path, answer in OWN.items()),
+        post("/v1/sessions", partial(native.open_session, sessions, settings)),
         session_route("/run", "POST", "/v1/sessions/run", partial(native.run_cell, sessions, settings)),
         session_route("/files", "POST", "/v1/sessions/files", partial(native.move_file, sessions, settings)),
         session_route(

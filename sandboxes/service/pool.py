@@ -138,8 +138,10 @@ class Pool:
         self._draining = True
 
     async def close(self) -> None:
-        """End everything: waiting requests get :class:`DrainingError`, running ones :class:`SandboxError`. Calling it
-        again does nothing."""
+        """End everything: waiting requests get :class:`DrainingError`, running ones :class:`SandboxError`.
+
+        Calling it again does nothing.
+        """
         self._draining = self._closed = True
         self._stop.set()
         while self._waiters:

@@ -1,5 +1,4 @@
-"""Evaluates expressions of test code: calls of the candidate run in the sandbox, the rest is computed on plain
-values."""
+"""Evaluates expressions of test code: calls of the candidate in the sandbox, the rest on plain values here."""
 
 from __future__ import annotations
 
@@ -242,8 +241,10 @@ class Expressions:
         return self._call_built_in(node, function, arguments, named)
 
     def _call_candidate(self, node: ast.Call, function: Remote, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Call the candidate. Lists, dicts and sets in variables of the test are read back: the call may have changed
-        them."""
+        """Call the candidate.
+
+        Lists, dicts and sets in variables of the test are read back: the call may have changed them.
+        """
         changeable = [
             (i, value)
             for i, (part, value) in enumerate(zip(node.args, arguments, strict=False))

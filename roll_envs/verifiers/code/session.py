@@ -86,8 +86,10 @@ class Usage:
 
 
 class CandidateSession:
-    """The code of one candidate. The session is opened with the first request, and again after its process has
-    ended."""
+    """The code of one candidate.
+
+    The session is opened with the first request, and again after its process has ended.
+    """
 
     def __init__(self, sandbox: Sandbox, source: str, limits: Limits) -> None:
         self._sandbox, self._source = sandbox, source

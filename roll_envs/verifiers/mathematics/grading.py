@@ -88,8 +88,10 @@ def _read(text: str) -> tuple[Node, ...]:
 
 
 def same(gold: Node, said: Node) -> bool:
-    """Whether ``said`` is the answer ``gold``. Not symmetric: the answer may leave out what the reference spells
-    out."""
+    """Whether ``said`` is the answer ``gold``.
+
+    Not symmetric: the answer may leave out what the reference spells out.
+    """
     if isinstance(gold, Words) or isinstance(said, Words):
         return _spelled(gold) == _spelled(said) != ""
     if isinstance(gold, Equation) or isinstance(said, Equation):

@@ -63,8 +63,7 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 def _in_base(digits: str, base: int) -> Any:
-    """A numeral with its base, as a symbol: it equals only the same value in the same base, since the form was asked
-    for."""
+    """A numeral with its base, as a symbol, which equals only the same value in the same base."""
     if not 2 <= base <= 16 or any(int(d, 16) >= base for d in digits):
         raise Unparsed("digits that the base does not have")
     return sympy.Symbol(f"{int(digits, base)} in base {base}")

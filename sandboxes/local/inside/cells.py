@@ -21,8 +21,10 @@ TOKEN_BYTES = 8
 
 
 def serve_cells(channel_fd: int, script: Script) -> NoReturn:
-    """Run cells until the channel is closed. The answer to a cell is its exit code; nothing else from here is
-    trusted."""
+    """Run cells until the channel is closed.
+
+    The answer to a cell is its exit code; nothing else from here is trusted.
+    """
     sys.argv = [""]
     sys.path.insert(0, os.getcwd())
     channel = socket.socket(fileno=channel_fd)

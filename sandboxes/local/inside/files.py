@@ -75,8 +75,7 @@ def _enter(folder: int, part: str, owner: int) -> int:
 
 
 def _group(owner: int) -> int:
-    """Group of a file: users made for programs have a group of the same number; -1 leaves the caller's own
-    unchanged."""
+    """Group for ``chown``: users made for programs have a group of the same number; -1 means unchanged."""
     return -1 if owner == os.geteuid() else owner
 
 

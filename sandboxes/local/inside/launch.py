@@ -44,8 +44,7 @@ class Untrusted(BaseException):
 
 
 def keep_only_channel(channel: socket.socket, workspace: Workspace | None = None) -> None:
-    """Close all descriptors from 3 on except the channel, moved to :data:`CHANNEL`, and the workspace's ruleset after
-    it."""
+    """Close all descriptors from 3 on but the channel, which becomes :data:`CHANNEL`, and the ruleset."""
     os.dup2(channel.detach(), CHANNEL, inheritable=False)
     after = CHANNEL + 1
     if workspace is not None:

@@ -72,8 +72,7 @@ class Script:
 
 
 def standard_streams() -> None:
-    """New stream objects over descriptors 0, 1 and 2, buffered as for pipes; the zygote's objects belong to other
-    files."""
+    """Make new stream objects over descriptors 0, 1 and 2, buffered as for pipes."""
     stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
     stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape")
     stderr = io.TextIOWrapper(

@@ -21,8 +21,7 @@ __all__ = [
 ]
 
 RUN_FILESYSTEM = "/.box"
-"""Where the tmpfs of a run is mounted; its three folders appear as /work, /tmp and /dev/shm and share its size
-limit."""
+"""Mount point of the tmpfs of a run; its folders appear as /work, /tmp and /dev/shm."""
 _PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 PROC_OPTIONS = "subset=pid"

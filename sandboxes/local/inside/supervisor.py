@@ -45,8 +45,7 @@ def main() -> None:
 
 
 def _at_low_number(fd: int) -> socket.socket:
-    """A channel at a low descriptor number; the number inherited from the caller may be one that the jail uses
-    itself."""
+    """Move a channel to a low descriptor number: the inherited one may be a number that the jail uses."""
     low = os.dup(fd)
     os.close(fd)
     return socket.socket(fileno=low)
@@ -158,8 +157,7 @@ def _start_without_namespaces(
 
 
 def _ask_for_ids(said: int, mapped: int) -> None:
-    """Called in the process between, in its new user namespace: only a process outside may write a map of several
-    ids."""
+    """Ask the supervisor for the id maps: only a process outside the user namespace may map several ids."""
     os.write(said, b"map\n")
     if os.read(mapped, 1) != b"1":
         raise OSError("the users of the namespace could not be mapped")

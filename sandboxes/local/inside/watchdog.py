@@ -1,5 +1,4 @@
-"""Limits memory, processes and files of a run where no cgroup or file system does: polls ``/proc`` every few
-milliseconds."""
+"""Limits memory, processes and files of a run by polling ``/proc``, where no cgroup or file system does."""
 
 from __future__ import annotations
 
@@ -41,8 +40,10 @@ class Watchdog:
         """Whether the memory limit was exceeded."""
 
     def exceeded(self) -> bool:
-        """Poll once. ``statm`` is cheap but ignores pages shared after a fork; only above the limit is the exact PSS
-        read."""
+        """Poll once.
+
+        ``statm`` is cheap but ignores pages shared after a fork; only above the limit is the exact PSS read.
+        """
         if self._workspace is None:
             pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         else:

@@ -85,8 +85,10 @@ class Zygote:
                 file.write(text)
 
     def serve(self) -> None:
-        """Enter the jail and fork runs until the caller or the supervisor is gone. Raises :class:`Untrusted` in a
-        run."""
+        """Enter the jail and fork runs until the caller or the supervisor is gone.
+
+        Raises :class:`Untrusted` in a run.
+        """
         code = 71
         try:
             self._enter() if self._workspace is None else self._enter_without_namespaces()
@@ -127,8 +129,7 @@ class Zygote:
         _pipes_for_streams()
 
     def _close_others(self) -> None:
-        """Close every descriptor that the jail does not need: it keeps the channels, the liveness pipe and the cgroup's
-        files."""
+        """Close every descriptor but the channels, the liveness pipe and the files of the cgroup."""
         keep = {0, 1, 2, self._control.fileno(), self._work.fileno(), self._alive}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
@@ -200,8 +201,7 @@ class Zygote:
         return run
 
     def _watch(self, run: int) -> int | None:
-        """Wait for the end of a run and report it; returns its wait status, or ``None`` when no more runs are to
-        follow."""
+        """Wait for the end of a run and report it; returns its wait status, or ``None`` when no run is to follow."""
         going_on = True
         # ``_alive`` is a pipe whose other end only the supervisor holds: it hangs up when the supervisor ends.
         ended = os.pidfd_open(run)
@@ -244,8 +244,7 @@ def _pipes_for_streams() -> None:
 
 
 def _loopback_up() -> None:
-    """Bring up the loopback device of the network namespace, and keep no TIME_WAIT sockets, which the next run would
-    see."""
+    """Bring up the loopback device, and keep no TIME_WAIT sockets, which the next run would see."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
     with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w", encoding="utf-8") as file:
