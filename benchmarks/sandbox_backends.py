@@ -4,9 +4,9 @@
 
 | name | what |
 |---|---|
-| local | the local cage, as strong as it gets here; `local:landlock` and so on: a weaker tier of it |
+| local | the local sandbox, as strong as it gets here; `local:landlock` and so on: a weaker tier of it |
 | docker | containers, where an engine answers (tests/sandboxes/docker_engine.sh run ... starts one) |
-| remote | the service on this machine, with the local cage behind it, over loopback |
+| remote | the service on this machine, with the local sandbox behind it, over loopback |
 | rlimits | a fresh interpreter with resource limits for each program: no isolation |
 | plain | a fresh interpreter for each program, and nothing else |
 | gem, verl | what these packages run programs with; without isolation (`pip install --no-deps gem-llm verl`) |
@@ -188,7 +188,7 @@ def hub_backend(name: str, slots: int) -> Iterator[tuple[Callable[[], bytes], Sa
 
 @contextlib.contextmanager
 def local_tier(name: str, slots: int) -> Iterator[tuple[Callable[[], bytes], Sandbox | None]]:
-    """The local cage with a weaker tier than this machine could give."""
+    """The local sandbox with a weaker tier than this machine could give."""
     from sandboxes.local import sandbox as module
 
     tier, strongest_first = name.partition(":")[2], vars(module)["candidates"]

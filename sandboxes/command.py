@@ -97,8 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``roll-sandbox``; returns 0 after a graceful stop, 2 after a mistake of the user, 1 when no sandbox can be
-    made."""
+    """``roll-sandbox``; returns 0 after a graceful stop, 2 after a mistake of the user, 1 without a sandbox."""
     options = make_parser().parse_args(arguments)
     try:
         return _serve(options)

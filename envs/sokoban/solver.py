@@ -56,21 +56,20 @@ def solve(
     With ``max_moves``, None also where the shortest solution is longer. Raises :class:`SolverLimitError` beyond
     ``max_states`` states. The same arguments always give the same solution.
     """
-    cells = len(structure)
-    distance = push_distances(structure, width)
+    cells, distance = len(structure), push_distances(structure, width)
     estimate = sum(distance[b] for b in boxes)
     if any(distance[b] < 0 for b in boxes):
         return None
     steps = (-width, width, -1, 1)
+    # A state is one integer: a bit for each cell with a box, times the number of cells, plus the player's cell.
     box_bits = sum(1 << b for b in boxes)
     start = box_bits * cells + player
-    # state -> (moves made, state before, move); a bucket per value of moves made + estimate, last in first out.
+    # state -> (moves made, previous state, move). The priority queue of A* is a bucket for each value of moves made +
+    # estimate, last in first out.
     best: dict[int, tuple[int, int, int]] = {start: (0, -1, -1)}
-    buckets: dict[int, list[tuple[int, int, int, int, int]]] = {
-        estimate: [(start, box_bits, player, 0, estimate)],
-    }
+    buckets: dict[int, list[tuple[int, int, int, int, int]]] = {estimate: [(start, box_bits, player, 0, estimate)]}
     total = estimate
-    limit = max_moves if max_moves is not None else len(structure) * max_states
+    limit = max_moves if max_moves is not None else cells * max_states
     while buckets and total <= limit:
         bucket = buckets.get(total)
         if not bucket:
@@ -78,7 +77,7 @@ def solve(
             total += 1
             continue
         state, box_bits, player, moves, estimate = bucket.pop()
-        if best[state][0] < moves:
+        if best[state][0] < moves:  # reached by fewer moves after this entry was made
             continue
         if not estimate:
             return _path(best, state)

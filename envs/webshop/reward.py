@@ -98,8 +98,7 @@ def purchase_reward(
     options: Mapping[str, str],
     nouns_of: Callable[[str], Sequence[str]],
 ) -> Purchase:
-    """Compare the purchase of ``product`` at ``price`` dollars with ``options`` chosen (name -> value) with
-    ``goal``."""
+    """Compare buying ``product`` at ``price`` dollars with these ``options`` (name -> value) with the goal."""
     query_match = product.query == goal.query
     category_match = len(_categories(product.product_category) & _categories(goal.product_category)) >= 2
     title_score = _title_score(nouns_of(product.title), nouns_of(goal.title))

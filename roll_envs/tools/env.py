@@ -17,16 +17,18 @@ from roll_envs import env_registry as registry
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
 from roll_envs.settings import checked_arguments
-from roll_envs.tools.formats import find_tool_format
+from roll_envs.tools.formats import ToolFormat, find_tool_format
 from roll_envs.tools.registry import make_tools
 from roll_envs.tools.runner import ToolRunner
-from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult
-from roll_envs.tools.words import words_of_calls
+from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult, ToolSpec
 
 __all__ = ["PlansToolCalls", "ToolEnv"]
 
 DEFAULT_TOOL_TURNS = 8
 """Turns for calls beside the wrapped environment's own, where ``max_turns`` is not given."""
+
+_SLOT = "\u241f"
+"""Stands for text that a model fills in; a symbol that no tool uses in its own texts."""
 
 
 @runtime_checkable
@@ -98,7 +100,7 @@ class ToolEnv(TextEnv):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """The wrapped environment's words, and the fixed parts of calls and results."""
-        return tuple(dict.fromkeys([*self.env.vocabulary, *words_of_calls(self._format, self.runner.specs)]))
+        return tuple(dict.fromkeys([*self.env.vocabulary, *_fixed_parts_of_calls(self._format, self.runner.specs)]))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start the wrapped environment's episode of ``seed``, with fresh tools."""
@@ -245,3 +247,22 @@ def _record(plain: Mapping[str, Any]) -> CallRecord:
     given = plain["call"]
     call = BadCall(reason=given["reason"]) if "reason" in given else ToolCall(**given)
     return CallRecord(**{**plain, "call": call})
+
+
+def _fixed_parts_of_calls(form: ToolFormat, specs: Mapping[str, ToolSpec]) -> tuple[str, ...]:
+    """Texts around the arguments in a call of each tool, and around a result; a small model reads each as one token.
+
+    Required text arguments are left open; all others are left out.
+    """
+    words: list[str] = []
+    for spec in specs.values():
+        call = ToolCall(name=spec.name, arguments=_open_arguments(spec))
+        words += form.render([call]).split(_SLOT)
+        words += form.show([(call, ToolResult(text=_SLOT))]).split(_SLOT)
+    return tuple(dict.fromkeys(word for word in words if len(word) > 1))
+
+
+def _open_arguments(spec: ToolSpec) -> dict[str, Any]:
+    required = spec.parameters.get("required", [])
+    kinds = {name: part.get("type") for name, part in spec.parameters.get("properties", {}).items()}
+    return {name: _SLOT for name, kind in kinds.items() if kind == "string" and name in required}

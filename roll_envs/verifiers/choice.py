@@ -1,7 +1,7 @@
 r"""``choice``: multiple choice, A to J.
 
 A letter counts where the answer commits to it: in ``\boxed{}``, after "the answer is", alone, at the start of the last
-line, or in brackets. An answer that commits to two letters is wrong where one was asked for; hedging does not pay.
+line, or in brackets. An answer that commits to two letters is wrong where one was asked for.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Parts have names; the numbers of part ``answer`` are ``answer`` and, below it, ``answer/...`` in ``Score.parts``. A part
 is a verifier, a name, or ``{"name": ..., **arguments}``. Where the reference of a row is a mapping, a part given as a
-mapping with ``reference_key`` is handed that item of it.
+mapping with ``reference_key`` gets that item of it.
 
 A part that could not judge makes the whole :class:`Failed` wherever its verdict was needed.
 """
@@ -57,7 +57,7 @@ class _Composite:
     def _ask(
         self, answer: str, reference: Any, context: Mapping[str, Any] | None
     ) -> tuple[dict[str, Score], dict[str, str]]:
-        """Scores by name, and by name the reasons of those that failed."""
+        """Judge all parts; returns scores by name, and reasons of failures by name."""
         scores, reasons = {}, {}
         for name, part in self.parts.items():
             verdict = judge(part, answer, reference, context)
@@ -124,9 +124,9 @@ class AllOf(_Composite):
 class AnyOf(_Composite):
     """``value``: the highest of the parts; ``passed``: some part passed.
 
-    Parts are asked in order until one passes with at least ``enough``; those after it are not asked. A part that failed
-    is not needed once another has reached ``enough``, for nothing it could have said would change the verdict; else
-    the whole is :class:`Failed`: it might have been the one that passes.
+    Parts are judged in order until one passes with at least ``enough``; later ones are skipped. A failed part does not
+    matter once another has reached ``enough``, since it could not change the verdict; otherwise the whole is
+    :class:`Failed`, since the failed part might have passed.
     """
 
     def __init__(self, *, parts: Mapping[str, PartSpec], enough: float = 1.0) -> None:
@@ -155,8 +155,8 @@ class AnyOf(_Composite):
 class Gate(_Composite):
     """``then`` judges only answers that pass every gate of ``parts`` (in order); others get ``closed``, not passed.
 
-    With gates open the verdict is ``then``'s. What lies behind a closed gate is not asked, so its failures do not
-    matter.
+    With all gates passed the verdict is that of ``then``. Behind a closed gate nothing is judged, so failures there do
+    not matter.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the workers of ``json`` do: apply a JSON schema, whose patterns may take for ever, without any network."""
+"""Tasks of the workers of ``json``: apply a JSON schema, whose patterns may never finish, without network access."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["TASKS", "fit"]
 
 
 def fit(text: str, schema: Any) -> dict[str, str]:
-    """``problem``: what in the JSON text does not fit (empty: all does); ``fault``: what is wrong with the schema."""
+    """Validate a JSON text; returns ``problem`` (first violation, or empty) or ``fault`` (error of the schema)."""
     jsonschema, referencing = importlib.import_module("jsonschema"), importlib.import_module("referencing")
     missing = importlib.import_module("referencing.exceptions").Unresolvable
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)

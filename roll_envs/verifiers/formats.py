@@ -1,7 +1,7 @@
-"""``tags``, ``fence``, ``json`` and ``tool_calls``: is an answer written in the form that was asked for?
+"""``tags``, ``fence``, ``json`` and ``tool_calls``: check the form of an answer.
 
 A pattern for the whole answer is ``regex`` with ``mode="fullmatch"``. All take time linear in the answer; a JSON
-schema is applied in a worker process, since its patterns may take for ever.
+schema is applied in a worker process, since matching its patterns may never end.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class JsonVerifier:
 
     ``schema``: a JSON schema (draft 2020-12 unless it names another); with ``reference_is_schema`` each row's reference
     is one. ``fenced``: a fence around the value is allowed. A schema needs ``jsonschema`` (extra ``verifiers``); one
-    that is invalid, refers to another document, or cannot decide within ``deadline_s`` makes no verdict.
+    that is invalid, refers to another document, or does not finish within ``deadline_s`` gives :class:`Failed`.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class JsonVerifier:
 
 
 def _unfenced(text: str) -> str:
-    """What stands in a fence that is the whole text; else the text."""
+    """The content of a fence that is the whole text; else the text itself."""
     first, newline, rest = text.partition("\n")
     mark = re.match(r"`{3,}|~{3,}", first)
     if mark is None or not newline or not rest.rstrip().endswith("\n" + mark.group()):

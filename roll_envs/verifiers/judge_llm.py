@@ -53,7 +53,7 @@ class LlmJudge:
     """The value is 0 to 1:
 
     - ``correctness``: 1 when the answer agrees with the reference (a text, or several of which any will do). With
-      ``threshold`` it is right when the model's ``probability`` that it is reaches that; without one its word counts.
+      ``threshold`` it is right when the model's ``probability`` that it is right reaches that; else its verdict counts.
     - ``rubric``: the weighted mean of ``criteria`` (name -> description, or name -> ``{"description": ..., "weight":
       ...}``), each with points of ``scale``; passed from ``threshold`` on (0.5 where none is given). A reference may be
       shown along.
@@ -134,7 +134,7 @@ class LlmJudge:
             raise
 
     async def ajudge(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        """The same for asynchronous callers, without a thread for each; on any event loop."""
+        """Judge for asynchronous callers, on any event loop, without a thread for each call."""
         asked = self._texts(answer, reference, context)
         if not isinstance(asked, list):
             return asked
@@ -142,7 +142,7 @@ class LlmJudge:
 
     @property
     def usage(self) -> dict[str, float]:
-        """All that was spent so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
+        """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
         with self._totals_lock:
             return dict(self._totals)
 
@@ -266,7 +266,7 @@ def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -
 
 
 def _question(prompt: Any) -> str:
-    """A prompt as one text: a text as it is, chat messages one after the other."""
+    """A prompt as one text; chat messages are joined."""
     if isinstance(prompt, str):
         return prompt.strip()
     if isinstance(prompt, Sequence):

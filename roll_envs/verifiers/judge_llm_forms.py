@@ -1,7 +1,7 @@
 """The three kinds of judgement: their prompts, the JSON that the judge replies with, and how that is parsed.
 
-``correctness``: does the answer agree with a reference? ``rubric``: so many points by each of several criteria.
-``pairwise``: which of two answers is better? What cannot be read without doubt is no verdict.
+``correctness``: whether the answer agrees with a reference. ``rubric``: points by each of several criteria.
+``pairwise``: which of two answers is better. An ambiguous reply gives no verdict.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
 
 
 class Form(NamedTuple):
-    """One kind of question."""
+    """One kind of judgement: its prompt, its JSON schema and its parser."""
 
     name: str
     task: str
@@ -38,7 +38,7 @@ class Form(NamedTuple):
     schema: Mapping[str, Any]
     """JSON schema of the reply, in the subset that servers guarantee."""
     key: str
-    """The item that makes a JSON object a verdict."""
+    """The key by which a JSON object is recognised as a verdict."""
     read: Callable[[Mapping[str, Any]], Reading | None]
 
 
@@ -63,7 +63,7 @@ _TEXT = {"type": "string"}
 
 
 def correctness_form() -> Form:
-    """Right or wrong against a reference, with a confidence in percent (``probability``: that it is right)."""
+    """Judge an answer as right or wrong against a reference; the part ``probability`` is that of being right."""
     schema = _object(
         reasoning=_TEXT,
         verdict={"type": "string", "enum": ["correct", "incorrect"]},
@@ -167,8 +167,8 @@ def rubric_form(criteria: Sequence[Criterion], low: int, high: int) -> Form:
 def read_reply(form: Form, reply: str) -> Reading | None:
     """The verdict in a judge's reply; ``None`` when there is none, or there are several that differ.
 
-    Read are JSON objects anywhere after the thoughts, in a fence or among words; the whole reply counts before parts
-    of it, so that an object inside the reasoning is not taken for the verdict.
+    JSON objects are read anywhere after the thoughts, in a fence or among words. Only outermost objects count, so that
+    an object inside the reasoning is not taken for the verdict.
     """
     text = reply.rpartition("</think>")[2].strip()
     if len(text) > _MAX_CHARS:

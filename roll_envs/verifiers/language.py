@@ -54,59 +54,61 @@ _LETTERS: dict[str, str] = {
     "han": "一-鿿㐀-䶿々",
 }
 _SCRIPTS = {script: re.compile(f"[{letters}]") for script, letters in _LETTERS.items()}
-_ALONE = {
+_LANGUAGE_OF_SCRIPT = {
     "greek": "el", "hebrew": "he", "bengali": "bn", "gurmukhi": "pa", "gujarati": "gu", "tamil": "ta", "telugu": "te",
     "kannada": "kn", "malayalam": "ml", "thai": "th", "hangul": "ko",
 }  # fmt: skip
-_SHARED: dict[str, tuple[str, ...]] = {
+_LANGUAGES_OF_SCRIPT: dict[str, tuple[str, ...]] = {
     "cyrillic": ("ru", "uk", "bg"),
     "arabic": ("ar", "fa", "ur"),
     "devanagari": ("hi", "mr", "ne"),
 }
-_SHARED["latin"] = tuple(code for code in TEXTS if not any(code in codes for codes in _SHARED.values()))
+_LANGUAGES_OF_SCRIPT["latin"] = tuple(
+    code for code in TEXTS if not any(code in codes for codes in _LANGUAGES_OF_SCRIPT.values())
+)
 
-_DENSE = {"han": 3.0, "kana": 2.0, "hangul": 2.5}
-"""One of these signs says about as much as so many letters of an alphabet."""
+_WEIGHTS = {"han": 3.0, "kana": 2.0, "hangul": 2.5}
+"""Letters of an alphabet that carry about as much text as one sign of the script."""
 _KANA_SHARE = 0.1
 _MAX_CHARS = 20_000
 _MOST_WORDS = 600
-_NOISE = re.compile(r"https?://\S{1,500}|[\w.+-]{1,64}@[\w.-]{1,255}")
+_ADDRESSES = re.compile(r"https?://\S{1,500}|[\w.+-]{1,64}@[\w.-]{1,255}")
 
 
 class Guess(NamedTuple):
-    """What a text seems to be written in."""
+    """The identified language of a text."""
 
     language: str
     """ISO 639-1 code; empty for a text without letters of a known script."""
     share: float
-    """The part of the letters that belong to the script of that language, 0 to 1."""
+    """Share of the letters that belong to the script of that language, 0 to 1."""
 
 
 def identify(text: str) -> Guess:
-    """The language of a text, judged by its first 20,000 characters; addresses of pages and people do not count."""
-    text = _NOISE.sub(" ", text[:_MAX_CHARS])
+    """Identify the language of the first 20,000 characters of a text, without web and mail addresses."""
+    text = _ADDRESSES.sub(" ", text[:_MAX_CHARS])
     weights = {
-        script: found * _DENSE.get(script, 1.0)
+        script: found * _WEIGHTS.get(script, 1.0)
         for script, pattern in _SCRIPTS.items()
         if (found := sum(1 for _ in pattern.finditer(text)))
     }
     if not weights:
         return Guess("", 0.0)
     total = sum(weights.values())
-    east = weights.get("han", 0.0) + weights.get("kana", 0.0)
+    han_and_kana = weights.get("han", 0.0) + weights.get("kana", 0.0)
     script = max(weights, key=lambda name: weights[name])
-    if east >= weights[script]:
-        return Guess("ja" if weights.get("kana", 0.0) > _KANA_SHARE * east else "zh", east / total)
-    if script in _ALONE:
-        return Guess(_ALONE[script], weights[script] / total)
+    if han_and_kana >= weights[script]:
+        return Guess("ja" if weights.get("kana", 0.0) > _KANA_SHARE * han_and_kana else "zh", han_and_kana / total)
+    if script in _LANGUAGE_OF_SCRIPT:
+        return Guess(_LANGUAGE_OF_SCRIPT[script], weights[script] / total)
     return Guess(_nearest(text, script), weights[script] / total)
 
 
 # -- naive Bayes within a script ---------------------------------------------------------------------------------------
 
 _WORD_WEIGHT = 3.0
-_LEAST = {1: 0.02, 2: 0.2, 3: 0.2}
-"""Added to each count, by length of the run."""
+_SMOOTHING = {1: 0.02, 2: 0.2, 3: 0.2}
+"""Additive smoothing: added to each count, by length of the n-gram."""
 
 
 def _words(text: str, script: str) -> list[str]:
@@ -114,56 +116,63 @@ def _words(text: str, script: str) -> list[str]:
     return re.findall(rf"[{_LETTERS[script]}\u0300-\u036f\u064b-\u0652\u200c'’]+", text.lower())
 
 
-def _runs(word: str) -> list[str]:
-    padded = f" {word} "
-    return [padded[i : i + n] for n in (1, 2, 3) for i in range(len(padded) - n + 1) if padded[i : i + n] != " "]
+def _count_ngrams(words: Mapping[str, int]) -> Counter[str]:
+    """Counts of the character n-grams of length 1 to 3 in words with a space at each end."""
+    ngrams: Counter[str] = Counter()
+    for word, count in words.items():
+        padded = f" {word} "
+        for n in _SMOOTHING:
+            for i in range(len(padded) - n + 1):
+                ngrams[padded[i : i + n]] += count
+    del ngrams[" "]
+    return ngrams
 
 
 class _Model(NamedTuple):
+    """Log-probabilities of words and n-grams in one language."""
+
     words: Mapping[str, float]
-    no_word: float
-    runs: Mapping[str, float]
-    no_run: tuple[float, float, float]
+    unseen_word: float
+    ngrams: Mapping[str, float]
+    unseen_ngram: tuple[float, float, float]
 
 
 @functools.cache
 def _models(script: str) -> dict[str, _Model]:
-    return {code: _learn(code, script) for code in _SHARED[script]}
+    return {code: _learn(code, script) for code in _LANGUAGES_OF_SCRIPT[script]}
 
 
 def _learn(code: str, script: str) -> _Model:
     listed, written = _words(TEXTS[code].words, script), _words(TEXTS[code].text, script)
     words = Counter(set(listed)) + Counter(written)
-    runs: Counter[str] = Counter()
-    for word, count in (Counter(listed) + Counter(written)).items():
-        for run in _runs(word):
-            runs[run] += count
-    sizes = {n: sum(c for run, c in runs.items() if len(run) == n) for n in _LEAST}
-    kinds = {1: 120, 2: 1500, 3: 8000}
-    totals = {n: sizes[n] + _LEAST[n] * kinds[n] for n in _LEAST}
+    ngrams = _count_ngrams(Counter(listed) + Counter(written))
+    sizes = {n: sum(c for ngram, c in ngrams.items() if len(ngram) == n) for n in _SMOOTHING}
+    kinds = {1: 120, 2: 1500, 3: 8000}  # assumed numbers of different n-grams, for the smoothing
+    totals = {n: sizes[n] + _SMOOTHING[n] * kinds[n] for n in _SMOOTHING}
     all_words = sum(words.values())
     return _Model(
         words={word: math.log((count + 0.5) / (all_words + 2000)) for word, count in words.items()},
-        no_word=math.log(0.25 / (all_words + 2000)),
-        runs={run: math.log((count + _LEAST[len(run)]) / totals[len(run)]) for run, count in runs.items()},
-        no_run=tuple(math.log(_LEAST[n] / totals[n]) for n in (1, 2, 3)),  # type: ignore[arg-type]
+        unseen_word=math.log(0.25 / (all_words + 2000)),
+        ngrams={
+            ngram: math.log((count + _SMOOTHING[len(ngram)]) / totals[len(ngram)]) for ngram, count in ngrams.items()
+        },
+        unseen_ngram=tuple(math.log(_SMOOTHING[n] / totals[n]) for n in (1, 2, 3)),  # type: ignore[arg-type]
     )
 
 
 def _nearest(text: str, script: str) -> str:
     words = Counter(_words(text, script)[:_MOST_WORDS])
-    runs: Counter[str] = Counter()
-    for word, count in words.items():
-        for run in _runs(word):
-            runs[run] += count
-    scores = {code: _log_likelihood(model, words, runs) for code, model in _models(script).items()}
+    ngrams = _count_ngrams(words)
+    scores = {code: _log_likelihood(model, words, ngrams) for code, model in _models(script).items()}
     return max(scores, key=lambda code: scores[code])
 
 
-def _log_likelihood(model: _Model, words: Mapping[str, int], runs: Mapping[str, int]) -> float:
-    by_words = sum(count * model.words.get(word, model.no_word) for word, count in words.items())
-    by_runs = sum(count * model.runs.get(run, model.no_run[len(run) - 1]) for run, count in runs.items())
-    return _WORD_WEIGHT * by_words + by_runs
+def _log_likelihood(model: _Model, words: Mapping[str, int], ngrams: Mapping[str, int]) -> float:
+    by_words = sum(count * model.words.get(word, model.unseen_word) for word, count in words.items())
+    by_ngrams = sum(
+        count * model.ngrams.get(ngram, model.unseen_ngram[len(ngram) - 1]) for ngram, count in ngrams.items()
+    )
+    return _WORD_WEIGHT * by_words + by_ngrams
 
 
 # -- detectors and the verifier ----------------------------------------------------------------------------------------
@@ -172,10 +181,10 @@ _langdetect_lock = threading.Lock()
 
 
 def find_detector(name: Literal["own", "langdetect"] = "own") -> Callable[[str], str]:
-    """A function from a text to its ISO 639-1 code; an empty one when it cannot tell.
+    """A function from a text to its ISO 639-1 code; empty when it cannot be identified.
 
-    ``own`` is :func:`identify`. ``langdetect`` is the library that IFEval uses (extra ``verifiers``), with its seed set
-    anew for each text, since its answers are drawn at random. It gets nearly half of all sentences in capitals wrong.
+    ``own`` is :func:`identify`. ``langdetect`` is the library that IFEval uses (extra ``verifiers``), with its seed
+    reset for each text, since it samples at random. It gets nearly half of all sentences in capitals wrong.
     """
     if name == "own":
         return lambda text: identify(text).language

@@ -1,4 +1,4 @@
-"""``exact`` and ``normalized``: the answer is one of the references, to the letter or nearly."""
+"""``exact`` and ``normalized``: compare the answer with the references, exactly or after normalisation."""
 
 from __future__ import annotations
 

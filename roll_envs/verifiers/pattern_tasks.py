@@ -1,4 +1,4 @@
-"""What the workers of ``regex`` do."""
+"""Tasks of the workers of ``regex``."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def main(settings_text: str) -> None:
     tasks: dict[str, Callable[..., Any]] = importlib.import_module(settings["module"]).TASKS
     os.dup2(nothing, 2)
     logging.disable(logging.CRITICAL)  # log messages of libraries about strange input are not read, and take time
-    _confine(int(settings["memory_mb"]))
+    _confine(int(settings["memory_mb"]))  # after the imports, which may need what is refused from here on
     write_message(replies, {"ready": True})
     while (request := read_message(requests)) is not None:
         signal.setitimer(signal.ITIMER_REAL, request["deadline_s"] + _ORPHAN_GRACE_S)
@@ -81,6 +81,7 @@ def _confine(memory_mb: int) -> None:
     with contextlib.suppress(ImportError):
         import resource
 
+        # No core files, no written files, no further processes or threads.
         limits = {"RLIMIT_AS": memory_mb << 20, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
         for name, limit in limits.items():
             with contextlib.suppress(AttributeError, OSError, ValueError):  # not on every system

@@ -208,7 +208,7 @@ class WorkerPool:
     def call(self, task: str, arguments: list[Any], *, deadline_s: float) -> Outcome:
         """Do a task. Takes at most ``deadline_s`` from the moment a worker has it; never raises for the input.
 
-        A worker that dies under a task says that the input did it only when a second one does, too.
+        The input is held responsible for a worker that dies only when a second worker dies too.
         """
         try:
             worker = self._idle.get(timeout=self.settings.queue_timeout_s)
@@ -219,6 +219,7 @@ class WorkerPool:
             until: float | None = None
             for attempt in (1, 2):
                 worker = self._ready(worker)
+                # The deadline starts when the first worker is ready, and is not extended for the second.
                 if until is None:
                     until = time.monotonic() + _KILL_AT * deadline_s
                 left = max(0.05, until - time.monotonic())
@@ -307,7 +308,7 @@ class WorkerPool:
                     idle.end()
 
     def _after_fork(self) -> None:
-        """In a child made by ``os.fork`` the processes are still the parent's: start over, and leave them alone."""
+        """Reset the pool in a child made by ``os.fork``: the processes belong to the parent and are left alone."""
         workers, closed = list(self._all), self._closed
         self._reset()
         self._closed = closed
@@ -328,7 +329,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_pool(settings: PoolSettings) -> WorkerPool:
-    """The pool of this process for ``settings``: however many verifiers there are, its processes are few."""
+    """The pool of this process for ``settings``, shared by all verifiers."""
     with _shared_lock:
         pool = _shared.get(settings)
         if pool is None or pool._closed:

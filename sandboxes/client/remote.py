@@ -215,8 +215,10 @@ class RemoteSandbox(Sandbox):
 
 
 class RemoteSession(SandboxSession):
-    """A session on the service. When the answer to a cell is lost it is requested again; the cell still runs only
-    once."""
+    """A session on the service.
+
+    When the answer to a cell is lost it is requested again; the cell still runs only once.
+    """
 
     def __init__(self, sandbox: RemoteSandbox, name: str, limits: Limits) -> None:
         self._sandbox, self._limits = sandbox, limits
@@ -254,8 +256,10 @@ class RemoteSession(SandboxSession):
         return content
 
     def close(self) -> None:
-        """Close the session. Where the service cannot be reached it closes the session itself after its idle
-        timeout."""
+        """Close the session.
+
+        Where the service cannot be reached it closes the session itself after its idle timeout.
+        """
         if self._closed:
             return
         self._closed = True

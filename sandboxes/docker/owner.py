@@ -43,8 +43,7 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process in clock ticks (field 22 of ``/proc/PID/stat``); ``-`` where there is none, ``?`` if
-    unknown."""
+    """Start time of a process in clock ticks (field 22 of ``/proc/PID/stat``); ``-`` if ended, ``?`` if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

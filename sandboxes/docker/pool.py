@@ -101,8 +101,7 @@ class Pool:
     # The rest is called with the lock held.
 
     def _take(self, shape: Shape) -> Worker | None:
-        """An idle worker of this shape; else ``None``, and one is being made if a slot is free or idle with another
-        shape."""
+        """An idle worker of this shape; else ``None``, and one is made if a slot is free or of another shape."""
         other: Worker | None = None
         for worker in list(reversed(self._idle)):
             if not worker.alive:

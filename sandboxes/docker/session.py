@@ -30,8 +30,10 @@ __all__ = ["DockerSession"]
 
 
 class DockerSession(SandboxSession):
-    """Holds a worker of the pool until it is closed. Background processes live on; a limit that is hit kills them
-    all."""
+    """Holds a worker of the pool until it is closed.
+
+    Background processes live on; a limit that is hit kills them all.
+    """
 
     def __init__(self, worker: Worker, give_back: Callable[[Worker], None], language: Language, limits: Limits) -> None:
         self._worker: Worker | None = worker

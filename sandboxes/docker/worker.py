@@ -24,8 +24,8 @@ GRACE_S = 5.0
 """PID 1 kills a program at its deadline; if it has not answered this long after, the container counts as stuck."""
 
 # Order of loading: each imports only those before it.
-_LOCAL = ("kernel", "wire", "program", "cells")
-_OURS = ("cgroup", "facts", "processes", "watch", "wipe", "files", "interpreter", "job", "pid1")
+_LOCAL = ("kernel", "wire", "program", "files", "cells")
+_OURS = ("facts", "processes", "watch", "files", "interpreter", "job", "pid1")
 
 # Reads the source of modules from stdin and makes modules of it; nothing of this package is installed in the image.
 _BOOT = """

@@ -42,8 +42,7 @@ class CgroupParent:
                 os.rmdir(folder)
 
     def sweep(self, older_s: float = 60.0) -> None:
-        """Remove cgroups left where caller and supervisor were killed together; the kernel refuses to remove those in
-        use."""
+        """Remove cgroups left after caller and supervisor were killed together; those in use stay."""
         for parent in self.parents.values():
             for folder in parent.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):
@@ -100,6 +99,8 @@ def _candidates() -> Iterator[dict[str, Path]]:
     if "memory" in mounts and "pids" in mounts:
         yield {c: _below(mounts[c], own.get(c, "/")) for c in ("memory", "pids")}
     if "unified" in mounts:
+        # In version 2 a group has processes or controlled children, not both: so go up from the own group to the
+        # nearest one that passes memory and pids on to its children.
         here = _below(mounts["unified"], own.get("", "/"))
         root = mounts["unified"][1]
         while True:
@@ -139,6 +140,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _below(mount: tuple[str, Path], group: str) -> Path:
+    # In a container the mount may show only a part of the hierarchy, while /proc/self/cgroup has the whole path.
     root, place = mount
     if root != "/" and (group + "/").startswith(root.rstrip("/") + "/"):
         group = group[len(root.rstrip("/")) :]

@@ -1,5 +1,4 @@
-"""Which files of this machine the jail shows: the interpreter, shared libraries, and tools of the requested
-languages."""
+"""Which files of this machine the jail shows: interpreter, shared libraries, and tools of the languages."""
 
 from __future__ import annotations
 

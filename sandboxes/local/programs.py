@@ -83,8 +83,10 @@ def _check_language(language: Language, view: View) -> None:
 
 
 def _command(program: Program, view: View, python: str, main: str, arguments: list[str]) -> list[str] | None:
-    """``None``: a fork of the warm interpreter. ``PYTHON*`` variables are read at start, so they need a new
-    interpreter."""
+    """``None``: a fork of the warm interpreter.
+
+    ``PYTHON*`` variables are read at start, so they need a new interpreter.
+    """
     if program.language == "python":
         cold = any(name.startswith("PYTHON") for name in program.environ)
         return [python, main, *arguments] if cold else None
@@ -145,8 +147,7 @@ def compile_order(program: Program, limits: Limits, view: View) -> Order:
 
 
 def session_head(language: Language, view: View) -> dict[str, Any]:
-    """The opening order of a session; ``command`` is ``None`` for Python, else the name of the cell's file is appended
-    to it."""
+    """The opening order of a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
     _check_language(language, view)
     build = f'g++ {" ".join(_COMPILE)} "$1" && exec ./{BINARY}'
     command = None

@@ -73,8 +73,7 @@ class LocalSandbox(Sandbox):
         self._chosen = self._choose_isolation(minimum_isolation, preload)
 
     def _choose_isolation(self, minimum: Tier, preload: Sequence[str]) -> Candidate:
-        """Start the first slot with the strongest tier that works here; raise with that tier's name if it is below the
-        minimum."""
+        """Start the first slot with the strongest tier that works here; raise if that is below the minimum."""
         failed = []
         view = self._view
         for candidate in candidates(view):
@@ -218,15 +217,15 @@ class LocalSandbox(Sandbox):
         return slot
 
     def _slot_plan(self) -> dict[str, Any]:
-        """The part of the plan that differs between slots: user ids that no other process has, and the slot's
-        folder."""
+        """The part of the plan that differs between slots: unused user ids, and the slot's folder."""
+        # Two neighbouring ids in a high, normally unused range: for root of the namespace and for programs.
         first = 0x6000_0000 + 2 * int.from_bytes(os.urandom(3), "little")
         workspace = self._chosen.workspace
         if workspace is None:
             ids = f"0 {first} 1\n1000 {first + 1} 1\n" if os.geteuid() == 0 else None
             return {"ids": ids, "workspace": None}
         folder = tempfile.mkdtemp(prefix="roll-sandbox-")
-        os.chmod(folder, 0o711)
+        os.chmod(folder, 0o711)  # the program's user must be able to reach the folders inside, which it owns
         user = first if workspace["user"] else None
         return {
             "ids": None,

@@ -27,6 +27,8 @@ from .programs import Order
 __all__ = ["Ended", "NotBegunError", "Slot", "read_plain"]
 
 _INSIDE = str(Path(__file__).parent)
+# The folder of ``inside`` comes through stdin: an argument would be visible to every user in /proc. ``start`` is called
+# at module level, so that no frame of the supervisor is left below the program's.
 _BOOT = (
     "import sys, os; sys.path[0] = os.fsdecode(os.read(0, 4096)); os.dup2(1, 0)\n"
     "from inside import supervisor\n"
@@ -113,7 +115,7 @@ class Slot:
         self._control, self._work = control, work
         fds = (theirs_control.fileno(), theirs_work.fileno())
         self._supervisor = subprocess.Popen(
-            [python, "-S", "-c", _BOOT, *map(str, fds)],
+            [python, "-S", "-c", _BOOT, *map(str, fds)],  # -S: no site module, so no packages of the host
             env={"LANG": "C.UTF-8"},
             cwd="/",
             stdin=subprocess.PIPE,

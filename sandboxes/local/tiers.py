@@ -48,8 +48,7 @@ class Candidate:
         return next(tier for tier in TIERS if tier == self.isolation.tier)
 
     def filter(self) -> str:
-        """The seccomp filter in hexadecimal digits: installed by the zygote, or by each program where there are no
-        namespaces."""
+        """The seccomp filter as hexadecimal digits, for the zygote, or for each program without namespaces."""
         if self.workspace is None:
             rules = seccomp.Rules(anonymous_memory=self.place is not None, sets_up_jails=True)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from sandboxes.service.judge import judge
 from sandboxes.service.jupyter import run_jupyter
 from sandboxes.service.replies import Answer, Refusal, encode_json
 from sandboxes.service.run_code import run_code
-from sandboxes.service.service import Service
+from sandboxes.service.service import Handler, Service
 from sandboxes.service.settings import Settings
 from sandboxes.service.submit import submit
 from sandboxes.service.wire import VERSION
@@ -31,39 +32,25 @@ OWN = {"/judge": judge, "/v1/run": native.run_native}
 
 
 def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
-    """The application; ``make`` makes a sandbox with one slot and is called once per worker. ``app.state.service`` is
-    the :class:`Service`."""
+    """The application; ``make`` makes a sandbox with one slot and is called once per worker.
+
+    ``app.state.service`` is the :class:`Service`.
+    """
     service = Service(make, settings)
     pool, sessions = service.pool, service.sessions
 
-    def post(path: str, answer: Any, full_status: int) -> Route:
+    def post(path: str, answer: Handler, full_status: int = 429) -> Route:
         async def endpoint(request: Request) -> Response:
-            return await service.answer(
-                request, path, lambda data: answer(pool, settings, data), full_status=full_status
-            )
+            return await service.answer(request, path, answer, full_status=full_status)
 
         return Route(path, endpoint, methods=["POST"])
 
-    async def open_session(request: Request) -> Response:
-        return await service.answer(request, "/v1/sessions", lambda data: native.open_session(sessions, settings, data))
+    def session_route(suffix: str, method: str, label: str, answer: Any, *, body: bool = True) -> Route:
+        async def endpoint(request: Request) -> Response:
+            name = request.path_params["name"]
+            return await service.answer(request, label, lambda data: answer(name, data), body=body)
 
-    async def run_cell(request: Request) -> Response:
-        name = request.path_params["name"]
-        return await service.answer(
-            request, "/v1/sessions/run", lambda data: native.run_cell(sessions, settings, name, data)
-        )
-
-    async def move_file(request: Request) -> Response:
-        name = request.path_params["name"]
-        return await service.answer(
-            request, "/v1/sessions/files", lambda data: native.move_file(sessions, settings, name, data)
-        )
-
-    async def close_session(request: Request) -> Response:
-        name = request.path_params["name"]
-        return await service.answer(
-            request, "/v1/sessions/close", lambda _: native.close_session(sessions, name), body=False
-        )
+        return Route("/v1/sessions/{name}" + suffix, endpoint, methods=[method])
 
     async def metrics(request: Request) -> Response:
         async def page(_: dict[str, Any]) -> Answer:
@@ -88,12 +75,14 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
             await service.close()
 
     routes = [
-        *(post(path, answer, settings.full_status) for path, answer in FUSION.items()),
-        *(post(path, answer, 429) for path, answer in OWN.items()),
-        Route("/v1/sessions", open_session, methods=["POST"]),
-        Route("/v1/sessions/{name}", close_session, methods=["DELETE"]),
-        Route("/v1/sessions/{name}/run", run_cell, methods=["POST"]),
-        Route("/v1/sessions/{name}/files", move_file, methods=["POST"]),
+        *(post(path, partial(answer, pool, settings), settings.full_status) for path, answer in FUSION.items()),
+        *(post(path, partial(answer, pool, settings)) for path, answer in OWN.items()),
+        post("/v1/sessions", partial(native.open_session, sessions, settings)),
+        session_route("/run", "POST", "/v1/sessions/run", partial(native.run_cell, sessions, settings)),
+        session_route("/files", "POST", "/v1/sessions/files", partial(native.move_file, sessions, settings)),
+        session_route(
+            "", "DELETE", "/v1/sessions/close", lambda name, _: native.close_session(sessions, name), body=False
+        ),
         Route("/v1/health", health, methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),

@@ -53,8 +53,10 @@ class JudgeForm(pydantic.BaseModel):
 
 
 async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
-    """Answer a request. Raises :class:`Refusal` and what :meth:`Pool.run` raises: an infrastructure failure is no
-    verdict."""
+    """Answer a request.
+
+    Raises :class:`Refusal` and what :meth:`Pool.run` raises: an infrastructure failure is no verdict.
+    """
     form = fill(JudgeForm, data)
     answer = _answer_of(form, settings)
     plan = _plan_of(form, settings)

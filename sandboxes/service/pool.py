@@ -98,6 +98,7 @@ class Pool:
             yield worker
         finally:
             self.running -= 1
+            # A call whose client disconnected still runs in its thread: the worker returns to the pool only after it.
             if worker.broken or (worker.busy is not None and not worker.busy.done()):
                 self._spawn(self._take_back(worker))
             else:
@@ -137,8 +138,10 @@ class Pool:
         self._draining = True
 
     async def close(self) -> None:
-        """End everything: waiting requests get :class:`DrainingError`, running ones :class:`SandboxError`. Calling it
-        again does nothing."""
+        """End everything: waiting requests get :class:`DrainingError`, running ones :class:`SandboxError`.
+
+        Calling it again does nothing.
+        """
         self._draining = self._closed = True
         self._stop.set()
         while self._waiters:
@@ -164,6 +167,7 @@ class Pool:
         waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
+            # Shielded, because a worker may be handed over in the moment of the timeout and must not be lost.
             return await asyncio.wait_for(asyncio.shield(waiter), timeout_s)
         except TimeoutError as error:
             self._stop_waiting(waiter)

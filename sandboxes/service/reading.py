@@ -1,5 +1,7 @@
-"""Reads requests: bodies of limited size, JSON, forms, paths. Every invalid request is a :class:`Refusal` with a
-4xx."""
+"""Reads requests: bodies of limited size, JSON, forms, paths.
+
+Every invalid request is a :class:`Refusal` with a 4xx.
+"""
 
 from __future__ import annotations
 

@@ -156,7 +156,6 @@ class Sessions:
 
 
 def _mark_retrieved(cell: asyncio.Task[RunResult]) -> None:
-    """Retrieve the exception of a cell that no request waits for, so that asyncio does not log it as never
-    retrieved."""
+    """Retrieve the exception of a cell that no request waits for; otherwise asyncio logs it."""
     if not cell.cancelled():
         cell.exception()

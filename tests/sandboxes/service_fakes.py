@@ -1,8 +1,8 @@
 """A sandbox for tests of the service and its client, and a service in a thread that uses it.
 
-Programs are run by a plain subprocess, without any cage, so these tests hold no hostile ones. A first line ``#word``
-makes the sandbox itself do something: ``#echo`` (stdin and files come back, no process), ``#sleep S``, ``#fault``,
-``#fault-once``, ``#bug``, ``#stuck``, ``#refuse``, ``#status timeout``, ``#half-dead``, ``#compile-error``.
+Programs are run by a plain subprocess, without any local_sandbox, so these tests hold no hostile ones. A first line
+``#word`` makes the sandbox itself do something: ``#echo`` (stdin and files come back, no process), ``#sleep S``,
+``#fault``, ``#fault-once``, ``#bug``, ``#stuck``, ``#refuse``, ``#status timeout``, ``#half-dead``, ``#compile-error``.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _subprocess(program: Program, limits: Limits) -> RunResult:
 
 
 def local_or_skip() -> Callable[[], Sandbox]:
-    """Makes a sandbox with the real cage; skips the test where it cannot work."""
+    """Makes a sandbox with the real local sandbox; skips the test where it cannot work."""
     make = partial(make_sandbox, "local", slots=1)
     try:
         make().close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from attack_host import SECRET, Host, hostile_host
-from local_cage import cage
+from local_made import local_sandbox
 
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Limits, Program, RunResult
@@ -38,7 +38,7 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def sandbox(host: Host) -> Iterator[LocalSandbox]:
-    with cage(slots=1, limits=LIMITS) as made:
+    with local_sandbox(slots=1, limits=LIMITS) as made:
         yield made
 
 

@@ -25,7 +25,7 @@ from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from sandboxes.docker.engine import Shape
 from sandboxes.docker.host_files import host_files
-from sandboxes.docker.inside.wipe import wipe
+from sandboxes.docker.inside.files import wipe
 from sandboxes.docker.isolation import judge
 from sandboxes.docker.owner import is_orphan, owner_label
 from sandboxes.docker.pool import Pool

@@ -1,4 +1,5 @@
-"""What programs in the local cage cannot do: the classes of attack, one test each, whatever collection is at hand."""
+"""What programs in the local sandbox cannot do: the classes of attack, one test each, whatever collection is at
+hand."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from attack_host import SECRET, Host, hostile_host
-from local_cage import cage
+from local_made import local_sandbox
 
 from roll_envs.sandbox import Limits, Program, RunResult
 from sandboxes.local import LocalSandbox
@@ -29,7 +30,7 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def sandbox(host: Host) -> Iterator[LocalSandbox]:
-    with cage(slots=1, limits=Limits(wall_s=10.0, memory_mb=256, processes=32, files_mb=16)) as made:
+    with local_sandbox(slots=1, limits=Limits(wall_s=10.0, memory_mb=256, processes=32, files_mb=16)) as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""The pool of the local cage: waiting, replacing, cleaning up, whatever happens to us."""
+"""The pool of the local sandbox: waiting, replacing, cleaning up, whatever happens to us."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from local_cage import cage
+from local_made import local_sandbox
 
 from roll_envs import sandbox as contract
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
@@ -63,7 +63,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
 
 
 def test_made_by_name() -> None:
-    with cage():
+    with local_sandbox():
         pass
     with contract.make_sandbox("local", slots=1, minimum_isolation="no-cgroup") as made:
         assert isinstance(made, LocalSandbox)
@@ -73,7 +73,7 @@ def test_made_by_name() -> None:
 
 
 def test_many_threads_share_the_slots_and_no_run_is_lost() -> None:
-    with cage(slots=3) as sandbox, ThreadPoolExecutor(8) as threads:
+    with local_sandbox(slots=3) as sandbox, ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda n: sandbox.run(Program(source=f"print({n} * 2)")), range(60)))
         assert [result.stdout for result in results] == [b"%d\n" % (2 * n) for n in range(60)]
 
@@ -96,7 +96,7 @@ def test_the_callers_descriptors_may_have_any_number(
     number: int, before: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Those that the jail uses itself included: its channels inherit the numbers they have here."""
-    with cage(slots=1) as made:
+    with local_sandbox(slots=1) as made:
         made.close()
     with descriptors_taken_up_to(number - before), LocalSandbox(slots=1, minimum_isolation="no-cgroup") as sandbox:
         assert sandbox.run(ONE).stdout == b"1\n"
@@ -110,7 +110,7 @@ def test_a_caller_with_thousands_of_descriptors(caplog: pytest.LogCaptureFixture
         pytest.skip(f"this user may have {before[1]} open files, and 4096 are needed")
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, before[1]))
     try:
-        with descriptors_taken_up_to(1100), cage(slots=1) as sandbox, sandbox.session() as session:
+        with descriptors_taken_up_to(1100), local_sandbox(slots=1) as sandbox, sandbox.session() as session:
             assert session.run("6 * 7").stdout == b"42\n"
             session.upload("a", b"x")
             assert session.download("a") == b"x"
@@ -134,7 +134,7 @@ def test_what_the_caller_blocks_and_ignores_is_not_inherited() -> None:
             lines = "[l for l in open('/proc/self/status') if l[:6] in ('SigBlk', 'SigIgn')]"
             print(sandbox.run(Program(source=f"print(*{lines})")).stdout.decode())
     """)
-    with cage(slots=1):
+    with local_sandbox(slots=1):
         pass
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert said.stderr == ""
@@ -169,14 +169,14 @@ def test_a_mixture_of_everything_by_many_threads(caplog: pytest.LogCaptureFixtur
             session.upload("a", b"%d" % n)
             return session.run("print(open('a').read())").stdout == b"%d\n" % n
 
-    with cage(slots=3) as sandbox, ThreadPoolExecutor(8) as threads:
+    with local_sandbox(slots=3) as sandbox, ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda n: kinds[n % len(kinds)](n), range(120)))
     assert results == [True] * 120
     assert caplog.messages == []
 
 
 def test_waiting_for_a_slot_has_an_end() -> None:
-    with cage(slots=1) as sandbox, sandbox.session():
+    with local_sandbox(slots=1) as sandbox, sandbox.session():
         started = time.monotonic()
         with pytest.raises(DeadlineExceededError, match="free slot"):
             sandbox.run(ONE, timeout_s=0.2)
@@ -184,7 +184,7 @@ def test_waiting_for_a_slot_has_an_end() -> None:
 
 
 def test_a_call_that_may_not_take_as_long_as_the_program() -> None:
-    with cage(slots=1) as sandbox:
+    with local_sandbox(slots=1) as sandbox:
         with pytest.raises(DeadlineExceededError, match="its own limit is longer"):
             sandbox.run(Program(source="import time; time.sleep(50)"), limits=Limits(wall_s=40), timeout_s=0.5)
         assert sandbox.run(ONE).ok
@@ -193,7 +193,7 @@ def test_a_call_that_may_not_take_as_long_as_the_program() -> None:
 @pytest.mark.parametrize("who", ["supervisor", "zygote"])
 def test_a_killed_process_of_ours_is_no_verdict_and_is_replaced(who: str) -> None:
     others = set(below(os.getpid()))  # of tests before this one
-    with cage(slots=1) as sandbox:
+    with local_sandbox(slots=1) as sandbox:
         supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
         assert eventually(lambda: len(below(supervisor)) >= 2)
         victim = {"supervisor": supervisor, "zygote": below(supervisor)[0]}[who]
@@ -208,7 +208,7 @@ def test_a_killed_process_of_ours_is_no_verdict_and_is_replaced(who: str) -> Non
 
 def test_a_killed_first_process_of_a_session_is_no_verdict() -> None:
     others = set(below(os.getpid()))
-    with cage(slots=1) as sandbox:
+    with local_sandbox(slots=1) as sandbox:
         supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
         with sandbox.session() as session, ThreadPoolExecutor(1) as threads:
             run = threads.submit(session.run, "import time; time.sleep(50)")
@@ -221,7 +221,7 @@ def test_a_killed_first_process_of_a_session_is_no_verdict() -> None:
 
 def test_a_program_that_was_not_begun_is_given_to_another_slot(caplog: pytest.LogCaptureFixture) -> None:
     others = set(below(os.getpid()))
-    with cage(slots=1) as sandbox:
+    with local_sandbox(slots=1) as sandbox:
         supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
         os.kill(below(supervisor)[0], signal.SIGKILL)
         time.sleep(0.2)
@@ -240,7 +240,7 @@ def test_a_program_that_was_not_begun_is_given_to_another_slot(caplog: pytest.Lo
 def test_what_waits_for_a_program_may_die() -> None:
     """It is the first that a machine without memory ends."""
     others = set(below(os.getpid()))
-    with cage(slots=1) as sandbox:
+    with local_sandbox(slots=1) as sandbox:
         for _ in range(5):  # more in a row than are put up with, if no program ran in between
             supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
             assert eventually(lambda: len(below(supervisor)) >= 2)  # noqa: B023 - called at once
@@ -251,7 +251,7 @@ def test_what_waits_for_a_program_may_die() -> None:
 
 def test_close_leaves_nothing() -> None:
     others = set(below(os.getpid()))
-    with cage(slots=2) as sandbox, sandbox.session() as session:
+    with local_sandbox(slots=2) as sandbox, sandbox.session() as session:
         session.run("import subprocess; subprocess.Popen(['sleep', '60'])")
         sandbox.run(ONE)
         processes = [pid for pid in below(os.getpid()) if pid not in others]
@@ -266,7 +266,7 @@ def test_close_leaves_nothing() -> None:
 
 
 def test_closing_ends_what_runs() -> None:
-    with cage(slots=1) as sandbox, ThreadPoolExecutor(1) as threads:
+    with local_sandbox(slots=1) as sandbox, ThreadPoolExecutor(1) as threads:
         run = threads.submit(sandbox.run, Program(source="import time; time.sleep(50)"), limits=Limits(wall_s=40))
         time.sleep(0.5)
         sandbox.close()
@@ -286,7 +286,7 @@ def test_nothing_is_left_when_the_caller_is_killed() -> None:
         print("ready", flush=True)
         time.sleep(60)
     """)
-    with cage(slots=1):
+    with local_sandbox(slots=1):
         pass
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
@@ -299,7 +299,7 @@ def test_nothing_is_left_when_the_caller_is_killed() -> None:
 
 
 def test_a_forked_process_must_make_its_own() -> None:
-    with cage(slots=1) as sandbox:
+    with local_sandbox(slots=1) as sandbox:
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -320,7 +320,7 @@ def test_a_forked_process_must_make_its_own() -> None:
 
 
 def test_limits_of_a_run_do_not_stay() -> None:
-    with cage(slots=1) as sandbox:
+    with local_sandbox(slots=1) as sandbox:
         assert sandbox.run(Program(source="x = bytearray(60 << 20)"), limits=Limits(memory_mb=32)).status == "memory"
         assert sandbox.run(Program(source="x = bytearray(60 << 20)")).ok
         big = Program(source="open('f', 'wb').write(bytes(100 << 20))")
@@ -345,6 +345,6 @@ def test_wrong_arguments(wrong: dict[str, object], match: str) -> None:
 
 
 def test_results_travel() -> None:
-    with cage(slots=1) as sandbox:
+    with local_sandbox(slots=1) as sandbox:
         result = sandbox.run(ONE)
         assert pickle.loads(pickle.dumps(result)) == result

@@ -1,4 +1,4 @@
-"""Whole programs in the local cage: they see what ``python main.py`` would, and every end gets its name."""
+"""Whole programs in the local sandbox: they see what ``python main.py`` would, and every end gets its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_cage import cage
+from local_made import local_sandbox
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits, Program, RunResult
@@ -20,7 +20,7 @@ from sandboxes.local import LocalSandbox
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[LocalSandbox]:
-    with cage(slots=2) as made:
+    with local_sandbox(slots=2) as made:
         yield made
 
 
@@ -125,7 +125,7 @@ def test_an_interpreter_of_its_own_where_the_environment_asks_for_one(sandbox: L
 def test_string_hashes_are_random_for_each_slot_or_where_asked_for_each_run(sandbox: LocalSandbox) -> None:
     told = "print(hash('x'))"
     assert len({run(sandbox, told).stdout for _ in range(3)}) == 1
-    with cage(slots=1) as other:
+    with local_sandbox(slots=1) as other:
         assert run(other, told).stdout != run(sandbox, told).stdout
     assert len({run(sandbox, told, environ={"PYTHONHASHSEED": "random"}).stdout for _ in range(3)}) == 3
 
@@ -286,7 +286,7 @@ def test_a_program_that_does_not_compile(sandbox: LocalSandbox) -> None:
 
 
 def test_a_language_that_was_left_out() -> None:
-    with cage(slots=1, languages=("python",)) as bare:
+    with local_sandbox(slots=1, languages=("python",)) as bare:
         with pytest.raises(ConfigError, match="bash"):
             bare.run(Program(source="", language="bash"))
         assert run(bare, "import os; print(os.path.exists('/usr/bin/bash'))").stdout == b"False\n"
@@ -297,10 +297,10 @@ def test_python_paths_are_importable_and_read_only(tmp_path_factory: pytest.Temp
     (folder / "greeting.py").write_text("WORD = 'hello'\n", "utf-8")
     folder.chmod(0o700)
     if os.geteuid() == 0:
-        with pytest.raises(ConfigError, match=r"chmod o\+rx"), cage(slots=1, python_paths=(str(folder),)):
+        with pytest.raises(ConfigError, match=r"chmod o\+rx"), local_sandbox(slots=1, python_paths=(str(folder),)):
             pass
     folder.chmod(0o755)
-    with cage(slots=1, python_paths=(str(folder),), preload=("greeting",)) as sandbox:
+    with local_sandbox(slots=1, python_paths=(str(folder),), preload=("greeting",)) as sandbox:
         source = (
             "import greeting, subprocess, sys\nprint(greeting.WORD, flush=True)\n"
             "subprocess.run([sys.executable, '-c', 'import greeting; print(greeting.WORD)'])\n"

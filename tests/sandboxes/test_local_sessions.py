@@ -1,4 +1,4 @@
-"""Sessions of the local cage: cells with state, files in and out, limits that cost the state but not the files."""
+"""Sessions of the local sandbox: cells with state, files in and out, limits that cost the state but not the files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from local_cage import cage
+from local_made import local_sandbox
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, SandboxSession
@@ -15,7 +15,7 @@ from sandboxes.local import LocalSandbox
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[LocalSandbox]:
-    with cage(slots=1) as made:
+    with local_sandbox(slots=1) as made:
         yield made
 
 

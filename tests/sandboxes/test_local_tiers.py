@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from local_cage import cage
+from local_made import local_sandbox
 
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Limits, Program
@@ -19,7 +19,9 @@ def no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def watched(no_cgroups: None) -> Iterator[LocalSandbox]:
-    with cage(slots=1, minimum_isolation="no-cgroup", limits=Limits(memory_mb=128, wall_s=30.0, processes=32)) as made:
+    with local_sandbox(
+        slots=1, minimum_isolation="no-cgroup", limits=Limits(memory_mb=128, wall_s=30.0, processes=32)
+    ) as made:
         yield made
 
 

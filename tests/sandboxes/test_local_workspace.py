@@ -378,7 +378,7 @@ def host() -> Iterator[Host]:
 
 
 def test_there_is_a_bound_to_the_number_of_files_too(landlock: LocalSandbox) -> None:
-    """Empty ones hold no bytes; the bound is that of the cage's file system."""
+    """Empty ones hold no bytes; the bound is that of the sandbox's file system."""
     source = "import os\nfor n in range(10**6): os.close(os.open(f'i{n}', os.O_CREAT | os.O_WRONLY))"
     started = time.monotonic()
     result = landlock.run(Program(source=source), limits=Limits(wall_s=30, files_mb=8))

@@ -1,4 +1,4 @@
-"""/judge: verdicts with the real cage, cheats that fail, and tests that cannot be used."""
+"""/judge: verdicts with the real local_sandbox, cheats that fail, and tests that cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service with the real cage behind it: what the fakes cannot show."""
+"""The service with the real local sandbox behind it: what the fakes cannot show."""
 
 from __future__ import annotations
 

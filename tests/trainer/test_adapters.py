@@ -114,7 +114,7 @@ def test_a_reference_that_is_refreshed_is_a_copy_of_the_merged_policy() -> None:
 
 def test_a_fixed_reference_is_the_base_model_without_a_copy() -> None:
     rows, _ = some_rows()
-    batches = make_batches(rows, pack_tokens=40, tokens_per_microbatch=80)
+    batches = batches_of(rows, pack_tokens=40, tokens_per_microbatch=80)
     model = tiny_model()
     learner = learner_of(model)
     fixed, copied = learner.reference(), learner.reference(fixed=False)
@@ -125,7 +125,7 @@ def test_a_fixed_reference_is_the_base_model_without_a_copy() -> None:
     expected = copied.score(batches)  # made before the steps, when the policy was the base model
     for one, other in zip(fixed.score(batches), expected, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-7)
-    assert not torch.allclose(trained, torch.cat([torch.from_numpy(x) for x in scatter_back(batches, expected)]))
+    assert not torch.allclose(trained, torch.cat([torch.from_numpy(x) for x in scattered(rows, batches, expected)]))
     assert torch.equal(scores(learner), trained)  # adapters are on again
     before = {n: w.clone() for n, w in learner.weights()}
     steps(learner, 1, lr=1e-2)

@@ -106,8 +106,7 @@ class DiskIndex:
         return _gains(term.weight, self._saturations[term.start : term.end])
 
     def _candidates(self, terms: Sequence[_Term], k: int) -> NDArray[Any]:
-        """Documents that contain the best ``k``, in ascending order; ``terms`` in descending order of their upper
-        bounds."""
+        """Documents that contain the best ``k``, ascending; ``terms`` in descending order of their upper bounds."""
         bounds_left = np.cumsum([0.0, *(term.upper_bound for term in reversed(terms))])[::-1]
         sums = np.zeros(self._num_docs, np.float32)
         candidates = _TopCandidates(k)

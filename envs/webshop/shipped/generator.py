@@ -85,8 +85,7 @@ def asin_of(index: int, seed: int = 0) -> str:
 
 
 def _offered_options(options: Sequence[Option], draw: Draw) -> tuple[list[tuple[Option, list[str]]], str]:
-    """The options that a product offers with their values, and a fixed value for the title, of an option without a
-    choice."""
+    """The options that a product offers with their values, and a value for the title of an option without a choice."""
     offered: list[tuple[Option, list[str]]] = []
     fixed = ""
     for option in options:

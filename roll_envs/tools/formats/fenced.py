@@ -1,5 +1,4 @@
-"""A plain format for models that were trained on none: a block fenced by ```` ```tool ```` that holds one JSON object a
-call."""
+"""A plain format for models trained on none: a block fenced by ```` ```tool ```` with one JSON object a call."""
 
 from __future__ import annotations
 

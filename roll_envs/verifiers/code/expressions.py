@@ -1,5 +1,4 @@
-"""Evaluates expressions of test code: calls of the candidate run in the sandbox, the rest is computed on plain
-values."""
+"""Evaluates expressions of test code: calls of the candidate in the sandbox, the rest on plain values here."""
 
 from __future__ import annotations
 
@@ -242,8 +241,10 @@ class Expressions:
         return self._call_built_in(node, function, arguments, named)
 
     def _call_candidate(self, node: ast.Call, function: Remote, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Call the candidate. Lists, dicts and sets in variables of the test are read back: the call may have changed
-        them."""
+        """Call the candidate.
+
+        Lists, dicts and sets in variables of the test are read back: the call may have changed them.
+        """
         changeable = [
             (i, value)
             for i, (part, value) in enumerate(zip(node.args, arguments, strict=False))
@@ -276,11 +277,13 @@ class Expressions:
             return self._exchange.ask(f"{name}({self._exchange.arguments(arguments, named)})")
         if not callable(function):
             raise TestFault(TypeError(f"{short(node.func)} cannot be called"))
+        # These can take huge time or memory for large numbers, outside of the sandbox.
         if function in (pow, range, bytes, bytearray, math.comb, math.perm, math.pow) and any(
             isinstance(n, int) and abs(n) > MAX_SIZE for n in plain
         ):
             self._exchange.refuse(f"test code that computes {short(node)}")
         found = self._exchange.guard(lambda: function(*plain, **options))
+        # Iterators are made into lists: the test code may use a value more than once.
         if isinstance(found, enumerate | filter | map | reversed | zip) or hasattr(found, "__next__"):
             return self._exchange.guard(lambda: list(found))
         return list(found) if type(found).__name__ in ("dict_keys", "dict_values", "dict_items") else found
@@ -304,6 +307,7 @@ class Expressions:
         scope.names |= dict(zip(names, arguments, strict=False)) | named
         if set(scope.names) != set(names):
             raise Unjudgeable(f"test code that calls {function.node.name} with other arguments than it has")
+        # A call counts like ten nested expressions: the limit must be reached before Python's own recursion limit.
         self._depth += 10
         try:
             if self._depth > 100:

@@ -16,6 +16,8 @@ from roll_envs.verifiers.code.values import ENCODER, Opaque, decode
 
 __all__ = ["CandidateFault", "CandidateSession", "Usage"]
 
+# Defines the functions of the protocol under random names and runs the candidate's code in a module of its own, so that
+# the code cannot replace them by chance. Every reply is one line: mark, id of the request, JSON.
 _PRELUDE = (
     """
 def {name}_start(source):
@@ -84,8 +86,10 @@ class Usage:
 
 
 class CandidateSession:
-    """The code of one candidate. The session is opened with the first request, and again after its process has
-    ended."""
+    """The code of one candidate.
+
+    The session is opened with the first request, and again after its process has ended.
+    """
 
     def __init__(self, sandbox: Sandbox, source: str, limits: Limits) -> None:
         self._sandbox, self._source = sandbox, source
@@ -121,6 +125,7 @@ class CandidateSession:
     def _ask(self, source: str, store: str, *, statement: bool) -> Any:
         if self._session is None:
             self._load()
+        # Known to the candidate only when the request arrives, so that it cannot print a reply in advance.
         identity = secrets.token_hex(16)
         return self._send(f"{self._name}_ask({identity!r}, {source!r}, {store!r}, {statement})", identity)
 

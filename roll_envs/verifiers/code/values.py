@@ -60,8 +60,10 @@ Methods are called on the plain type (``int.__add__``), since a subclass of the 
 
 
 def decode(data: Any, depth: int = 0) -> Any:
-    """The value that the encoder wrote. Raises :class:`ValueError` for anything else: the candidate can forge
-    replies."""
+    """The value that the encoder wrote.
+
+    Raises :class:`ValueError` for anything else: the candidate can forge replies.
+    """
     if depth > MAX_DEPTH or not isinstance(data, list) or not data or data[0] not in _READERS:
         raise ValueError("not a value in the agreed form")
     return _READERS[data[0]](data, depth + 1)

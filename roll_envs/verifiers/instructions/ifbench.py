@@ -36,7 +36,7 @@ def word_count_range(arguments: Arguments) -> Check:
 
 
 def unique_word_count(arguments: Arguments) -> Check:
-    """At least ``N`` different words, case and signs around them aside."""
+    """At least ``N`` different words, ignoring case and punctuation around them."""
     wanted = arguments.whole("N")
     return lambda text: len({word.strip(_SIGNS) for word in text.lower().split()}) >= wanted
 
@@ -48,7 +48,7 @@ def conjunctions(arguments: Arguments) -> Check:
 
 
 def numbers(arguments: Arguments) -> Check:
-    """Exactly ``N`` numbers; signs inside of them (``1,000.5``) do not part them."""
+    """Exactly ``N`` numbers; punctuation inside (``1,000.5``) does not split them."""
     wanted = arguments.whole("N")
     return lambda text: len(re.findall(r"\d+", text.translate(_NO_SIGNS))) == wanted
 
@@ -76,7 +76,7 @@ def keywords_multiple(arguments: Arguments) -> Check:
 
 
 def overlap(arguments: Arguments) -> Check:
-    """``percentage`` of the runs of three characters are also in ``reference_text``, give or take 2."""
+    """``percentage`` of the character trigrams are also in ``reference_text``, within 2 points."""
     percentage, reference = arguments.whole("percentage"), _threes(arguments.text("reference_text"))
 
     def check(text: str) -> bool:

@@ -73,8 +73,7 @@ def number_highlighted_sections(arguments: Arguments) -> Check:
 
 
 def _highlights(line: str) -> int:
-    """Number of highlighted texts in a line: between single stars, each of which closes at most one, and double
-    stars."""
+    """Number of texts between single stars, each of which closes at most one text, and between double stars."""
     between = line.split("*")[1:-1]
     single = sum(bool(part.strip()) for part in between[::2])
     # Splitting at "*" turns "**" into an empty part: count texts between two empty parts.

@@ -88,8 +88,10 @@ def _read(text: str) -> tuple[Node, ...]:
 
 
 def same(gold: Node, said: Node) -> bool:
-    """Whether ``said`` is the answer ``gold``. Not symmetric: the answer may leave out what the reference spells
-    out."""
+    """Whether ``said`` is the answer ``gold``.
+
+    Not symmetric: the answer may leave out what the reference spells out.
+    """
     if isinstance(gold, Words) or isinstance(said, Words):
         return _spelled(gold) == _spelled(said) != ""
     if isinstance(gold, Equation) or isinstance(said, Equation):
@@ -291,6 +293,7 @@ def _same_equation(gold: Equation, said: Equation) -> bool:
         return [_bare(s) for s in gold.sides] == [_bare(s) for s in said.sides]
     if not one.free_symbols or one.free_symbols != other.free_symbols:
         return False
+    # Two equations are equal if one difference of sides is a constant multiple of the other, neither 0 nor infinite.
     ratio = sympy.cancel(sympy.together(one / other))
     return not ratio.free_symbols and ratio.is_finite is True and ratio.is_zero is False
 

@@ -72,8 +72,7 @@ class Brackets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """Intervals and sets joined by ∪, ∩, ∖, or inequalities joined by and/or; ``operators[i]`` joins pieces i and i +
-    1."""
+    """Sets joined by ∪, ∩, ∖, or inequalities joined by and/or; ``operators[i]`` joins pieces i and i + 1."""
 
     kind: Literal["sets", "inequalities"]
     pieces: tuple[str, ...]

@@ -63,8 +63,7 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 def _in_base(digits: str, base: int) -> Any:
-    """A numeral with its base, as a symbol: it equals only the same value in the same base, since the form was asked
-    for."""
+    """A numeral with its base, as a symbol, which equals only the same value in the same base."""
     if not 2 <= base <= 16 or any(int(d, 16) >= base for d in digits):
         raise Unparsed("digits that the base does not have")
     return sympy.Symbol(f"{int(digits, base)} in base {base}")
@@ -127,6 +126,7 @@ def _scale(value: Any) -> Any:
 def _is_zero(difference: Any, scale: Any, digits: int) -> bool:
     if difference.is_Rational:
         return bool(difference == 0)
+    # maxn bounds the working precision: for an exact zero N would otherwise go on increasing it.
     value = sympy.N(difference, digits, maxn=digits + 100)
     if not value.is_number or value.has(sympy.nan, sympy.zoo, sympy.oo):
         return False
@@ -143,6 +143,7 @@ def _same_function(one: Any, other: Any) -> bool:
     complex_ = one.has(sympy.I) or other.has(sympy.I)
     usable = 0
     for shift in range(len(_PROBES)):
+        # A different value for each variable, also beyond eight variables: otherwise swapped variables look equal.
         point = {s: _PROBES[(shift + 3 * k) % len(_PROBES)] + sympy.Rational(k, 97) for k, s in enumerate(names)}
         a, b = _value(one, point), _value(other, point)
         if a is None or b is None or (not complex_ and not (a.is_real and b.is_real)):

@@ -1,17 +1,22 @@
-"""What the kernel reports inside the container about its isolation, and which languages the image has."""
+"""What the kernel reports inside the container: its isolation, its memory cgroup, and which languages the image has."""
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
 import sys
 from typing import Any
 
-__all__ = ["gather"]
+__all__ = ["gather", "memory_peak", "oom_kills"]
 
 TOOLS = ("bash", "g++", "node")
 _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
+# Paths of cgroup version 2, then of version 1.
+_ROOT = "/sys/fs/cgroup"
+_PEAKS = (f"{_ROOT}/memory.peak", f"{_ROOT}/memory/memory.max_usage_in_bytes")
+_EVENTS = (f"{_ROOT}/memory.events", f"{_ROOT}/memory/memory.oom_control")
 
 
 def gather() -> dict[str, Any]:
@@ -33,3 +38,33 @@ def gather() -> dict[str, Any]:
         "environ": {k: v for k, v in os.environ.items() if k not in _NOT_OF_THE_IMAGE},
         "tools": {name: path for name in TOOLS if (path := shutil.which(name))},
     }
+
+
+def memory_peak() -> float:
+    """Peak memory of the container since it started, in MB."""
+    return float(_first(_PEAKS) or 0) / (1 << 20)
+
+
+def oom_kills() -> int:
+    """Out-of-memory kills since the container started."""
+    for line in _first(_EVENTS).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return 0
+
+
+@functools.cache
+def _open(paths: tuple[str, ...]) -> int | None:
+    """Descriptor of the first path that exists, opened once; programs do not inherit it."""
+    for path in paths:
+        try:
+            return os.open(path, os.O_RDONLY)
+        except OSError:
+            continue
+    return None
+
+
+def _first(paths: tuple[str, ...]) -> str:
+    fd = _open(paths)
+    return "" if fd is None else os.pread(fd, 4096, 0).decode("ascii")

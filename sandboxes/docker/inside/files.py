@@ -1,16 +1,19 @@
-"""Copies files into and out of the working folder after programs have run there: no symbolic link is followed."""
+"""Copies files into and out of the working folder after programs have run there, and empties the folders they wrote to.
+
+No symbolic link is ever followed, whatever programs have put in the way.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import stat
 import struct
 from collections.abc import Iterator
 
-from sandboxes.local.inside import kernel
+from sandboxes.local.inside.files import open_plain
 
-__all__ = ["FOLDER", "MISSING", "PLAIN", "TOO_LARGE", "read_out", "write_in"]
+__all__ = ["FOLDER", "MISSING", "PLAIN", "TOO_LARGE", "read_out", "wipe", "write_in"]
 
 FOLDER = "/tmp/work"
 """The working folder of programs. Below ``/tmp``, so that one tmpfs with one size limit holds all that they write."""
@@ -50,7 +53,7 @@ def read_out(paths: list[str], max_bytes: int) -> Iterator[bytes]:
     folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY)
     left = max_bytes
     for path in paths:
-        fd = _open_plain(folder, path)
+        fd = open_plain(folder, path)
         if fd is None:
             yield ENTRY.pack(MISSING, 0)
             continue
@@ -67,12 +70,47 @@ def read_out(paths: list[str], max_bytes: int) -> Iterator[bytes]:
                 yield piece
 
 
-def _open_plain(folder: int, path: str) -> int | None:
+def wipe(folder: str) -> None:
+    """Remove all that is below ``folder``; raises :class:`OSError` where something cannot be removed.
+
+    Folders are moved to the top before they are emptied, so that no depth of nesting needs recursion or a long path.
+    No other process can write meanwhile: all have been killed.
+    """
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fd = kernel.open_beneath(folder, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:
-        return None
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    return None
+        taken = set(os.listdir(top))
+        waiting = list(taken)
+        fresh = (name for name in (f".{n}" for n in itertools.count()) if name not in taken)
+        while waiting:
+            name = waiting.pop()
+            if not _remove_file(name, top):
+                waiting += _lift(name, top, fresh)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _remove_file(name: str, folder: int) -> bool:
+    """False where it is a folder."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        return False
+    return True
+
+
+def _lift(name: str, top: int, fresh: Iterator[str]) -> list[str]:
+    """Remove the files of a folder and move its folders to the top; returns their new names."""
+    os.chmod(name, 0o700, dir_fd=top)
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    lifted = []
+    try:
+        for entry in os.listdir(inner):
+            if _remove_file(entry, inner):
+                continue
+            os.chmod(entry, 0o700, dir_fd=inner)  # renaming a folder needs write permission on it
+            lifted.append(next(fresh))
+            os.rename(entry, lifted[-1], src_dir_fd=inner, dst_dir_fd=top)
+    finally:
+        os.close(inner)
+    return lifted

@@ -24,8 +24,10 @@ def read_cell(body: int) -> tuple[dict[str, Any], str]:
 
 
 def serve_cells(script: Script, body: int, note: int, head: dict[str, Any], source: str) -> NoReturn:
-    """Run cells until PID 1 is gone. Each ends with the line ``name code`` in ``note``; nothing else from here is
-    trusted."""
+    """Run cells until PID 1 is gone.
+
+    Each ends with the line ``name code`` in ``note``; nothing else from here is trusted.
+    """
     leave, own, getpid, write = os._exit, os.getpid(), os.getpid, os.write
     set_environment(head["environ"])
     sys.argv = [""]
@@ -34,7 +36,7 @@ def serve_cells(script: Script, body: int, note: int, head: dict[str, Any], sour
     while True:
         standard_streams()
         code = run_cell(source, f"<cell {head['number']}>", namespace)
-        if getpid() != own:  # a fork of the cell came back here
+        if getpid() != own:  # os.fork() in a cell: the child returns here too
             leave(code)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):

@@ -31,7 +31,6 @@ _task: Callable[[], None]
 def prepare() -> None:
     """Make the state that all programs start from, once in PID 1; afterwards the environment is empty."""
     global _script
-    program.WORK = FOLDER  # the local sandbox has another
     _script = program.Script()
 
 

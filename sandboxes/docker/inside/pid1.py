@@ -19,11 +19,10 @@ import time
 from typing import Any
 
 from sandboxes.docker.inside import facts, job
-from sandboxes.docker.inside.cgroup import memory_peak, oom_kills
-from sandboxes.docker.inside.files import FOLDER
+from sandboxes.docker.inside.facts import memory_peak, oom_kills
+from sandboxes.docker.inside.files import FOLDER, wipe
 from sandboxes.docker.inside.processes import Child, Ends, end_all, reap, start
 from sandboxes.docker.inside.watch import Stream, Watch, cell_exit_code, finish, observe, write_frame
-from sandboxes.docker.inside.wipe import wipe
 from sandboxes.local.inside import kernel
 
 __all__ = ["serve"]
@@ -46,6 +45,7 @@ def serve() -> None:
     _protect()
     kept = KeptProcesses()
     while True:
+        # The body stays in the pipe: the operation passes it on to the program's process.
         header = json.loads(_read(struct.unpack("!I", _read(4))[0]))
         handle = OPERATIONS[header["do"]]
         result = handle(kept, header)
@@ -140,7 +140,7 @@ def cell(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
 def copy(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
     """Run a file helper in a session; the session's processes are stopped meanwhile, so that they cannot interfere."""
     _kill_standby(kept)
-    _signal_all(signal.SIGSTOP)
+    _signal_all(signal.SIGSTOP)  # stopped processes cannot replace folders by links while files are copied
     child = start(job.enter)
     if child is None:
         return None

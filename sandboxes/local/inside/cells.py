@@ -21,8 +21,10 @@ TOKEN_BYTES = 8
 
 
 def serve_cells(channel_fd: int, script: Script) -> NoReturn:
-    """Run cells until the channel is closed. The answer to a cell is its exit code; nothing else from here is
-    trusted."""
+    """Run cells until the channel is closed.
+
+    The answer to a cell is its exit code; nothing else from here is trusted.
+    """
     sys.argv = [""]
     sys.path.insert(0, os.getcwd())
     channel = socket.socket(fileno=channel_fd)
@@ -45,7 +47,7 @@ def serve_cells(channel_fd: int, script: Script) -> NoReturn:
         close(stderr)
         standard_streams()
         code = run_cell(source.decode("utf-8", "surrogatepass"), f"<cell {message['number']}>", namespace)
-        if getpid() != own:  # a fork of the cell came back here
+        if getpid() != own:  # os.fork() in a cell: the child returns here too
             leave(code)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):

@@ -10,8 +10,7 @@ __all__ = ["Cgroup", "remove_folders"]
 
 
 class Cgroup:
-    """Limits memory and number of processes, with cgroups of version 1 or 2; its folders are made and removed
-    outside."""
+    """Limits memory and number of processes by cgroups of version 1 or 2, which are made and removed outside."""
 
     def __init__(self, folders: Mapping[str, str]) -> None:
         self._v2 = "unified" in folders
@@ -51,8 +50,7 @@ class Cgroup:
         self.begin()
 
     def reset_memory_limit(self) -> None:
-        """Between runs, allow memory for trusted processes beside what the last run left, such as files still being
-        fetched."""
+        """Between runs, allow memory for trusted processes beside files of the last run, perhaps being fetched."""
         if self._bound < _SETUP_BYTES:
             self._limit_memory(_SETUP_BYTES)
 

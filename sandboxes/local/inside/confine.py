@@ -59,6 +59,7 @@ def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, others: i
         resource.RLIMIT_SIGPENDING: 1024,
     }
     if cpu_s is not None:
+        # The limit is per process; a run with several threads may use more processor time than wall time.
         bounds[resource.RLIMIT_CPU] = math.ceil(cpu_s) * limits["processes"] + 2
     for name, bound in bounds.items():
         _, hard = resource.getrlimit(name)

@@ -7,9 +7,11 @@ import os
 import stat
 
 from . import kernel
-from .program import WORK
 
 __all__ = ["WORK", "open_plain", "replace_file", "write_new"]
+
+WORK = "/work"
+"""The working folder of a run that has a file system of its own."""
 
 
 def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
@@ -73,8 +75,7 @@ def _enter(folder: int, part: str, owner: int) -> int:
 
 
 def _group(owner: int) -> int:
-    """Group of a file: users made for programs have a group of the same number; -1 leaves the caller's own
-    unchanged."""
+    """Group for ``chown``: users made for programs have a group of the same number; -1 means unchanged."""
     return -1 if owner == os.geteuid() else owner
 
 

@@ -102,6 +102,7 @@ class Init:
         try:
             self._prepare()
             message, fds = (order, []) if order else wire.receive(self.work)
+            # The init that was meant had been killed; the order is left in the channel.
             while message is not None and message["order"] == "fetched":  # meant for an init that was ended meanwhile
                 message, fds = wire.receive(self.work)
             if message is None:
@@ -141,7 +142,7 @@ class Init:
         """Set the limits of all processes together; usage is counted from now on."""
         memory = limits["memory_mb"] << 20
         if self._cgroup is not None:
-            self._cgroup.limit(memory, limits["processes"] + 1)
+            self._cgroup.limit(memory, limits["processes"] + 1)  # init itself is in the cgroup too
         if self._cgroup is None or self._workspace is not None:
             self._watchdog = Watchdog(limits, self._workspace, memory=self._cgroup is None)
         if self._workspace is None and limits["files_mb"] != self._files_mb:
@@ -179,6 +180,7 @@ class Init:
             os.close(fd)
         status, resident = self._wait_for(child.pid)
         wall_s = time.monotonic() - started
+        # Background processes end with the run: before the report, so that files no longer change when it arrives.
         kill_all()
         usage = self.usage()
         child.check_started(status, excused=bool(usage["oom"]))

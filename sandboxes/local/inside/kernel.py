@@ -82,7 +82,7 @@ def remount(target: str, flags: int) -> None:
     for bit in (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, 1024, 2048):  # the last two: noatime, nodiratime
         flags |= had & bit
     if had & 4096:  # ST_RELATIME
-        flags |= 1 << 21
+        flags |= 1 << 21  # MS_RELATIME
     result = _libc.mount(None, os.fsencode(target), None, MS_BIND | MS_REMOUNT | flags, None)
     _check(result, f"remount {target}")
 
@@ -104,43 +104,44 @@ def _prctl(option: int, *values: int) -> int:
 
 def parent_death_signal(signal: int) -> None:
     """Receive ``signal`` when the parent ends (strictly: the thread of it that forked this process)."""
-    _prctl(1, signal)
+    _prctl(1, signal)  # PR_SET_PDEATHSIG
 
 
 def dumpable(value: bool) -> None:
     """Set whether processes of the same user may trace this one and own its ``/proc`` entries."""
-    _prctl(4, int(value))
+    _prctl(4, int(value))  # PR_SET_DUMPABLE
 
 
 def subreaper() -> None:
     """Become the parent of descendants whose own parent ends."""
-    _prctl(36, 1)
+    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def no_new_privileges() -> None:
     """Set no_new_privs: no ``execve`` gives this process or its children more privileges."""
-    _prctl(38, 1)
+    _prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
 
 
 def set_seccomp(program: bytes) -> None:
     """Install a filter (an array of ``struct sock_filter``) for this process and all it starts."""
     buffer = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: number of instructions, padding, pointer to them.
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     head = ctypes.create_string_buffer(header, len(header))
-    _prctl(22, 2, ctypes.addressof(head))
+    _prctl(22, 2, ctypes.addressof(head))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 def drop_bounding_set() -> None:
     """Take every capability out of the bounding and the ambient set. Needs CAP_SETPCAP."""
     for capability in range(64):
-        if _libc.prctl(24, capability, 0, 0, 0) < 0:
+        if _libc.prctl(24, capability, 0, 0, 0) < 0:  # PR_CAPBSET_DROP
             break  # one past the last that this kernel knows
     _prctl(47, 4)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
 
 
 def capabilities_drop() -> None:
     """Give up all permitted, effective and inheritable capabilities."""
-    header = struct.pack("Ii", 0x2008_0522, 0)
+    header = struct.pack("Ii", 0x2008_0522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     _check(_libc.capset(header, bytes(24)), "capset")
 
 

@@ -39,6 +39,8 @@ def ruleset(*, read: Iterable[str], write: Iterable[str], devices: Iterable[str]
     """
     version = abi()
     known = (1 << _BITS[min(version, 5)]) - 1
+    # struct landlock_ruleset_attr: file rights, TCP bind and connect (ABI 4), abstract sockets and signals (ABI 6).
+    # Rights that are listed here are denied unless a rule allows them.
     attributes = struct.pack("QQQ", known, 3 if version >= 4 else 0, 3 if version >= SIGNALS_ABI else 0)
     size = 24 if version >= SIGNALS_ABI else 16 if version >= 4 else 8
     rules = _checked(_libc.syscall(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0)), "create a ruleset")
@@ -61,7 +63,7 @@ def _allow(rules: int, path: str, access: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             access &= _OF_FILES
-        rule = struct.pack("=Qi", access, fd)
+        rule = struct.pack("=Qi", access, fd)  # struct landlock_path_beneath_attr is packed
         _checked(_libc.syscall(_ADD_RULE, rules, ctypes.c_uint(1), rule, ctypes.c_uint(0)), f"allow {path}")
     finally:
         os.close(fd)

@@ -44,15 +44,14 @@ class Untrusted(BaseException):
 
 
 def keep_only_channel(channel: socket.socket, workspace: Workspace | None = None) -> None:
-    """Close all descriptors from 3 on except the channel, moved to :data:`CHANNEL`, and the workspace's ruleset after
-    it."""
+    """Close all descriptors from 3 on but the channel, which becomes :data:`CHANNEL`, and the ruleset."""
     os.dup2(channel.detach(), CHANNEL, inheritable=False)
     after = CHANNEL + 1
     if workspace is not None:
         workspace.move_ruleset(after)
         after += 1
     os.closerange(3, CHANNEL)
-    os.closerange(after, 1 << 20)
+    os.closerange(after, 1 << 20)  # close_range(2) up to any number is one system call
 
 
 def become(script: Script, workspace: Workspace | None, *, many_users: bool) -> NoReturn:
@@ -68,7 +67,7 @@ def become(script: Script, workspace: Workspace | None, *, many_users: bool) -> 
         start = _ORDERS[message["order"]](message, fds, script, dict if workspace is None else workspace.with_folders)
         socket.send_fds(channel, [STARTED], _work_folder(message))
         if message["order"] != "cells":
-            channel.close()
+            channel.close()  # before untrusted code runs, which could write to it
     except BaseException as error:
         channel.send(wire.describe(error).encode()[:4096])
         os._exit(_NOT_STARTED)

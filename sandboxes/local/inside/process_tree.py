@@ -35,8 +35,10 @@ def kill_all() -> None:
 
 
 def signal_all(number: int) -> None:
-    """Send a signal without waiting. Outside a namespace a process forked meanwhile is missed: call again until none is
-    left."""
+    """Send a signal without waiting.
+
+    Outside a namespace a process forked meanwhile is missed: call again until none is left.
+    """
     if os.getpid() == 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, number)

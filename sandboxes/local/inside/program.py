@@ -18,10 +18,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-__all__ = ["WORK", "Script", "execute", "exit_code", "set_environment", "show", "standard_streams"]
+__all__ = ["Script", "execute", "exit_code", "set_environment", "show", "standard_streams"]
 
-WORK = "/work"
-"""The working folder of a run that has a file system of its own."""
 _HERE = os.path.dirname(__file__)
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
@@ -74,8 +72,7 @@ class Script:
 
 
 def standard_streams() -> None:
-    """New stream objects over descriptors 0, 1 and 2, buffered as for pipes; the zygote's objects belong to other
-    files."""
+    """Make new stream objects over descriptors 0, 1 and 2, buffered as for pipes."""
     stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
     stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape")
     stderr = io.TextIOWrapper(

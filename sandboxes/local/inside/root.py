@@ -21,8 +21,7 @@ __all__ = [
 ]
 
 RUN_FILESYSTEM = "/.box"
-"""Where the tmpfs of a run is mounted; its three folders appear as /work, /tmp and /dev/shm and share its size
-limit."""
+"""Mount point of the tmpfs of a run; its folders appear as /work, /tmp and /dev/shm."""
 _PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 PROC_OPTIONS = "subset=pid"
@@ -44,7 +43,7 @@ def build_tree(plan: Mapping[str, Any]) -> None:
         os.makedirs(base + folder, mode=0o755, exist_ok=True)
     for source, target in plan["binds"]:
         _show(source, base + target)
-    for path in plan["masked"]:
+    for path in plan["masked"]:  # an empty folder mounted over it hides what is below
         kernel.bind(base + "/.empty", base + path)
         kernel.remount(base + path, _FIXED)
     for name in _DEVICES:
@@ -82,6 +81,7 @@ def _show(path: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
     kernel.bind(path, target)
+    # A recursive bind mount keeps the flags of each mount below it, so each is made read-only by itself.
     for place in _mounts_at_or_below(target):
         kernel.remount(place, _FIXED)
 

@@ -150,8 +150,7 @@ class Runs:
         child.channel.close()
 
     def _wait_for(self, child: int) -> tuple[int | None, int]:
-        """Reap until ``child`` has ended; its status (``None``: the caller ordered to kill it) and peak memory in
-        bytes."""
+        """Reap until ``child`` has ended; its status (``None``: kill was ordered) and peak memory in bytes."""
         ended = os.pidfd_open(child)
         try:
             while True:

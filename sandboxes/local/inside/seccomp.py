@@ -1,6 +1,6 @@
 """The seccomp filter of system calls, assembled as classic BPF without libseccomp.
 
-Calls that ``syscalls`` lists are allowed; every other gets EPERM, or ENOSYS where it is newer than Linux 5.1 (C
+Calls that ``syscalls`` lists are allowed; every other gets EPERM, or ENOSYS if it came with Linux 5.1 or later (C
 libraries then fall back to an older call: clone3 is refused in this way because a filter cannot read its flags, which
 are behind a pointer). Calls of another architecture (32-bit, x32) kill the process: their numbers mean other calls.
 """

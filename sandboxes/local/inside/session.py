@@ -149,8 +149,7 @@ class _Session:
             child.channel.close()
 
     def _wait(self, poll: select.poll, ended: int) -> int | bool:
-        """Wait until the process ends (returns its status), ``poll`` has an event (``False``), or a stop was ordered
-        (``True``)."""
+        """Wait for the process to end (returns its status), an event of ``poll`` (``False``) or a stop (``True``)."""
         poll.register(ended, select.POLLIN)
         poll.register(self._init.work, select.POLLIN)
         while True:

@@ -45,8 +45,7 @@ def main() -> None:
 
 
 def _at_low_number(fd: int) -> socket.socket:
-    """A channel at a low descriptor number; the number inherited from the caller may be one that the jail uses
-    itself."""
+    """Move a channel to a low descriptor number: the inherited one may be a number that the jail uses."""
     low = os.dup(fd)
     os.close(fd)
     return socket.socket(fileno=low)
@@ -67,10 +66,12 @@ def _reset_signals_and_limits() -> None:
 
 
 def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
+    # A pidfd cannot come to mean another process; the check excludes that the id was reused before it was opened.
     owner = os.pidfd_open(plan["owner"])
     if plan["owner"] != os.getppid():
         raise SystemExit(0)  # it ended before we could look
     kernel.subreaper()
+    # Never written to: the jail notices by its hang-up that the supervisor has ended.
     alive_read, alive_write = os.pipe()
     jail = _start_jail(plan, control, work, alive_read, (alive_write, owner))
     control.close()
@@ -123,6 +124,7 @@ def _start_jail(
     os.close(said_write)
     os.close(mapped_read)
     said = os.fdopen(said_read)
+    # The process between sends "map" when it waits for its id maps, then the zygote's process id.
     line = said.readline()
     if line == "map\n":
         _write_ids(between, plan["ids"])
@@ -155,8 +157,7 @@ def _start_without_namespaces(
 
 
 def _ask_for_ids(said: int, mapped: int) -> None:
-    """Called in the process between, in its new user namespace: only a process outside may write a map of several
-    ids."""
+    """Ask the supervisor for the id maps: only a process outside the user namespace may map several ids."""
     os.write(said, b"map\n")
     if os.read(mapped, 1) != b"1":
         raise OSError("the users of the namespace could not be mapped")

@@ -1,5 +1,4 @@
-"""Limits memory, processes and files of a run where no cgroup or file system does: polls ``/proc`` every few
-milliseconds."""
+"""Limits memory, processes and files of a run by polling ``/proc``, where no cgroup or file system does."""
 
 from __future__ import annotations
 
@@ -41,8 +40,10 @@ class Watchdog:
         """Whether the memory limit was exceeded."""
 
     def exceeded(self) -> bool:
-        """Poll once. ``statm`` is cheap but ignores pages shared after a fork; only above the limit is the exact PSS
-        read."""
+        """Poll once.
+
+        ``statm`` is cheap but ignores pages shared after a fork; only above the limit is the exact PSS read.
+        """
         if self._workspace is None:
             pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         else:
@@ -73,12 +74,14 @@ class Watchdog:
 
 
 def _private(pid: int) -> int:
+    """Resident pages that are not shared with files or shared memory, in bytes."""
     with open(f"/proc/{pid}/statm", encoding="utf-8") as file:
         _, resident, shared, *_ = (int(number) for number in file.read().split())
     return (resident - shared) * _PAGE
 
 
 def _proportional(pid: int) -> int:
+    """Proportional set size of anonymous pages, in bytes: pages shared by n processes count 1/n for each."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
             for line in file:

@@ -1,5 +1,4 @@
-"""The working folders of a slot without namespaces: a folder of the host, and the filters that each process
-installs."""
+"""The working folders of a slot without namespaces, and the filters that each of its processes installs."""
 
 from __future__ import annotations
 
@@ -52,8 +51,10 @@ class Workspace:
             self.ruleset = fd
 
     def enter(self) -> None:
-        """Restrict the calling process for good: Landlock, then the seccomp filter. Called after privileges are
-        dropped."""
+        """Restrict the calling process for good: Landlock, then the seccomp filter.
+
+        Called after privileges are dropped.
+        """
         if self.ruleset >= 0:
             landlock.restrict(self.ruleset)
             os.close(self.ruleset)
@@ -97,8 +98,10 @@ class Workspace:
 
 
 def _make_accessible(path: str) -> None:
-    """Make every folder readable and writable for its owner: a program may have removed those rights. Follows no
-    links."""
+    """Make every folder readable and writable for its owner: a program may have removed those rights.
+
+    Follows no links.
+    """
     if stat.S_ISDIR(os.lstat(path).st_mode):
         os.chmod(path, 0o700)
         with os.scandir(path) as entries:

@@ -64,15 +64,18 @@ class Zygote:
         user, group = os.geteuid(), os.getegid()
         os.umask(0o022)
         if self._many_users:
+            # A mount namespace of its own first: the bind mounts of the tree must not appear on the host.
             kernel.unshare(kernel.NEWNS)
             build_tree(self._plan)
         kernel.unshare(_NAMESPACES)
         if self._many_users:
+            # Until the maps are written all ids are 65534; afterwards 0 of this namespace is an unused id outside.
             ask_for_ids()
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
             os.setgroups([])
             return
+        # An ordinary user may map only its own id, and gid_map only after setgroups is denied (user_namespaces(7)).
         for name, text in (
             ("setgroups", "deny"),
             ("uid_map", f"{RUN_USER} {user} 1"),
@@ -82,8 +85,10 @@ class Zygote:
                 file.write(text)
 
     def serve(self) -> None:
-        """Enter the jail and fork runs until the caller or the supervisor is gone. Raises :class:`Untrusted` in a
-        run."""
+        """Enter the jail and fork runs until the caller or the supervisor is gone.
+
+        Raises :class:`Untrusted` in a run.
+        """
         code = 71
         try:
             self._enter() if self._workspace is None else self._enter_without_namespaces()
@@ -114,7 +119,7 @@ class Zygote:
         self._become_zygote()
 
     def _become_zygote(self) -> None:
-        kernel.dumpable(False)
+        kernel.dumpable(False)  # programs of the same user may not trace it or read its /proc entries
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
         self._close_others()
@@ -124,8 +129,7 @@ class Zygote:
         _pipes_for_streams()
 
     def _close_others(self) -> None:
-        """Close every descriptor that the jail does not need: it keeps the channels, the liveness pipe and the cgroup's
-        files."""
+        """Close every descriptor but the channels, the liveness pipe and the files of the cgroup."""
         keep = {0, 1, 2, self._control.fileno(), self._work.fileno(), self._alive}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
@@ -146,6 +150,7 @@ class Zygote:
             os.dup2(here, ZYGOTE_NAMESPACE_FD, inheritable=False)
             os.close(here)
             kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
+        # Objects made up to here are never collected: the collector would write to pages that forks share.
         gc.collect()
         gc.freeze()
         if self._many_users and self._cgroup is not None and self._workspace is None:
@@ -196,9 +201,9 @@ class Zygote:
         return run
 
     def _watch(self, run: int) -> int | None:
-        """Wait for the end of a run and report it; returns its wait status, or ``None`` when no more runs are to
-        follow."""
+        """Wait for the end of a run and report it; returns its wait status, or ``None`` when no run is to follow."""
         going_on = True
+        # ``_alive`` is a pipe whose other end only the supervisor holds: it hangs up when the supervisor ends.
         ended = os.pidfd_open(run)
         poll = select.poll()
         for fd in (ended, self._control.fileno(), self._alive):
@@ -239,8 +244,7 @@ def _pipes_for_streams() -> None:
 
 
 def _loopback_up() -> None:
-    """Bring up the loopback device of the network namespace, and keep no TIME_WAIT sockets, which the next run would
-    see."""
+    """Bring up the loopback device, and keep no TIME_WAIT sockets, which the next run would see."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
     with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w", encoding="utf-8") as file:

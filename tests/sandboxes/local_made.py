@@ -11,11 +11,11 @@ import pytest
 from roll_envs.errors import SandboxError
 from sandboxes.local import LocalSandbox
 
-__all__ = ["cage"]
+__all__ = ["local_sandbox"]
 
 
 @contextlib.contextmanager
-def cage(**kwargs: Any) -> Iterator[LocalSandbox]:
+def local_sandbox(**kwargs: Any) -> Iterator[LocalSandbox]:
     """A :class:`LocalSandbox` that is closed in the end."""
     if not _tried:
         try:
@@ -25,7 +25,7 @@ def cage(**kwargs: Any) -> Iterator[LocalSandbox]:
         else:
             _tried.append("")
     if _tried[0]:
-        pytest.skip(f"this machine cannot make the local cage: {_tried[0]}")
+        pytest.skip(f"this machine cannot make the local sandbox: {_tried[0]}")
     with LocalSandbox(**{"minimum_isolation": "no-cgroup", **kwargs}) as made:
         yield made
 
