@@ -240,9 +240,8 @@ class Recorder:
         return self.inner.score(batches)
 
     def step(self, batches: Any, denominators: Any, *, lr: float, on_policy: bool = False) -> Any:
-        self.advantages += [
-            [b.advantages[b.sequence == s].tolist() for b in batches for s in (0, 1) if (b.sequence == s).any()]
-        ]
+        of_token = [pair for b in batches for pair in zip(b.token.flatten(), b.advantages.flatten(), strict=True)]
+        self.advantages.append([float(a) for token, a in sorted(of_token, key=lambda pair: int(pair[0])) if token >= 0])
         self.tokens = denominators.tokens
         return self.inner.step(batches, denominators, lr=lr, on_policy=on_policy)
 

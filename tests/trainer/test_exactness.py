@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from episode_builders import batches_of, counted
 from loop_runs import values
-from trainer.algorithms.advantages import estimate, view_episodes
 
 from roll_envs.types import Group, Outcome, Trajectory
-from trainer.algorithms.estimators import find_estimator
+from trainer.algorithms.estimators import estimate_advantages
 from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
+from trainer.config.parts import ESTIMATORS
 from trainer.config.recipes import PRESETS
 from trainer.config.yaml_text import dump_yaml
-from trainer.data.batches import Denominators, balance
+from trainer.data.batches import balance, denominators_of, make_batches
 from trainer.data.sequences import sequences_of
+from trainer.data.table import make_table
 from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
 from trainer.rollout.session import Session
@@ -84,7 +84,7 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
         temperature=config.sampling.temperature,
         correction=config.correction,
     )
-    spec = find_estimator(config.advantage.name)
+    spec = ESTIMATORS.find(config.advantage.name)
     critic: Any = learner.critic(config.critic) if spec.needs_values else None
     if critic is not None:
         with torch.no_grad():
@@ -185,27 +185,23 @@ def test_running_the_same_ids_once_changes_nothing(
         turns = (*first.turns[:-1], replace(first.turns[-1], reward=first.turns[-1].reward + 2.0))
         twins.append(replace(group, trajectories=(*group.trajectories, replace(first, member=50, turns=turns))))
     merged = gradients(model, configured(name), twins)
-    monkeypatch.setattr("trainer.run.update._homes", lambda rows, **_: list(range(len(rows))))
+    monkeypatch.setattr("trainer.run.update._same", lambda sequences, tokens, among, **_: {i: [i] for i in among})
     assert_close(merged, gradients(model, configured(name), twins))
 
 
 def test_the_whole_is_the_sum_of_its_ranks(played: tuple[LanguageModel, list[Group]]) -> None:
-    """Data parallelism: each rank runs its share of the rows with the denominators of all."""
+    """Data parallelism: each rank runs its share of the sequences with the denominators of all."""
     model, groups = played
     config = configured("dapo")
     rows = sequences_of(groups)
-    credit = estimate(config.advantage, view_episodes(groups, rows), rows).per_row
+    tokens = estimate_advantages(config.advantage, make_table(groups, rows))[0].tokens
 
     def gradient(share: Sequence[int]) -> Gradients:
         own = replace(model, network=copy.deepcopy(model.network))
         learner = make_learner(own, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
-        mine, everyone = counted([rows[i] for i in share]), counted(rows)
-        batches = batches_of(
-            [rows[i] for i in share], [credit[i] for i in share], pack_tokens=64, tokens_per_microbatch=512
-        )
-        denominators = Denominators(
-            tokens=everyone.tokens, sequences=everyone.sequences, sequence_tokens=mine.sequence_tokens
-        )
+        mine, everyone = denominators_of(tokens, share), denominators_of(tokens, range(len(rows)))
+        batches = make_batches(rows, tokens, share, pack_tokens=64, tokens_per_microbatch=512)
+        denominators = replace(mine, tokens=everyone.tokens, sequences=everyone.sequences)
         learner.step(batches, denominators, lr=0.0)
         return {n: p.grad for n, p in own.network.named_parameters() if p.grad is not None}
 

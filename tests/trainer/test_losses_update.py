@@ -121,9 +121,14 @@ def test_rows_of_the_same_ids_are_run_apart_where_each_has_a_weight_of_its_own(o
     [
         ["loss.name=clip_cov", "loss.covariance_low=-0.5", "loss.covariance_share=0.4"],
         ["loss.name=kl_cov", "loss.covariance_share=0.4", "learner.minibatches=2", "optimizer.lr=0.0"],
-        ["loss.name=gspo", "correction.name=mis", "correction.level=row", "correction.low=1e-3"],
+        ["loss.name=gspo", "correction.name=mis", "correction.level=sequence-product", "correction.low=1e-3"],
         ["loss.name=vespo", "loss.aggregation=constant", "loss.constant_tokens=9"],
-        ["loss.ratio=turn-mean", "correction.name=tis", "correction.level=turn", "correction.sequence_delta=0.5"],
+        [
+            "loss.ratio=turn-mean",
+            "correction.name=tis",
+            "correction.level=turn-product",
+            "correction.sequence_delta=0.5",
+        ],
         ["loss.name=dppo", "correction.second_moment=0.5"],
     ],
     ids=lambda overrides: overrides[0].removeprefix("loss."),
