@@ -81,5 +81,8 @@ def test_it_is_trained_on(fresh: Path, tmp_path: Path) -> None:
     config = EXAMPLE / "train.yaml"
     pytest.importorskip("torch", reason="training needs the optional part 'train'")
     program = "import sys; from trainer.cli import main; sys.exit(main(sys.argv[1:]))"
-    _run(fresh, "-c", program, str(config), "steps=2", f"output={tmp_path / 'runs'}", cwd=tmp_path, timeout_s=240)
-    assert any((tmp_path / "runs").iterdir())
+    short = ["steps=2", "warm_start.steps=4", "evaluation.tasks=16", f"output={tmp_path / 'runs'}"]
+    _run(fresh, "-c", program, str(config), *short, cwd=tmp_path, timeout_s=240)
+    (summary,) = (json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("summary.json"))
+    assert (summary["env"], summary["steps"]) == (ENV_ID, 2)
+    assert [(phase["tasks"], phase["failed"]) for phase in summary["phases"]] == [(16, 0), (16, 0)]
