@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from oracle import Oracle
-from oracle_advantages import Settings
 from oracle_cases import DEFAULTS, draw_groups, draw_settings
 from oracle_losses import Undecided
+from oracle_rewards import Settings
 from oracle_sequences import Shape, logprobs
 from transformers import LlamaConfig, LlamaForCausalLM
 
