@@ -3,8 +3,8 @@
 Written from the papers' formulas and the documented semantics (docs/algorithms.md, docs/train.md), without a call of
 the trainer: one sequence at a time through a small Llama written out plainly, logits of all positions, autograd of the
 plain loss. Nothing is packed, cut into micro-batches, shared, merged or left out because its gradient is known to be 0.
-The model and the sequences are in :mod:`oracle_sequences`, rewards and advantages in :mod:`oracle_advantages`, losses
-in :mod:`oracle_losses`.
+Its parts: :mod:`oracle_sequences` (model, sequences), :mod:`oracle_rewards`, :mod:`oracle_advantages`,
+:mod:`oracle_losses` and :mod:`oracle_steps` (minibatches, optimisers).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from oracle_advantages import Episode, Memory, Settings, advantages_of, shape_rewards
+from oracle_advantages import advantages_of
 from oracle_losses import (
     NO_STEP_WITHOUT_ADVANTAGES,
     Tokens,
@@ -28,7 +28,9 @@ from oracle_losses import (
     policy_losses,
     select,
 )
+from oracle_rewards import Episode, Memory, Settings, shape_rewards
 from oracle_sequences import Played, Shape, TokenSequence, Weights, logprobs, played_episodes, states
+from oracle_steps import learning_rate, minibatches, optimizer_step, optimizers
 from torch import Tensor
 
 from roll_envs.types import Group
@@ -55,7 +57,7 @@ class Oracle:
         }
         self.memory = Memory(kl_coef=s["reward.kl_coef"])
         self._learnt = self._adapters or self._base
-        self._optimizers = _optimizers(s, self._learnt)
+        self._optimizers = optimizers(s, self._learnt)
         for value in self.critic.values():
             value.requires_grad_()
         self._critic_optimizer = torch.optim.AdamW(
@@ -179,7 +181,7 @@ class Oracle:
             metrics["critic/explained_variance"] = 1 - float(np.var([t.goal - t.value for t in tokens])) / spread
         rng = np.random.default_rng([s["seed"], step, 1])
         taken: list[Numbers] = []
-        for part in _minibatches(sequences, s["critic.minibatches"], s["critic.epochs"], rng):
+        for part in minibatches(sequences, s["critic.minibatches"], s["critic.epochs"], rng):
             count = sum(len(q.learnt) for q in part)
             if not count:
                 continue
@@ -194,7 +196,7 @@ class Oracle:
                 losses.append(error.sum() / 2)
                 values.append(float(now.detach().sum()))
             loss = torch.stack(losses).sum() / count
-            norm = _step(
+            norm = optimizer_step(
                 loss, list(self.critic.values()), [self._critic_optimizer], s["critic.lr"], s["critic.max_grad_norm"]
             )
             goals_mean = sum(t.goal for q in part for t in q.learnt) / count
@@ -217,7 +219,7 @@ class Oracle:
         if s["loss.proximal"] == "recompute" and not single:
             metrics |= _mismatch(sequences)
         rng = np.random.default_rng([s["seed"], step])
-        parts = [sequences] if single else _minibatches(sequences, s["learner.minibatches"], s["learner.epochs"], rng)
+        parts = [sequences] if single else minibatches(sequences, s["learner.minibatches"], s["learner.epochs"], rng)
         lr = learning_rate(s, step)
         everything = bool(
             s["loss.entropy_coef"] or s["loss.kl_coef"] or s["loss.name"] not in NO_STEP_WITHOUT_ADVANTAGES
@@ -237,7 +239,7 @@ class Oracle:
                 raise Undecided
             selected = dict(zip(map(id, tokens), chosen, strict=True))
             loss, watched = self._loss(part, selected, single)
-            norm = _step(
+            norm = optimizer_step(
                 loss,
                 list(self._learnt.values()),
                 self._optimizers,
@@ -323,81 +325,6 @@ def _vector(values: Any) -> Tensor:
 def _means(taken: list[Numbers]) -> Numbers:
     names = dict.fromkeys(name for numbers in taken for name in numbers)
     return {name: fmean(n[name] for n in taken if name in n and math.isfinite(n[name])) for name in names}
-
-
-def _minibatches(
-    sequences: list[TokenSequence], number: int, epochs: int, rng: np.random.Generator
-) -> list[list[TokenSequence]]:
-    """Groups are shuffled in every epoch, then dealt largest first to the minibatch with the fewest sequences."""
-    result = []
-    for _ in range(epochs):
-        groups = [[q for q in sequences if q.group == g] for g in sorted({q.group for q in sequences})]
-        shuffled = [groups[i] for i in rng.permutation(len(groups))]
-        dealt: list[list[TokenSequence]] = [[] for _ in range(min(number, len(groups)))]
-        for group in sorted(shuffled, key=len, reverse=True):
-            min(dealt, key=len).extend(group)
-        result += dealt
-    return result
-
-
-def learning_rate(s: Settings, step: int) -> float:
-    """Linear warm-up that reaches the peak in its last step; then from the peak to its smallest share."""
-    peak, warmup = s["optimizer.lr"], s["optimizer.lr_warmup_steps"]
-    if step < warmup:
-        return float(peak * (step + 1) / warmup)
-    done = min(1.0, (step - warmup) / max(1, s["steps"] - warmup))
-    share = {
-        "constant": 1.0,
-        "linear": 1 - done,
-        "cosine": (1 + math.cos(math.pi * done)) / 2,
-        "wsd": min(1.0, (1 - done) / s["optimizer.lr_decay_share"]) if s["optimizer.lr_decay_share"] else 1.0,
-    }[s["optimizer.lr_schedule"]]
-    least = s["optimizer.lr_min_share"]
-    return float(peak * (least + (1 - least) * share))
-
-
-def _optimizers(s: Settings, weights: Weights) -> list[torch.optim.Optimizer]:
-    for value in weights.values():
-        value.requires_grad_()
-    inner = [w for name, w in weights.items() if w.ndim == 2 and "embed" not in name]
-    embedding = [w for name, w in weights.items() if "embed" in name]
-    vectors = [w for w in weights.values() if w.ndim < 2]
-    decay = s["optimizer.weight_decay"]
-    muon = s["optimizer.name"] == "muon"
-    groups = [
-        {"params": [] if muon else inner, "weight_decay": decay},
-        {"params": embedding, "weight_decay": decay if s["optimizer.decay_embeddings"] else 0.0},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    result: list[torch.optim.Optimizer] = []
-    if any(g["params"] for g in groups):
-        result.append(torch.optim.AdamW(groups, betas=s["optimizer.betas"], foreach=False))
-    if muon:
-        result.append(torch.optim.Muon(inner, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
-    return result
-
-
-def _step(
-    loss: Tensor,
-    weights: list[Tensor],
-    optimizers: list[torch.optim.Optimizer],
-    lr: float,
-    max_norm: float,
-    skip_norm: float | None = None,
-) -> float:
-    """One optimiser step down the gradient, cut to ``max_norm``, unless its norm is above ``skip_norm``; the norm."""
-    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-    found = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
-    norm = math.sqrt(sum(float(g.square().sum()) for g in found))
-    if skip_norm is not None and norm > skip_norm:
-        return norm
-    for weight, gradient in zip(weights, found, strict=True):
-        weight.grad = gradient * min(1.0, max_norm / (norm + 1e-6))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-    return norm
 
 
 # -- what to watch -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from oracle_advantages import ESTIMATORS, GAE, Settings
+from oracle_advantages import ESTIMATORS, GAE
+from oracle_rewards import Settings
 
 from roll_envs.types import Completion, FinishReason, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from oracle_advantages import Settings
+from oracle_rewards import Settings
 from torch import Tensor
 
 CLIP_BOUNDS = {
@@ -127,7 +127,7 @@ def _still_near(s: Settings, t: Tokens) -> Tensor:
     moved = t.logp.detach().exp() - t.sampler.exp()
     risen = (t.advantages > 0) & (moved > s["loss.divergence_high"])
     fallen = (t.advantages < 0) & (-moved > s["loss.divergence_low"])
-    return 1.0 - (risen | fallen).double()
+    return (~(risen | fallen)).double()
 
 
 def _by_sign(positive: Tensor, first: float, second: float) -> Tensor:
@@ -136,7 +136,7 @@ def _by_sign(positive: Tensor, first: float, second: float) -> Tensor:
 
 def _gate(s: Settings, ratio: Tensor, a: Tensor) -> Tensor:
     tau = _by_sign(a > 0, s["loss.tau_positive"], s["loss.tau_negative"])
-    return -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * a
+    return -4 * torch.sigmoid(tau * (ratio - 1)) / tau * a
 
 
 def _topr_weights(s: Settings, ratio: Tensor, a: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def _vespo_weight(s: Settings, moved: Tensor, a: Tensor) -> Tensor:
     w = moved.clamp(-20, 20).exp().clamp(min=1e-8)
     k = _by_sign(a >= 0, s["loss.power_positive"], s["loss.power_negative"])
     decay = _by_sign(a >= 0, s["loss.decay_positive"], s["loss.decay_negative"])
-    return w**k * (decay * (1 - w)).exp()
+    return (k * w.log() + decay * (1 - w)).exp()
 
 
 def correction_weights(s: Settings, t: Tokens) -> tuple[Tensor, dict[str, Tensor]]:

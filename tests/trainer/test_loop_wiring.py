@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 from loop_runs import run
-from oracle import learning_rate
 from oracle_cases import DEFAULTS
+from oracle_steps import learning_rate
 
 from roll_envs.types import Group, Task, Trajectory
 from trainer.rollout.session import Session
-from trainer.run import loop
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
+from trainer.run.update import update
 
 WARM, STEPS, REFRESH = 25, 6, 2
 
@@ -69,7 +69,7 @@ def _copy(weights: Any) -> dict[str, torch.Tensor]:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     calls: list[Call] = []
     greedy: dict[int, float] = {}
-    update, collect_greedy = loop.update, Session.collect_greedy
+    collect_greedy = Session.collect_greedy
 
     def watched_update(config: Any, parts: Any, groups: Sequence[Group], **given: Any) -> Any:
         calls.append(
@@ -90,7 +90,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         return played
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "update", watched_update)
+        patch.setattr("trainer.run.loop.update", watched_update)
         patch.setattr(Session, "collect_greedy", watched_greedy)
         path, _ = run(tmp_path_factory.mktemp("wiring"), **SETTINGS)
     return Watched(path=path, calls=calls, greedy=greedy)

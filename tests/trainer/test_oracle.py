@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from oracle import Oracle
-from oracle_advantages import Settings
 from oracle_cases import DEFAULTS, draw_groups, draw_settings
 from oracle_losses import Undecided
+from oracle_rewards import Settings
 from oracle_sequences import Shape, logprobs
 from trainer.algorithms.state import AlgorithmState
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -134,9 +134,10 @@ def _network(seed: int) -> LlamaForCausalLM:
 
 @pytest.fixture(autouse=True)
 def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the trainer and transformers say float32, they get float64."""
+    """Where the trainer and transformers say float32, they get float64; and so does Muon for its bfloat16."""
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
     monkeypatch.setattr(np, "float32", np.float64)
     monkeypatch.setitem(precision.DTYPES, "float32", torch.float64)
 
