@@ -24,7 +24,7 @@ from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from roll_envs.types import Trajectory
 from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config
-from trainer.rollout.episodes import episode_record, episode_text
+from trainer.rollout.records import episode_record, episode_text
 from trainer.run.atomic import TEMPORARY_SUFFIX, disk_errors, write_atomic
 
 __all__ = ["RunFolder", "read_metrics"]
