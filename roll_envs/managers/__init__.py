@@ -1,16 +1,18 @@
-"""Episode managers: what the next prompt shows (context), one episode, and many at once (pool)."""
+"""Episode managers: what the next prompt shows (context), one episode, and the driver of many at once."""
 
 from roll_envs.managers.context import Context, History, load_context
-from roll_envs.managers.episode import EpisodeSettings, Respond, play_episode
-from roll_envs.managers.pool import EpisodePool, PoolLimits
+from roll_envs.managers.driver import EpisodeDriver, EpisodeLimits, GroupStream
+from roll_envs.managers.episode import EpisodeSettings, Respond, episode, play_episode
 
 __all__ = [
     "Context",
-    "EpisodePool",
+    "EpisodeDriver",
+    "EpisodeLimits",
     "EpisodeSettings",
+    "GroupStream",
     "History",
-    "PoolLimits",
     "Respond",
+    "episode",
     "load_context",
     "play_episode",
 ]

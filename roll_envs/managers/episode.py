@@ -1,8 +1,9 @@
 """One episode: reset, then prompt, answer and step until the environment or a limit ends it.
 
-:func:`play_episode` is the only place where prompts meet environments. It raises for failures of ours (a crashed
-environment, an engine that does not answer); the pool turns those into ``failed`` outcomes. What a model wrote, however
-strange, goes to the environment as it is.
+:func:`episode` does no input or output: it is a generator that yields what it wants next (a completion for these ids;
+reset, step or close of its environment) and is sent the answer. Who drives it decides on threads, processes or actors:
+:func:`play_episode` drives one in the calling thread, :class:`~roll_envs.managers.driver.EpisodeDriver` thousands.
+What a model wrote, however strange, goes to the environment as it is.
 """
 
 from __future__ import annotations
@@ -10,29 +11,42 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from roll_envs.env import TextEnv
-from roll_envs.errors import EnvironmentFaultError, RollError
+import gymnasium
+
+from roll_envs.errors import EnvironmentFaultError
 from roll_envs.managers.context import Context, History
 from roll_envs.policy import Renderer
-from roll_envs.types import Completion, Outcome, SamplingParams, Task, Trajectory, Turn
+from roll_envs.types import Completion, Outcome, OutcomeKind, SamplingParams, Task, Trajectory, Turn
 
-__all__ = ["EpisodeSettings", "Respond", "Waiting", "play_episode", "sampling_seed"]
+__all__ = [
+    "CloseRequest",
+    "CompletionRequest",
+    "EpisodeSettings",
+    "Request",
+    "ResetRequest",
+    "Respond",
+    "StepRequest",
+    "episode",
+    "perform",
+    "play_episode",
+    "sampling_seed",
+]
 
 SPLITS = {"demonstrations": "train", "held-out": "test"}
 """Which split of an environment that has splits the tasks of a training run come from; other names stay."""
 
-Respond = Callable[[TextEnv, tuple[int, ...], SamplingParams], Completion]
+Env = gymnasium.Env[Any, Any]
+Respond = Callable[[Env, tuple[int, ...], SamplingParams], Completion]
 """Answers a prompt. It is given the environment too, so that a teacher can consult its oracle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeSettings:
-    """What is the same for every episode of a run."""
+    """What is the same for every episode of a collection."""
 
     context: Context
     renderer: Renderer
@@ -49,21 +63,37 @@ class EpisodeSettings:
     """Who answers, as errors and deadlines name it."""
 
 
-@dataclass(slots=True)
-class Waiting:
-    """What an episode waits for right now; read by the pool's watchdog from another thread."""
+@dataclass(frozen=True, slots=True)
+class ResetRequest:
+    """Start the environment from ``seed``; answered with its observation and its instructions."""
 
-    what: str = ""
-    since: float = field(default_factory=time.monotonic)
-    answer: bool = False
-    """Whether it waits for an answer (else for the environment or the context)."""
-    given_up: bool = False
-    """Set by the watchdog: nobody wants this episode any more."""
+    seed: int
+    split: str
 
-    def on(self, what: str, *, answer: bool = False) -> None:
-        # The watchdog may look between two assignments: a fresh time first, so that no wait looks longer than it is.
-        self.since = time.monotonic()
-        self.what, self.answer = what, answer
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """Continue these ids; answered with a :class:`Completion`."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """Play ``action``; answered with the five values of ``gymnasium.Env.step``, as they are."""
+
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    """The episode failed with ``error`` and its environment is not to be used again; answered with ``None``."""
+
+    error: BaseException
+
+
+Request = ResetRequest | CompletionRequest | StepRequest | CloseRequest
 
 
 def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
@@ -72,56 +102,32 @@ def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
     return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def _call(waiting: Waiting, name: str, env_id: str, function: Callable[[], Any]) -> Any:
-    waiting.on(f"{name} of {env_id}")
-    try:
-        return function()
-    except Exception as error:
-        raise EnvironmentFaultError(f"{name} of {env_id} raised {type(error).__name__}: {error}") from error
-
-
-def _reset(env: TextEnv, task: Task, system_prompt: str | None) -> tuple[str, str]:
-    options = {"split": SPLITS.get(task.split, task.split)} if env.splits else None
-    observation, _ = env.reset(seed=task.seed, options=options)
-    return _text(observation), env.instructions if system_prompt is None else system_prompt
-
-
-def _step(env: TextEnv, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-    observation, reward, terminated, truncated, info = env.step(text)
-    number = float(reward)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward is {number}; it must be finite")
-    if not isinstance(info, Mapping):
-        raise TypeError(f"info is a {type(info).__name__}; it must be a mapping")
-    return _text(observation), number, bool(terminated), bool(truncated), dict(info)
-
-
-def _text(observation: Any) -> str:
-    if not isinstance(observation, str):
-        raise TypeError(f"the observation is a {type(observation).__name__}; it must be a str")
-    return observation
-
-
-def play_episode(
-    env: TextEnv, task: Task, member: int, respond: Respond, settings: EpisodeSettings, waiting: Waiting | None = None
-) -> Trajectory:
-    """Play ``task`` once from its seed.
+def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Request, Any, Trajectory]:
+    """Play ``task`` once from its seed. Errors of what was asked for are thrown in.
 
     Raises :class:`EnvironmentFaultError` when the environment's code raises or returns what no environment may (an
-    observation that is no text, a reward that is not finite), and whatever ``respond`` raises.
+    observation that is no text, a reward that is not finite), and other errors as they were thrown in. Before it raises
+    it asks for the environment to be closed.
     """
-    waiting = waiting or Waiting()
-    observation, instructions = _call(waiting, "reset", task.env_id, partial(_reset, env, task, settings.system_prompt))
+    try:
+        return (yield from _play(task, member, settings))
+    except GeneratorExit:  # whoever drives it has given it up
+        raise
+    except BaseException as error:
+        yield CloseRequest(error)
+        raise
+
+
+def _play(task: Task, member: int, settings: EpisodeSettings) -> Generator[Request, Any, Trajectory]:
     turns: list[Turn] = []
-
-    def ended(kind: str, reason: str = "") -> Trajectory:
-        outcome = Outcome(kind=kind, reason=reason)  # type: ignore[arg-type]
-        return Trajectory(task=task, member=member, turns=tuple(turns), outcome=outcome)
-
+    try:
+        observation, instructions = yield ResetRequest(task.seed, SPLITS.get(task.split, task.split))
+        observation = _text(observation)
+    except Exception as error:
+        raise _fault("reset", task, error) from error
+    if settings.system_prompt is not None:
+        instructions = settings.system_prompt
     while True:
-        if waiting.given_up:
-            raise RollError("the episode was given up")
-        waiting.on("the context function")
         history = History(
             instructions=instructions,
             turns=tuple(turns),
@@ -129,27 +135,19 @@ def play_episode(
             observation_template=settings.observation_template,
         )
         prompt_ids = settings.context(history, settings.renderer)
-        room = settings.max_tokens - len(prompt_ids)
-        if room < 1:
-            if not turns:
-                raise EnvironmentFaultError(
-                    f"the first prompt of {task.env_id} has {len(prompt_ids)} tokens, but engine.max_tokens is "
-                    f"{settings.max_tokens}; raise engine.max_tokens or shorten context.system_prompt"
-                )
-            return ended("truncated", "context is full")
-        sampling = replace(
-            settings.sampling,
-            max_new_tokens=min(settings.sampling.max_new_tokens, room),
-            seed=sampling_seed(settings.seed, task, member, len(turns)),
-        )
-        waiting.on(f"{settings.answerer}'s answer", answer=True)
+        sampling = _sampling(settings, task, member, turn=len(turns), prompt_length=len(prompt_ids))
+        if sampling is None:
+            return _ended(task, member, turns, "truncated", "context is full")
         started = time.monotonic()
-        completion = respond(env, prompt_ids, sampling)
+        completion = yield CompletionRequest(prompt_ids, sampling)
         answered = time.monotonic()
         if completion.finish == "abort":
-            return ended("cancelled", f"{settings.answerer} aborted the request")
+            return _ended(task, member, turns, "cancelled", f"{settings.answerer} aborted the request")
         text = settings.renderer.decode(completion.ids)
-        shown, reward, terminated, truncated, info = _call(waiting, "step", task.env_id, partial(_step, env, text))
+        try:
+            shown, reward, terminated, truncated, info = _checked((yield StepRequest(text)))
+        except Exception as error:
+            raise _fault("step", task, error) from error
         turns.append(
             Turn(
                 prompt_ids=prompt_ids,
@@ -164,8 +162,92 @@ def play_episode(
                 timings={"generate_s": answered - started, "env_s": time.monotonic() - answered},
             )
         )
-        observation = shown
         if terminated:
-            return ended("completed")
+            return _ended(task, member, turns, "completed")
         if truncated:
-            return ended("truncated", "turn limit")
+            return _ended(task, member, turns, "truncated", "turn limit")
+        observation = shown
+
+
+def _sampling(
+    settings: EpisodeSettings, task: Task, member: int, *, turn: int, prompt_length: int
+) -> SamplingParams | None:
+    """How this turn is sampled; ``None`` when the prompt leaves no room for an answer."""
+    room = settings.max_tokens - prompt_length
+    if room < 1 and turn == 0:
+        raise EnvironmentFaultError(
+            f"the first prompt of {task.env_id} has {prompt_length} tokens, but engine.max_tokens is "
+            f"{settings.max_tokens}; raise engine.max_tokens or shorten context.system_prompt"
+        )
+    if room < 1:
+        return None
+    return SamplingParams(
+        temperature=settings.sampling.temperature,
+        max_new_tokens=min(settings.sampling.max_new_tokens, room),
+        stop_ids=settings.sampling.stop_ids,
+        seed=sampling_seed(settings.seed, task, member, turn),
+    )
+
+
+def _ended(task: Task, member: int, turns: list[Turn], kind: OutcomeKind, reason: str = "") -> Trajectory:
+    return Trajectory(task=task, member=member, turns=tuple(turns), outcome=Outcome(kind=kind, reason=reason))
+
+
+def _checked(stepped: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    observation, reward, terminated, truncated, info = stepped
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward is {number}; it must be finite")
+    if not isinstance(info, Mapping):
+        raise TypeError(f"info is a {type(info).__name__}; it must be a mapping")
+    return _text(observation), number, bool(terminated), bool(truncated), dict(info)
+
+
+def _text(observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(f"the observation is a {type(observation).__name__}; it must be a str")
+    return observation
+
+
+def _fault(name: str, task: Task, error: Exception) -> EnvironmentFaultError:
+    return EnvironmentFaultError(f"{name} of {task.env_id} raised {type(error).__name__}: {error}")
+
+
+def perform(env: Env, request: ResetRequest | StepRequest | CloseRequest) -> Any:
+    """Do what an episode asks of its environment (any ``gymnasium.Env`` with text spaces), and return the answer.
+
+    Attributes of :class:`~roll_envs.env.TextEnv` that a plain environment lacks count as empty.
+    """
+    if isinstance(request, StepRequest):
+        return env.step(request.action)
+    if isinstance(request, ResetRequest):
+        bare = env.unwrapped
+        options = {"split": request.split} if getattr(bare, "splits", ()) else None
+        observation, _ = env.reset(seed=request.seed, options=options)
+        return observation, getattr(bare, "instructions", "")
+    env.close()
+    return None
+
+
+def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: EpisodeSettings) -> Trajectory:
+    """Play ``task`` once in the calling thread. Raises as :func:`episode` does, and whatever ``respond`` raises.
+
+    The environment is left open, also after a failure.
+    """
+    playing = episode(task, member, settings)
+    try:
+        request = next(playing)
+        while not isinstance(request, CloseRequest):
+            try:
+                if isinstance(request, CompletionRequest):
+                    answer: Any = respond(env, request.prompt_ids, request.sampling)
+                else:
+                    answer = perform(env, request)
+            except BaseException as error:
+                request = playing.throw(error)
+            else:
+                request = playing.send(answer)
+        raise request.error
+    except StopIteration as end:
+        ended: Trajectory = end.value
+        return ended

@@ -110,7 +110,7 @@ def test_a_replay_goes_on_by_itself_and_stops_at_the_end(tmp_path: Path) -> None
 
 
 def test_the_trainers_episodes_are_read(tmp_path: Path) -> None:
-    episodes = pytest.importorskip("trainer.rollout.episodes", reason="needs the trainer")
+    episodes = pytest.importorskip("trainer.rollout.records", reason="needs the trainer")
     from roll_envs.types import Completion, Outcome, Task, Trajectory, Turn
 
     env = _make(ID, {"action_format": "think-answer"})

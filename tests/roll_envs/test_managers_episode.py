@@ -6,14 +6,24 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import pytest
 from managed import MORE, RENDERER, FaultyEnv, boom, counting, responder, settings, task
 
 from roll_envs.errors import EngineError, EnvironmentFaultError
-from roll_envs.managers import play_episode
-from roll_envs.managers.episode import Waiting, sampling_seed
-from roll_envs.testing import CounterEnv, ScriptedPolicy
-from roll_envs.types import Completion, SamplingParams
+from roll_envs.managers import History, play_episode
+from roll_envs.managers.context import everything
+from roll_envs.managers.episode import (
+    CloseRequest,
+    CompletionRequest,
+    ResetRequest,
+    StepRequest,
+    episode,
+    perform,
+    sampling_seed,
+)
+from roll_envs.testing import CounterEnv, EchoEnv, ScriptedPolicy
+from roll_envs.types import Completion, Message, SamplingParams
 
 
 def test_what_was_sent_and_returned_is_stored_as_it_is() -> None:
@@ -132,29 +142,69 @@ def test_errors_of_the_engine_pass_through() -> None:
         play_episode(CounterEnv(), task(), 0, responder(policy), settings())
 
 
-def test_what_is_waited_for_is_named() -> None:
-    waiting = Waiting()
-    seen: list[tuple[str, bool]] = []
+def test_what_is_asked_for() -> None:
+    """Driven by hand: the requests, in order, are all that happens."""
+    env = CounterEnv(highest=1)
+    playing = episode(replace(task(), split="held-out"), 2, settings(seed=5, max_tokens=2000))
+    reset = next(playing)
+    assert reset == ResetRequest(100, "test")
+    asked = playing.send(perform(env, reset))
+    assert isinstance(asked, CompletionRequest)
+    assert asked.prompt_ids == RENDERER.render(
+        [Message(role="system", content="count"), Message(role="user", content="counter 0, target 1")]
+    )
+    seed = sampling_seed(5, replace(task(), split="held-out"), 2, 0)
+    assert asked.sampling == SamplingParams(max_new_tokens=40, stop_ids=RENDERER.stop_ids, seed=seed)
+    step = playing.send(counting().generate(asked.prompt_ids, asked.sampling, timeout_s=1))
+    assert step == StepRequest(MORE)
+    with pytest.raises(StopIteration) as end:
+        playing.send(perform(env, step))
+    assert end.value.value.outcome.kind == "completed"
 
-    def look() -> None:
-        seen.append((waiting.what, waiting.answer))
 
-    def respond(env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
-        look()
-        return counting().generate(ids, sampling, timeout_s=1)
-
+@pytest.mark.parametrize("where", ["reset", "answer", "step", "context"])
+def test_a_failed_episode_asks_for_its_environment_to_be_closed(where: str) -> None:
     def context(history: Any, renderer: Any) -> tuple[int, ...]:
-        look()
-        return RENDERER.encode("hi")
+        return boom() if where == "context" else RENDERER.encode("hi")  # type: ignore[return-value]
 
-    env = FaultyEnv({"reset": look, "step": look}, highest=1)
-    play_episode(env, task(), 0, respond, settings(answerer="the teacher", context=context), waiting)
-    assert seen == [
-        ("reset of test/Counter-v0", False),
-        ("the context function", False),
-        ("the teacher's answer", True),
-        ("step of test/Counter-v0", False),
-    ]
+    env = CounterEnv()
+    playing = episode(task(), 0, settings(context=context))
+    request = next(playing)
+    if where != "reset":
+        request = playing.send(perform(env, request))  # type: ignore[arg-type]
+    if where == "step":
+        request = playing.send(counting().generate(request.prompt_ids, request.sampling, timeout_s=1))  # type: ignore[union-attr]
+    if where != "context":
+        request = playing.throw(RuntimeError("boom"))
+    assert isinstance(request, CloseRequest)
+    assert "boom" in str(request.error)
+    with pytest.raises(type(request.error), match="boom"):
+        playing.send(perform(env, request))
+
+
+def test_an_episode_that_is_given_up_asks_for_nothing() -> None:
+    playing = episode(task(), 0, settings())
+    next(playing)
+    playing.close()
+    with pytest.raises(StopIteration):
+        next(playing)
+
+
+def test_a_plain_environment_is_played() -> None:
+    """No TextEnv: no instructions, no splits; and wrapped, as ``gymnasium.make`` gives it."""
+    seen: list[History] = []
+
+    def context(history: History, renderer: Any) -> tuple[int, ...]:
+        seen.append(history)
+        return everything(history, renderer)
+
+    env = gymnasium.wrappers.OrderEnforcing(EchoEnv(max_turns=2))
+    played = play_episode(
+        env, task(), 0, responder(ScriptedPolicy(["hello"])), settings(context=context, system_prompt=None)
+    )
+    assert [t.observation for t in played.turns] == ["hello", "hello"]
+    assert played.outcome.kind == "truncated"
+    assert {h.instructions for h in seen} == {""}
 
 
 def test_sampling_seeds_follow_from_identity_alone() -> None:

@@ -15,7 +15,7 @@ from tool_fakes import CountTool, InProcessSandbox, OddTool
 
 import roll_envs
 from roll_envs.errors import ConfigError, EnvironmentFaultError, UnknownNameError
-from roll_envs.managers import EpisodePool, EpisodeSettings, PoolLimits, load_context
+from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings, load_context
 from roll_envs.testing import COUNTER_CARD, CharRenderer, CounterEnv, ScriptedPolicy, check_env
 from roll_envs.tools import TOOL_FORMATS, ToolBudget, ToolCall, ToolEnv
 from roll_envs.tools.python import PythonTool
@@ -286,14 +286,14 @@ def _play(make: Any, script: list[str]) -> Any:
         sampling=SamplingParams(max_new_tokens=500, stop_ids=renderer.stop_ids),
         max_tokens=50_000,
     )
-    limits = PoolLimits(max_running=2, attempts=2, turn_timeout_s=10, env_timeout_s=10, episode_timeout_s=20)
-    pool = EpisodePool(
-        lambda task: make(), lambda env, ids, sampling: policy.generate(ids, sampling, timeout_s=5), settings, limits
-    )
-    try:
-        (group,) = pool.collect([Task(env_id="test/x-v0", split="train", index=0, seed=1)], 1)
-    finally:
-        pool.close()
+    limits = EpisodeLimits(max_running=2, attempts=2, turn_timeout_s=10, env_timeout_s=10, episode_timeout_s=20)
+    with EpisodeDriver(lambda task: make(), limits) as driver:
+        (group,) = driver.collect(
+            [Task(env_id="test/x-v0", split="train", index=0, seed=1)],
+            1,
+            settings,
+            lambda env, ids, sampling: policy.generate(ids, sampling, timeout_s=5),
+        )
     return group.trajectories[0]
 
 

@@ -28,7 +28,7 @@ from trainer.data.table import make_table
 from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
 from trainer.rollout.session import Session
-from trainer.rollout.tasks import draw_tasks
+from trainer.rollout.source import draw_tasks
 from trainer.run.update import StepParts, update
 
 Gradients = dict[str, torch.Tensor]
@@ -55,7 +55,7 @@ def played() -> Iterator[tuple[LanguageModel, list[Group]]]:
     config = configured("reinforce")
     threads = torch.get_num_threads()
     with Session(config) as session:
-        groups = session.collect(draw_tasks(config.env, seed=0, first=0, count=4), 4)
+        groups = session.collect(draw_tasks(config.env, seed=0, indices=range(4)), 4)
         model = session.model
         with torch.no_grad():
             generator = torch.Generator().manual_seed(0)

@@ -34,13 +34,13 @@ from loop_runs import (
 from word_env import CARD, fault_of
 
 import roll_envs
-import trainer.rollout.collecting
+import trainer.rollout.source
 import trainer.run.loop
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Outcome, Task, Trajectory
 from trainer.config.load import load_config
 from trainer.rollout.session import Session
-from trainer.rollout.tasks import HELD_OUT_SEEDS, draw_tasks, held_out_panel
+from trainer.rollout.source import HELD_OUT_SEEDS, draw_tasks, held_out_tasks
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
@@ -60,7 +60,7 @@ def nothing_is_left_running() -> Iterator[None]:
     left = set(threading.enumerate()) - before
     while [t for t in left if t.is_alive() and "tensorboard" not in t.name.lower()] and time.monotonic() < until:
         time.sleep(0.01)
-    assert not [t.name for t in left if t.is_alive() and t.name in ("hf-engine", "episode")]
+    assert not [t.name for t in left if t.is_alive() and t.name.startswith(("hf-engine", "episode"))]
 
 
 @pytest.fixture(scope="module")
@@ -171,32 +171,33 @@ def test_a_learning_rate_of_zero_stays_flat(tmp_path: Path) -> None:
 
 def test_tasks_have_no_gap_and_no_repeat(tmp_path: Path) -> None:
     env = configured(tmp_path).env
-    drawn = [t for first in range(0, 350, 7) for t in draw_tasks(env, seed=3, first=first, count=7)]
+    drawn = [t for first in range(0, 350, 7) for t in draw_tasks(env, seed=3, indices=range(first, first + 7))]
     assert [t.index for t in drawn] == list(range(350))
     assert len({t.seed for t in drawn}) == 350
     assert {t.split for t in drawn} == {"train"}
-    assert draw_tasks(env, seed=3, first=28, count=7) == drawn[28:35]
-    assert draw_tasks(env, seed=4, first=28, count=7) != drawn[28:35]
-    assert {t.seed for t in draw_tasks(env, seed=3, first=0, count=99, split="demonstrations")}.isdisjoint(
+    assert draw_tasks(env, seed=3, indices=range(28, 35)) == drawn[28:35]
+    assert draw_tasks(env, seed=4, indices=range(28, 35)) != drawn[28:35]
+    assert {t.seed for t in draw_tasks(env, seed=3, indices=range(99), split="demonstrations")}.isdisjoint(
         t.seed for t in drawn
     )
 
 
 def test_train_and_held_out_seeds_are_disjoint(tmp_path: Path) -> None:
     env = configured(tmp_path).env
-    panel = held_out_panel(env, 300)
+    panel = held_out_tasks(env, 300)
     assert [t.index for t in panel] == list(range(300))
-    assert panel[100:] == held_out_panel(env, 200, first=100)
+    assert panel[100:] == held_out_tasks(env, 200, first=100)
     assert min(t.seed for t in panel) >= HELD_OUT_SEEDS
     for seed in range(5):
         assert (
-            max(t.seed for s in range(40) for t in draw_tasks(env, seed=seed, first=50 * s, count=50)) < HELD_OUT_SEEDS
+            max(t.seed for s in range(40) for t in draw_tasks(env, seed=seed, indices=range(50 * s, 50 * s + 50)))
+            < HELD_OUT_SEEDS
         )
 
 
 def test_groups_share_their_start(tmp_path: Path) -> None:
     with Session(configured(tmp_path)) as session:
-        groups = session.collect(draw_tasks(session.config.env, seed=0, first=0, count=4), 3)
+        groups = session.collect(draw_tasks(session.config.env, seed=0, indices=range(4)), 3)
     for group in groups:
         assert len({t.turns[0].prompt_observation for t in group.trajectories}) == 1
 
@@ -523,25 +524,28 @@ def test_a_second_interrupt_does_not_save_half_a_step(
 
 
 def test_an_interrupt_while_collecting(whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    collect = Session.collect
+    start = Session.start
     calls: list[int] = []
 
     def interrupted(self: Session, *args: Any, **kwargs: Any) -> Any:
         calls.append(1)
-        if len(calls) == 4:  # panel, step 1, step 2, panel at step 2
+        stream = start(self, *args, **kwargs)
+        if len(calls) == 2:
             threading.Timer(0.005, os.kill, (os.getpid(), signal.SIGINT)).start()
             with contextlib.suppress(KeyboardInterrupt):
-                collect(self, *args, **kwargs)
+                list(stream)
                 time.sleep(1)
             raise KeyboardInterrupt
-        return collect(self, *args, **kwargs)
+        return stream
 
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "collect", interrupted)
+        patched.setattr(Session, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
     path = the_run(tmp_path)
     assert path is not None
+    saved = load_checkpoint(path)
+    assert (saved.progress["steps"], saved.cursor, saved.progress["in_flight"]) == (1, 6, [3, 4, 5])
     go_on(path)
     assert_same_curve(whole[0], path)
 
@@ -555,7 +559,8 @@ def test_failed_episodes_are_in_no_statistic(word: str, tmp_path: Path) -> None:
     assert [r["step"] for r in records] == [1, 2, 3]
     env = configured(tmp_path, **word_run(0.2)).env
     for record in records:
-        tasks = draw_tasks(env, seed=0, first=6 * (record["step"] - 1), count=6)
+        first = 6 * (record["step"] - 1)
+        tasks = draw_tasks(env, seed=0, indices=range(first, first + 6))
         failed = 3 * sum(fault_of(t.seed, 0.2) for t in tasks)
         assert record["rollout/outcome/failed"] == failed
         assert record["rollout/outcome/completed"] == 18 - failed
@@ -564,7 +569,7 @@ def test_failed_episodes_are_in_no_statistic(word: str, tmp_path: Path) -> None:
         assert record["rollout/return_mean"] == pytest.approx(record["rollout/success_rate"])
         assert record["learner/sequences"] == 18 - failed
     assert sum(r["rollout/outcome/failed"] for r in records) > 0
-    lost = sum(fault_of(t.seed, 0.2) for t in held_out_panel(env, 30))
+    lost = sum(fault_of(t.seed, 0.2) for t in held_out_tasks(env, 30))
     assert lost > 0
     for phase in summary["phases"]:
         assert (phase["tasks"], phase["failed"]) == (30 - lost, lost)
@@ -603,14 +608,14 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
 def test_an_environment_that_breaks_in_training_leaves_a_checkpoint(
     word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = trainer.rollout.collecting.draw_tasks
+    original = trainer.rollout.source.draw_tasks
 
-    def draw(env: Any, *, first: int, count: int, **kwargs: Any) -> Any:
+    def draw(env: Any, *, indices: Any, **kwargs: Any) -> Any:
         broken = env.model_copy(update={"kwargs": {"fail_share": 1.0}})
-        return original(broken if first == 2 * count else env, first=first, count=count, **kwargs)
+        return original(broken if list(indices) == [*range(12, 18)] else env, indices=indices, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.rollout.collecting, "draw_tasks", draw)
+        patched.setattr(trainer.rollout.source, "draw_tasks", draw)
         with pytest.raises(RollError, match="training, step 3: 18 of 18 episodes failed"):
             run(tmp_path, **word_run(0.0, checkpoint={"every": 0}))
     path = the_run(tmp_path)

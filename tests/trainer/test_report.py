@@ -15,7 +15,7 @@ from rich.console import Console
 from roll_envs.errors import MissingExtraError, RollError
 from roll_envs.types import Outcome, Trajectory
 from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RunConfig, WarmStartConfig
-from trainer.rollout.episodes import episode_board, episode_headline, episode_text
+from trainer.rollout.records import episode_board, episode_headline, episode_text
 from trainer.run import plot, report
 from trainer.run.folder import RunFolder
 from trainer.run.plan import estimate_parameters, make_plan

@@ -1,4 +1,4 @@
-"""Session: the open parts of a run (environment, model, engine, episode pool) and how they are opened and closed."""
+"""Session: the open parts of a run (environment, model, engine, episode driver), and the episodes they play."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
+import numpy as np
 import torch
 
 import roll_envs
-from roll_envs.env import TextEnv
-from roll_envs.errors import RollError
-from roll_envs.managers import EpisodePool, EpisodeSettings, PoolLimits, load_context
+from roll_envs.errors import ConfigError, RollError
+from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings, GroupStream, Respond, load_context
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 from trainer.config import RunConfig
 from trainer.engines import Engine, make_engine
 from trainer.model.network import LanguageModel, build_model
 from trainer.model.renderer import ChatRenderer
-from trainer.rollout.demonstrations import teacher
 
 __all__ = ["Session"]
 
@@ -47,7 +46,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         torch.set_num_threads(self.threads)
         renderer = ChatRenderer(self.model.tokenizer, variables=config.context.template)
         self.rewrites_history = renderer.rewrites_history
-        """Whether the chat template changes earlier turns, so that a turn may begin a row of its own."""
+        """Whether the chat template changes earlier turns, so that a turn may begin a sequence of its own."""
         self.settings = EpisodeSettings(
             context=load_context(config.context.kind, turns=config.context.turns, function=config.context.function),
             renderer=renderer,
@@ -62,9 +61,17 @@ class Session(contextlib.AbstractContextManager["Session"]):
             observation_template=config.context.observation_template,
         )
         self._engine: Engine | None = None
-        self._pool: EpisodePool | None = None
-        self._greedy: EpisodePool | None = None
-        self._teachers: EpisodePool | None = None
+        rollout = config.rollout
+        self._driver = EpisodeDriver(
+            lambda task: roll_envs.make(task.env_id, **task.kwargs),
+            EpisodeLimits(
+                max_running=rollout.max_running,
+                attempts=rollout.attempts,
+                turn_timeout_s=rollout.turn_timeout_s,
+                env_timeout_s=rollout.env_timeout_s,
+                episode_timeout_s=rollout.episode_timeout_s,
+            ),
+        )
 
     @property
     def engine(self) -> Engine:
@@ -73,50 +80,28 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self._engine = make_engine(self.model, self.config.engine)
         return self._engine
 
-    @property
-    def pool(self) -> EpisodePool:
-        """The episode pool, started at first use."""
-        if self._pool is None:
-            _ = self.engine  # started here, not by many threads
-            self._pool = EpisodePool(_make_env, self._respond, self.settings, self._limits())
-        return self._pool
-
-    def _respond(self, env: TextEnv, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
-        return self.engine.generate(prompt_ids, sampling, timeout_s=self.config.rollout.turn_timeout_s)
-
-    def _limits(self) -> PoolLimits:
-        rollout = self.config.rollout
-        return PoolLimits(
-            max_running=rollout.max_running,
-            attempts=rollout.attempts,
-            turn_timeout_s=rollout.turn_timeout_s,
-            env_timeout_s=rollout.env_timeout_s,
-            episode_timeout_s=rollout.episode_timeout_s,
-        )
+    def start(
+        self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
+    ) -> GroupStream:
+        """Begin to play ``tasks`` with the engine's current weights; groups come as they finish."""
+        return self._driver.start(tasks, group_size, self.settings, self.engine, on_done)
 
     def collect(
         self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
     ) -> list[Group]:
-        """Play ``tasks`` with the engine's current weights."""
-        return self.pool.collect(tasks, group_size, on_done)
+        """Play ``tasks`` with the engine's current weights; groups in the order of ``tasks``."""
+        return self._driver.collect(tasks, group_size, self.settings, self.engine, on_done)
 
     def collect_greedy(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """One greedy episode of each task."""
-        if self._greedy is None:
-            settings = replace(self.settings, sampling=replace(self.settings.sampling, temperature=0.0))
-            self._greedy = EpisodePool(_make_env, self._respond, settings, self._limits())
-        return [group.trajectories[0] for group in self._greedy.collect(tasks, 1)]
+        settings = replace(self.settings, sampling=replace(self.settings.sampling, temperature=0.0))
+        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, self.engine)]
 
     def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""
-        if self._teachers is None:
-            respond = teacher(
-                self.model.tokenizer, self.settings.renderer.stop_ids[0], self.config.warm_start.oracle_share
-            )
-            settings = replace(self.settings, answerer="the teacher")
-            # The teacher does not batch: more threads than one would only take turns.
-            self._teachers = EpisodePool(_make_env, respond, settings, replace(self._limits(), max_running=1))
-        return [group.trajectories[0] for group in self._teachers.collect(tasks, 1)]
+        respond = teacher(self.model.tokenizer, self.settings.renderer.stop_ids[0], self.config.warm_start.oracle_share)
+        settings = replace(self.settings, answerer="the teacher")
+        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, respond)]
 
     def failed_share(self, episodes: Sequence[Trajectory], where: str) -> float:
         """Share of ``episodes`` that failed. Raises :class:`RollError` with the reasons when they are too many."""
@@ -133,14 +118,32 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def __exit__(self, *_: object) -> None:
         if self._engine is not None:
             self._engine.close()  # first, so that nobody waits for its answer
-        for pool in (self._pool, self._greedy, self._teachers):
-            if pool is not None:
-                pool.close()
+        self._driver.close()
         self.env.close()
 
 
-def _make_env(task: Task) -> TextEnv:
-    return cast(TextEnv, roll_envs.make(task.env_id, **task.kwargs))
+def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
+    """A deliberately poor player: the oracle's next answer with probability ``oracle_share``, else one of the legal
+    answers, drawn uniformly.
+
+    It teaches a small model to read the observation and to answer in form, not to play well. Its choices follow from
+    ``sampling.seed``, so that a demonstration depends on its task and the run's seed alone.
+    """
+
+    def respond(env: Any, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        rng = np.random.default_rng(sampling.seed)
+        plan = env.oracle() if rng.random() < oracle_share else None
+        legal = env.legal_answers()
+        text = plan[0] if plan else legal[int(rng.integers(len(legal)))]
+        ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], stop_id)
+        if len(ids) > sampling.max_new_tokens:
+            raise ConfigError(
+                f"an answer may have {sampling.max_new_tokens} tokens (sampling.max_new_tokens, engine.max_tokens), "
+                f"but {text!r} has {len(ids)}"
+            )
+        return Completion(ids=ids, logprobs=(0.0,) * len(ids), finish="stop", weight_version=0)
+
+    return respond
 
 
 def _threads(parameters: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from roll_envs.types import Trajectory
 from trainer.model.network import load_weights, weights_of
 from trainer.rollout.session import Session
-from trainer.rollout.tasks import held_out_panel
+from trainer.rollout.source import held_out_tasks
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import RunFolder
 from trainer.run.results import PhaseResult, phase_result
@@ -27,7 +27,7 @@ def play_panel(
 ) -> tuple[PhaseResult, Sequence[Trajectory]]:
     """Play the held-out panel with the engine's current weights, once per task."""
     started = time.monotonic()
-    groups = session.collect(held_out_panel(session.config.env, tasks), 1, on_done)
+    groups = session.collect(held_out_tasks(session.config.env, tasks), 1, on_done)
     episodes = [group.trajectories[0] for group in groups]
     return phase_result(name, episodes, seconds=time.monotonic() - started, step=step), episodes
 

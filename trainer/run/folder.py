@@ -31,7 +31,7 @@ from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from roll_envs.types import Trajectory
 from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config
-from trainer.rollout.episodes import episode_record, episode_text
+from trainer.rollout.records import episode_record, episode_text
 
 __all__ = [
     "TEMPORARY_SUFFIX",

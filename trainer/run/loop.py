@@ -21,8 +21,8 @@ from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
 from trainer.learner import Learner, Scorer, make_learner
 from trainer.model.network import load_weights, save_model
-from trainer.rollout.collecting import Collected, collect_step
 from trainer.rollout.session import Session
+from trainer.rollout.source import Collected, GroupSource, Ledger
 from trainer.run.checkpoint import (
     CheckpointState,
     capture_random_states,
@@ -54,8 +54,8 @@ class _Counters:
     warm_steps: int = 0
     steps: int = 0
     version: int = 0
-    cursor: int = 0
-    """Index of the next training task."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """Which training tasks were drawn, and which are in flight."""
     panels: list[PhaseResult] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -89,11 +89,11 @@ def resume(
             warm_steps=saved["warm_steps"],
             steps=saved["steps"],
             version=state.version,
-            cursor=state.cursor,
+            ledger=Ledger.load(state.cursor, saved),
             panels=[PhaseResult(**panel) for panel in saved["panels"]],
             seconds=dict(saved["seconds"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint of {folder.path} does not say how far the run was ({error})") from error
     if steps is not None and counters.steps > steps:
         raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
@@ -129,6 +129,7 @@ class _Run:
         self.session, self.folder, self.report = session, folder, report
         self.config = session.config
         self.interrupts, self.counters = interrupts, counters
+        self.source = GroupSource(session, counters.ledger)
         self.parts: StepParts | None = None
         """Of reinforcement learning; None during the warm start."""
         self.learner: Learner
@@ -244,7 +245,7 @@ class _Run:
         started = time.monotonic()
         self._sync_engine()
         version = counters.version
-        found: Collected = collect_step(self.session, cursor=counters.cursor)
+        found = self.source.next_step()
         collected = time.monotonic()
         metrics = {
             **rollout_metrics(found.played),
@@ -258,7 +259,7 @@ class _Run:
                 )
             )
             counters.steps += 1
-            counters.cursor = found.cursor
+            counters.ledger.settle(found.indices)
             refresh = config.reference.refresh_every
             if self.parts.reference is not None and refresh and counters.steps % refresh == 0:
                 self.parts.reference.load_weights(self.learner.weights())
@@ -336,13 +337,14 @@ class _Run:
                 **({"critic": parts.critic.optimizer_state()} if parts and parts.critic else {}),
             },
             random=capture_random_states(),
-            cursor=counters.cursor,
+            cursor=counters.ledger.cursor,
             others={name: part.weights for name, part in self._others().items()},
             progress={
                 "warm_steps": counters.warm_steps,
                 "steps": counters.steps,
                 "panels": [asdict(p) for p in counters.panels],
                 "seconds": counters.seconds,
+                **counters.ledger.save(),
                 **({"algorithm": parts.state.to_dict()} if parts else {}),
             },
         )

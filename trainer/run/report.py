@@ -30,7 +30,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from roll_envs.types import Trajectory
-from trainer.rollout.episodes import episode_board, episode_headline
+from trainer.rollout.records import episode_board, episode_headline
 from trainer.run.plan import Plan
 from trainer.run.results import PhaseResult
 

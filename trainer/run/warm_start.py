@@ -12,7 +12,7 @@ from trainer.data.table import tokens_of
 from trainer.learner import Learner, make_learner
 from trainer.learner.optimizers import learning_rate
 from trainer.rollout.session import Session
-from trainer.rollout.tasks import draw_tasks
+from trainer.rollout.source import draw_tasks
 
 __all__ = ["warm_start_learner", "warm_start_step"]
 
@@ -35,7 +35,9 @@ def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
     config: RunConfig = session.config
     warm = config.warm_start
     count = warm.episodes_per_step
-    tasks = draw_tasks(config.env, seed=config.seed, first=step * count, count=count, split="demonstrations")
+    tasks = draw_tasks(
+        config.env, seed=config.seed, indices=range(step * count, (step + 1) * count), split="demonstrations"
+    )
     episodes = session.demonstrate(tasks)
     failed = session.failed_share(episodes, f"warm start, step {step + 1}")
     sequences = sequences_of([Group(task=e.task, trajectories=(e,)) for e in episodes])

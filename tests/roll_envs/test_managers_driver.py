@@ -1,5 +1,8 @@
-"""The episode pool. Promises 2 (a failure is never a reward), 3 (nothing waits for ever), 4 (every episode ends exactly
-once) and 6 (a task is its identity: results do not depend on threads; a group shares its start)."""
+"""The driver of many episodes.
+
+Promises 2 (a failure is never a reward), 3 (nothing waits for ever), 4 (every episode ends exactly once) and 6 (a task
+is its identity: results do not depend on threads; a group shares its start).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import _thread
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import managed
@@ -17,7 +20,7 @@ from managed import MORE, FaultyEnv, boom, counting, hang, leave, responder, set
 
 from roll_envs.env import TextEnv
 from roll_envs.errors import EngineError, RollError
-from roll_envs.managers import EpisodePool, PoolLimits, Respond
+from roll_envs.managers import EpisodeDriver, EpisodeLimits
 from roll_envs.testing import CounterEnv, ScriptedPolicy
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 
@@ -26,7 +29,7 @@ SHORT = {"turn_timeout_s": 0.3, "env_timeout_s": 0.3, "episode_timeout_s": 5.0}
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """Hangs last as long as the test; after it every thread of its pools ends, and none was ever in the way of exit."""
+    """Hangs last as long as the test; after it its drivers' threads end, and none was ever in the way of exit."""
     before = set(threading.enumerate())
     managed.SLEEPERS.clear()
     yield
@@ -38,16 +41,22 @@ def no_thread_is_left() -> Iterator[None]:
     assert not set(threading.enumerate()) - before
 
 
-def pool(
-    make_env: Callable[[Task], TextEnv] | None = None, respond: Respond | None = None, **limits: Any
-) -> EpisodePool:
+class Driver(EpisodeDriver):
+    """Collects with the settings and the answerer of this file."""
+
+    respond: Any
+
+    def play(
+        self, tasks: Sequence[Task], size: int, on_done: Callable[[Trajectory], None] | None = None
+    ) -> list[Group]:
+        return self.collect(tasks, size, settings(), self.respond, on_done)
+
+
+def driver(make_env: Callable[[Task], TextEnv] | None = None, respond: Any = None, **limits: Any) -> Driver:
     values = {"max_running": 4, **limits}
-    return EpisodePool(
-        make_env or (lambda t: CounterEnv(**t.kwargs)),
-        respond or responder(counting()),
-        settings(),
-        PoolLimits(**values),
-    )
+    made = Driver(make_env or (lambda t: CounterEnv(**t.kwargs)), EpisodeLimits(**values))
+    made.respond = respond or responder(counting())
+    return made
 
 
 def episodes(groups: list[Group]) -> list[Trajectory]:
@@ -64,8 +73,8 @@ def test_results_are_in_order_and_do_not_depend_on_threads() -> None:
     tasks = [task(i) for i in range(6)]
     played = []
     for threads in (1, 3, 16):
-        with pool(respond=identity_policy, max_running=threads) as several:
-            groups = several.collect(tasks, 4)
+        with driver(respond=identity_policy, max_running=threads) as several:
+            groups = several.play(tasks, 4)
         assert [g.task for g in groups] == tasks
         assert [[t.member for t in g.trajectories] for g in groups] == [[0, 1, 2, 3]] * 6
         played.append([without_times(t) for t in episodes(groups)])
@@ -73,8 +82,8 @@ def test_results_are_in_order_and_do_not_depend_on_threads() -> None:
 
 
 def test_a_group_shares_its_start_but_not_its_luck() -> None:
-    with pool(respond=identity_policy) as several:
-        groups = several.collect([task(i) for i in range(8)], 6)
+    with driver(respond=identity_policy) as several:
+        groups = several.play([task(i) for i in range(8)], 6)
     for group in groups:
         assert len({t.turns[0].prompt_ids for t in group.trajectories}) == 1
     assert len({g.trajectories[0].turns[0].prompt_ids for g in groups}) > 1
@@ -90,8 +99,8 @@ def test_environments_are_kept_per_arguments_and_closed() -> None:
         made.append(env)
         return env
 
-    with pool(make, max_running=2) as two:
-        two.collect([task(i, highest=1 + i % 2) for i in range(10)], 2)
+    with driver(make, max_running=2) as two:
+        two.play([task(i, highest=1 + i % 2) for i in range(10)], 2)
         assert not closed
     until = time.monotonic() + 5
     while len(closed) < len(made) and time.monotonic() < until:
@@ -111,7 +120,6 @@ class Injected:
         self.attempts: Counter[tuple[int, int]] = Counter()
         self.lock = threading.Lock()
         self.drawn: dict[tuple[int, int], list[str]] = {}
-        self.mine = threading.local()
 
     def draw(self, key: tuple[int, int]) -> str:
         with self.lock:
@@ -123,19 +131,21 @@ class Injected:
 
     def make(self, t: Task) -> TextEnv:
         # One member per task here, so that the task is the episode.
-        kind = self.mine.kind = self.draw((t.index, 0))
+        kind = self.draw((t.index, 0))
         if kind == "make raises":
             raise ValueError("cannot be made")
         where = {"reset raises": ("reset", boom), "step raises": ("step", boom), "env leaves": ("step", leave)}
         if kind == "hangs":
             where["hangs"] = ("step" if t.index % 2 else "reset", hang)
         faults = dict([where[kind]]) if kind in where else {}
-        return FaultyEnv(faults, **t.kwargs)
+        env = FaultyEnv(faults, **t.kwargs)
+        env.kind = kind
+        return env
 
     def respond(self, env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
-        if self.mine.kind == "policy raises":
+        if env.kind == "policy raises":
             raise EngineError("the engine stopped")
-        if self.mine.kind == "policy hangs":
+        if env.kind == "policy hangs":
             managed.SLEEPERS.wait(30)
         return identity_policy(env, ids, sampling)
 
@@ -147,8 +157,8 @@ def test_every_episode_ends_exactly_once_whatever_goes_wrong(seed: int) -> None:
     injected = Injected(seed, 0.4, FAULTS[1:])
     ended: list[Trajectory] = []
     limits = {"turn_timeout_s": 0.4, "env_timeout_s": 0.4, "episode_timeout_s": 20.0}
-    with pool(injected.make, injected.respond, max_running=8, attempts=2, **limits) as faulty:
-        groups = faulty.collect(tasks, 1, ended.append)
+    with driver(injected.make, injected.respond, max_running=8, attempts=2, **limits) as faulty:
+        groups = faulty.play(tasks, 1, ended.append)
         played = episodes(groups)
         assert [t.task for t in played] == tasks
         assert sorted(t.task.index for t in ended) == list(range(30))
@@ -166,7 +176,7 @@ def test_every_episode_ends_exactly_once_whatever_goes_wrong(seed: int) -> None:
         managed.SLEEPERS.set()  # the given-up threads answer now, too late
         time.sleep(0.05)
         injected.share = 0.0
-        again = episodes(faulty.collect([task(i, max_turns=90 + i) for i in range(10)], 1))
+        again = episodes(faulty.play([task(i, max_turns=90 + i) for i in range(10)], 1))
         assert [t.outcome.kind for t in again].count("failed") == 0
 
 
@@ -176,8 +186,8 @@ def test_a_fifth_of_failures_leaves_the_others_identical() -> None:
     results = []
     for share in (0.0, 0.2):
         injected = Injected(1, share, kinds)
-        with pool(injected.make, injected.respond, attempts=1) as one:
-            results.append(episodes(one.collect(tasks, 1)))
+        with driver(injected.make, injected.respond, attempts=1) as one:
+            results.append(episodes(one.play(tasks, 1)))
     clean, faulty = results
     failed = [i for i, t in enumerate(faulty) if t.outcome.kind == "failed"]
     assert 4 <= len(failed) <= 14
@@ -194,15 +204,15 @@ def test_a_retry_within_the_budget_is_the_same_episode() -> None:
         return FaultyEnv({"step": boom} if calls[t.index] <= 2 else {}, **t.kwargs)
 
     one = task(max_turns=7)
-    with pool(make, identity_policy, attempts=3) as retrying:
-        (again,) = episodes(retrying.collect([one], 1))
-    with pool(respond=identity_policy) as plain:
-        (first,) = episodes(plain.collect([one], 1))
+    with driver(make, identity_policy, attempts=3) as retrying:
+        (again,) = episodes(retrying.play([one], 1))
+    with driver(respond=identity_policy) as plain:
+        (first,) = episodes(plain.play([one], 1))
     assert again.attempts == 3
     assert without_times(again) == without_times(first)
     calls.clear()
-    with pool(make, attempts=2) as retrying:
-        (lost,) = episodes(retrying.collect([one], 1))
+    with driver(make, attempts=2) as retrying:
+        (lost,) = episodes(retrying.play([one], 1))
     assert (lost.outcome.kind, lost.attempts) == ("failed", 2)
     assert "step of test/Counter-v0 raised RuntimeError: boom" in lost.outcome.reason
 
@@ -236,8 +246,8 @@ def failing(what: str) -> tuple[Any, Any]:
 )
 def test_the_culprit_is_named(what: str, words: str) -> None:
     make, respond = failing(what)
-    with pool(make, respond, attempts=1, **SHORT) as one:
-        (lost,) = episodes(one.collect([task()], 1))
+    with driver(make, respond, attempts=1, **SHORT) as one:
+        (lost,) = episodes(one.play([task()], 1))
     assert lost.outcome.kind == "failed"
     assert words in lost.outcome.reason
 
@@ -250,8 +260,8 @@ def test_an_episode_that_never_stops_is_ended() -> None:
         turns.append(len(ids))
         return ScriptedPolicy(["?"]).generate(ids, sampling, timeout_s=1)
 
-    with pool(lambda t: CounterEnv(max_turns=10**6), slowly, attempts=1, episode_timeout_s=0.3) as one:
-        (lost,) = episodes(one.collect([task()], 1))
+    with driver(lambda t: CounterEnv(max_turns=10**6), slowly, attempts=1, episode_timeout_s=0.3) as one:
+        (lost,) = episodes(one.play([task()], 1))
         assert "the episode took longer than 0.3 s" in lost.outcome.reason
         time.sleep(0.1)
         played = len(turns)
@@ -259,15 +269,15 @@ def test_an_episode_that_never_stops_is_ended() -> None:
         assert len(turns) == played, "a given-up episode goes on"
 
 
-def test_a_hang_stops_neither_the_others_nor_the_pool() -> None:
+def test_a_hang_stops_neither_the_others_nor_the_driver() -> None:
     def make(t: Task) -> TextEnv:
         return FaultyEnv({"step": hang} if t.index < 4 else {}, **t.kwargs)
 
     # Fewer workers than hangs: only replaced workers can play the others.
-    with pool(make, max_running=2, attempts=1, **SHORT) as stuck:
-        played = episodes(stuck.collect([task(i, max_turns=6 + i) for i in range(12)], 1))
+    with driver(make, max_running=2, attempts=1, **SHORT) as stuck:
+        played = episodes(stuck.play([task(i, max_turns=6 + i) for i in range(12)], 1))
         assert [t.outcome.kind for t in played] == ["failed"] * 4 + ["completed"] * 8
-        again = episodes(stuck.collect([task(i) for i in range(20, 30)], 1))
+        again = episodes(stuck.play([task(i) for i in range(20, 30)], 1))
         assert [t.outcome.kind for t in again] == ["completed"] * 10
 
 
@@ -278,10 +288,8 @@ def test_a_deadline_holds_while_others_end_all_the_time() -> None:
     def make(t: Task) -> TextEnv:
         return FaultyEnv({"step": hang} if t.index == 0 else {"reset": lambda: time.sleep(0.02)}, **t.kwargs)
 
-    with pool(make, max_running=2, attempts=1, **SHORT) as busy:
-        busy.collect(
-            [task(i) for i in range(100)], 1, lambda t: ended.append((t.task.index, time.monotonic() - started))
-        )
+    with driver(make, max_running=2, attempts=1, **SHORT) as busy:
+        busy.play([task(i) for i in range(100)], 1, lambda t: ended.append((t.task.index, time.monotonic() - started)))
     assert [i for i, _ in ended].index(0) < 60, "the hanging episode was given up only after the others"
 
 
@@ -294,50 +302,57 @@ def test_one_worker_answers_late_and_is_not_heard() -> None:
         calls["made"] += 1
         return FaultyEnv({"reset": lambda: first.wait(10) and None} if calls["made"] == 1 else {}, **t.kwargs)
 
-    with pool(make, max_running=1, attempts=2, **SHORT) as one:
-        (played,) = episodes(one.collect([task()], 1))
+    with driver(make, max_running=1, attempts=2, **SHORT) as one:
+        (played,) = episodes(one.play([task()], 1))
         assert played.attempts == 2
         first.set()
         time.sleep(0.1)
-        groups = one.collect([task(i) for i in range(5)], 1)
+        groups = one.play([task(i) for i in range(5)], 1)
         assert [t.task.index for t in episodes(groups)] == [0, 1, 2, 3, 4]
 
 
-def test_ctrl_c_while_collecting_closes_the_pool() -> None:
-    stuck = pool(lambda t: FaultyEnv({"step": hang}, **t.kwargs))
+def test_ctrl_c_while_collecting_closes_the_driver() -> None:
+    stuck = driver(lambda t: FaultyEnv({"step": hang}, **t.kwargs))
     threading.Timer(0.3, _thread.interrupt_main).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        stuck.collect([task(i) for i in range(8)], 2)
-    assert all(job.waiting.given_up for job in stuck._running.values())
+        stuck.play([task(i) for i in range(8)], 2)
     assert time.monotonic() - started < 3
-    with pytest.raises(RollError, match="pool is closed"):
-        stuck.collect([task()], 1)
+    with pytest.raises(RollError, match="driver is closed"):
+        stuck.play([task()], 1)
 
 
 def test_closing_from_another_thread_ends_the_wait() -> None:
-    stuck = pool(lambda t: FaultyEnv({"step": hang}, **t.kwargs))
+    stuck = driver(lambda t: FaultyEnv({"step": hang}, **t.kwargs))
     threading.Timer(0.2, stuck.close).start()
-    with pytest.raises(RollError, match="pool is closed"):
-        stuck.collect([task(i) for i in range(8)], 2)
+    with pytest.raises(RollError, match="driver is closed"):
+        stuck.play([task(i) for i in range(8)], 2)
 
 
 def test_an_error_in_the_callers_own_code_comes_out_and_closes() -> None:
     def wrong(_: Trajectory) -> None:
         raise ZeroDivisionError
 
-    with pool() as one:
+    with driver() as one:
         with pytest.raises(ZeroDivisionError):
-            one.collect([task()], 1, wrong)
+            one.play([task()], 1, wrong)
         with pytest.raises(RollError, match="closed"):
-            one.collect([task()], 1)
+            one.play([task()], 1)
 
 
-def test_two_collects_at_once_are_refused() -> None:
-    with pool() as one, pytest.raises(RollError, match="one collect"):
-        one.collect([task()], 1, lambda _: one.collect([task()], 1) and None)
+def test_collections_at_once_do_not_mix() -> None:
+    inner: list[list[Group]] = []
+    with driver(respond=identity_policy) as one:
+        first = [task(i) for i in range(3)]
+        second = [task(i) for i in range(3, 9)]
+        outer = one.play(first, 2, lambda _: inner.append(one.play(second, 1)))
+        alone = one.play(second, 1)
+    assert [g.task for g in outer] == first
+    assert len(inner) == 6
+    for groups in inner:
+        assert [without_times(t) for t in episodes(groups)] == [without_times(t) for t in episodes(alone)]
 
 
 def test_nothing_to_do() -> None:
-    with pool() as one:
-        assert one.collect([], 4) == []
+    with driver() as one:
+        assert one.play([], 4) == []
