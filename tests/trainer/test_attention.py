@@ -46,13 +46,13 @@ def test_buckets_by_hand() -> None:
     rows = rows_of_positions(positions_of([3, 3, 3]))
     assert (rows.starts.tolist(), rows.longest, rows.buckets) == ([0, 3, 6, 9], 3, ((3, 3),))
     assert rows.places is None
-    assert rows.homes is None
+    assert rows.place_of_token is None
     rows = rows_of_positions(positions_of([2, 20, 1]))  # 20 stands alone; 2 and 1 share
     assert rows.buckets == ((1, 20), (2, 2))
     assert rows.places is not None
-    assert rows.homes is not None
+    assert rows.place_of_token is not None
     assert rows.places.tolist() == [*range(2, 22), 0, 1, 22, 22]
-    assert rows.homes.tolist() == [20, 21, *range(20), 22]
+    assert rows.place_of_token.tolist() == [20, 21, *range(20), 22]
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,11 +62,11 @@ def test_every_token_has_a_place_and_little_is_wasted(lengths: list[int]) -> Non
     places = sum(n * width for n, width in rows.buckets)
     assert sum(n for n, _ in rows.buckets) == len(lengths)
     assert places < sum(n + max(16, n / 7 + 1) for n in lengths)
-    if rows.places is None or rows.homes is None:
+    if rows.places is None or rows.place_of_token is None:
         assert places == sum(lengths)
         return
     assert len(rows.places) == places
-    assert torch.equal(rows.places[rows.homes], torch.arange(sum(lengths)))
+    assert torch.equal(rows.places[rows.place_of_token], torch.arange(sum(lengths)))
 
 
 @settings(max_examples=40, deadline=None)

@@ -335,6 +335,7 @@ def test_other_networks_come_back_and_are_checked_too(tmp_path: Path) -> None:
     critic = {"head": torch.arange(4.0)}
     path = save_checkpoint(tmp_path, state(1, others={"critic": source(critic)}))
     assert_same(dict(load_checkpoint(path).others["critic"]()), critic)
+    assert load_checkpoint(path).others.keys() == {"critic"}
     raw = bytearray((path / "critic.safetensors").read_bytes())
     raw[-1] ^= 1
     (path / "critic.safetensors").write_bytes(raw)

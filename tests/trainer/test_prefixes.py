@@ -26,7 +26,7 @@ def tree_of(rows: list[list[int]]) -> Any:
 def test_by_hand() -> None:
     tree = tree_of([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]])
     assert tree.kept.tolist() == [0, 1, 2, 3, 4, 9]
-    assert tree.homes.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 5]
+    assert tree.place_of_token.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 5]
     assert (tree.lengths.tolist(), tree.shared.tolist()) == ([5, 5], [0, 4])
 
 
@@ -40,7 +40,7 @@ def test_a_row_may_be_the_beginning_of_another_or_the_same() -> None:
     tree = tree_of([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]])
     assert len(tree.kept) == 6
     assert sorted(tree.shared.tolist()) == [0, 5, 5]
-    longest, second, third = tree.homes.split([6, 5, 5])
+    longest, second, third = tree.place_of_token.split([6, 5, 5])
     assert torch.equal(longest[:5], second)
     assert torch.equal(second, third)
 
@@ -114,7 +114,7 @@ def test_a_token_stands_for_those_with_the_same_past_only(rows: list[list[int]])
         return
     pasts = [tuple(r[: i + 1]) for r in rows for i in range(len(r))]
     kept = tree.kept.tolist()
-    assert all(pasts[kept[home]] == past for home, past in zip(tree.homes.tolist(), pasts, strict=True))
-    assert [tree.homes.tolist()[k] for k in kept] == list(range(len(kept)))
+    assert all(pasts[kept[home]] == past for home, past in zip(tree.place_of_token.tolist(), pasts, strict=True))
+    assert [tree.place_of_token.tolist()[k] for k in kept] == list(range(len(kept)))
     distinct = {past for past in pasts if len(past) > LEAST_SHARED}
     assert sum(len(pasts[k]) > LEAST_SHARED for k in kept) == len(distinct)

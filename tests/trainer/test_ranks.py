@@ -133,6 +133,23 @@ def test_decisions_are_taken_together() -> None:
     assert not TwoRanks(False).any(False)
 
 
+def test_a_rank_skips_what_another_cannot_take() -> None:
+    """Its own gradient is fine."""
+
+    class OtherRefuses(Ranks):
+        def any(self, flag: bool) -> bool:
+            assert not flag
+            return True
+
+    rows, advantages = some_rows(3)
+    model = tiny_model()
+    learner = TorchLearner(model, loss=LossConfig(), optimizer=OptimizerConfig(), temperature=0.7, ranks=OtherRefuses())
+    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    metrics, _ = learner.step(batches, denominators_of(rows), lr=1e-2)
+    assert metrics["learner/skipped_steps"] == 1.0
+    assert all(torch.equal(w, tiny_model().network.state_dict()[n]) for n, w in learner.weights())
+
+
 def test_a_rank_with_fewer_micro_batches_runs_empty_ones() -> None:
     assert [len(TwoRanks(3).empty_batches(own)) for own in (0, 2, 3, 5)] == [3, 1, 0, 0]
     (empty,) = TwoRanks(1).empty_batches(0)

@@ -52,7 +52,7 @@ LEAST_SHARED = 4
 """Rows that share fewer tokens than this are run apart: a tree costs more than it saves."""
 
 
-class Asking(NamedTuple):
+class QueryBlock(NamedTuple):
     """The queries of a bucket whose rows share tokens with others."""
 
     width: int
@@ -74,11 +74,11 @@ class Rows:
     """(rows, tokens of each) of the buckets, one after the other in P (sdpa)."""
     places: torch.Tensor | None = None
     """int64 [P]; the token at each place, a row's last one where it is over. None: places are the tokens (sdpa)."""
-    homes: torch.Tensor | None = None
+    place_of_token: torch.Tensor | None = None
     """int64 [N]; the place of each token, among those that ask (sdpa)."""
-    asking: tuple[Asking, ...] = ()
+    query_blocks: tuple[QueryBlock, ...] = ()
     """For each bucket what its rows ask with, where rows share tokens; empty where they ask with all of them (sdpa)."""
-    asked: torch.Tensor | None = None
+    query_tokens: torch.Tensor | None = None
     """int64 [Q]; the token at each place that asks, where rows share tokens (sdpa)."""
     block_mask: Any = None
     """A ``BlockMask`` (flex)."""
@@ -121,8 +121,10 @@ def _with_buckets(rows: Rows, starts: torch.Tensor, lengths: torch.Tensor) -> Ro
         first, used = last, used + len(places[-1])
     if len(buckets) == 1 and sizes[0] == sizes[-1]:
         return replace(rows, buckets=tuple(buckets))
-    homes = torch.arange(int(rows.starts[-1]), device=starts.device) + torch.repeat_interleave(bases - starts, lengths)
-    return replace(rows, buckets=tuple(buckets), places=torch.cat(places), homes=homes)
+    place_of_token = torch.arange(int(rows.starts[-1]), device=starts.device) + torch.repeat_interleave(
+        bases - starts, lengths
+    )
+    return replace(rows, buckets=tuple(buckets), places=torch.cat(places), place_of_token=place_of_token)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -131,7 +133,7 @@ class SharedRows:
 
     kept: torch.Tensor
     """int64 [M]; the tokens that are computed, in their order."""
-    homes: torch.Tensor
+    place_of_token: torch.Tensor
     """int64 [N]; for each token the place among ``kept`` of the one that stands for it."""
     lengths: torch.Tensor
     """int64 [R]; tokens of each row."""
@@ -174,8 +176,8 @@ def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedRows | N
     in_order = np.empty_like(shared)
     in_order[order] = shared
     given = (kept, rank[representative], lengths, in_order)
-    kept_t, homes_t, lengths_t, shared_t = (torch.from_numpy(x).to(ids.device) for x in given)
-    return SharedRows(kept=kept_t, homes=homes_t, lengths=lengths_t, shared=shared_t)
+    kept_t, place_of_token_t, lengths_t, shared_t = (torch.from_numpy(x).to(ids.device) for x in given)
+    return SharedRows(kept=kept_t, place_of_token=place_of_token_t, lengths=lengths_t, shared=shared_t)
 
 
 def rows_of_tree(tree: SharedRows) -> Rows:
@@ -187,9 +189,9 @@ def rows_of_tree(tree: SharedRows) -> Rows:
     own = tree.lengths - tree.shared
     keys, queries = tree.lengths.tolist(), own.tolist()
     order = sorted((r for r in range(len(keys)) if queries[r]), key=lambda r: (-keys[r], -queries[r]))
-    buckets, asking = [], []
-    places, asked = [], []
-    homes = torch.empty(len(tree.kept), dtype=torch.int64, device=device)
+    buckets, query_blocks = [], []
+    places, query_tokens = [], []
+    place_of_token = torch.empty(len(tree.kept), dtype=torch.int64, device=device)
     first, used = 0, 0
     for last in range(1, len(order) + 1):
         width, lead = keys[order[first]], queries[order[first]]
@@ -201,15 +203,15 @@ def rows_of_tree(tree: SharedRows) -> Rows:
         lead = max(queries[r] for r in order[first:last])
         ends = tree.lengths[members, None] - 1
         steps = torch.minimum(torch.arange(width, device=device), ends)
-        places.append(tree.homes[starts[members, None] + steps].flatten())
+        places.append(tree.place_of_token[starts[members, None] + steps].flatten())
         depths = tree.shared[members, None] + torch.arange(lead, device=device)
         present = depths <= ends
-        tokens = tree.homes[starts[members, None] + torch.minimum(depths, ends)]
-        asked.append(tokens.flatten())
-        homes[tokens[present]] = used + torch.arange(tokens.numel(), device=device).view_as(tokens)[present]
+        tokens = tree.place_of_token[starts[members, None] + torch.minimum(depths, ends)]
+        query_tokens.append(tokens.flatten())
+        place_of_token[tokens[present]] = used + torch.arange(tokens.numel(), device=device).view_as(tokens)[present]
         seen = torch.arange(width, device=device) <= torch.minimum(depths, ends)[:, :, None]
         buckets.append((last - first, width))
-        asking.append(Asking(lead, seen[:, None]))
+        query_blocks.append(QueryBlock(lead, seen[:, None]))
         first, used = last, used + tokens.numel()
     return Rows(
         kind="sdpa",
@@ -217,9 +219,9 @@ def rows_of_tree(tree: SharedRows) -> Rows:
         longest=longest,
         buckets=tuple(buckets),
         places=torch.cat(places),
-        homes=homes,
-        asking=tuple(asking),
-        asked=torch.cat(asked),
+        place_of_token=place_of_token,
+        query_blocks=tuple(query_blocks),
+        query_tokens=torch.cat(query_tokens),
     )
 
 
@@ -315,18 +317,18 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, scale: 
         return _sdpa(q.float(), k.float(), v.float(), rows, scale).to(q.dtype)
     grouped = k.shape[1] != q.shape[1]
     query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
-    if rows.places is not None and rows.asked is not None:
-        query = _Place.apply(query, rows.asked, rows.homes)  # type: ignore[no-untyped-call]
+    if rows.places is not None and rows.query_tokens is not None:
+        query = _Place.apply(query, rows.query_tokens, rows.place_of_token)  # type: ignore[no-untyped-call]
         key, value = key.index_select(0, rows.places), value.index_select(0, rows.places)
     elif rows.places is not None:
-        query, key, value = (_Place.apply(x, rows.places, rows.homes) for x in (query, key, value))  # type: ignore[no-untyped-call]
+        query, key, value = (_Place.apply(x, rows.places, rows.place_of_token) for x in (query, key, value))  # type: ignore[no-untyped-call]
 
     def bucket(tokens: torch.Tensor, start: int, count: int, width: int) -> torch.Tensor:
         return tokens[start : start + count * width].view(count, width, *tokens.shape[1:]).transpose(1, 2)
 
     results, asks, looks = [], 0, 0
     for i, (count, width) in enumerate(rows.buckets):
-        lead, mask = rows.asking[i] if rows.asking else (width, None)
+        lead, mask = rows.query_blocks[i] if rows.query_blocks else (width, None)
         out = scaled_dot_product_attention(
             bucket(query, asks, count, lead),
             bucket(key, looks, count, width),
@@ -339,8 +341,8 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, scale: 
         results.append(out.transpose(1, 2).flatten(0, 1))
         asks, looks = asks + count * lead, looks + count * width
     joined = results[0] if len(results) == 1 else torch.cat(results)
-    if rows.homes is not None:
-        joined = joined.index_select(0, rows.homes)
+    if rows.place_of_token is not None:
+        joined = joined.index_select(0, rows.place_of_token)
     return joined[None]
 
 
@@ -348,15 +350,15 @@ class _Place(torch.autograd.Function):
     """Tokens [N, ...] to places [P, ...]. Only a token's own place has a gradient, so both ways are one gather."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, places: torch.Tensor, homes: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(homes)
+    def forward(ctx: Any, tokens: torch.Tensor, places: torch.Tensor, place_of_token: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(place_of_token)
         return tokens.index_select(0, places)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (homes,) = ctx.saved_tensors
-        return gradient.index_select(0, homes), None, None
+        (place_of_token,) = ctx.saved_tensors
+        return gradient.index_select(0, place_of_token), None, None
 
 
 def _varlen() -> Callable[..., Any] | None:

@@ -299,7 +299,7 @@ def _states(body: Any, batch: Batch, attention: Kind) -> tuple[torch.Tensor, tor
     if tree is None:
         rows = rows_of_positions(positions, attention)
     else:
-        rows, labelled = rows_of_tree(tree), tree.homes[labelled]
+        rows, labelled = rows_of_tree(tree), tree.place_of_token[labelled]
         ids, positions = ids[tree.kept], positions[tree.kept]
     hidden = body(
         input_ids=ids[None],

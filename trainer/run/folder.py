@@ -371,7 +371,7 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
     """
 
     def __init__(self) -> None:
-        self.ended_half_way = False
+        self.interrupted_midway = False
         """Whether an interrupt ended the body of a :meth:`whole` half-way: what it changed must not be saved."""
         self._depth = 0
         self._pending = False
@@ -399,7 +399,7 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
         try:
             yield
         except KeyboardInterrupt:
-            self.ended_half_way = True
+            self.interrupted_midway = True
             raise
         finally:
             self._depth -= 1

@@ -185,7 +185,7 @@ class _Run:
             last = self._final_panel()
         except KeyboardInterrupt:
             if (
-                not self.interrupts.ended_half_way
+                not self.interrupts.interrupted_midway
             ):  # a second Ctrl-C in the middle of a step: the last checkpoint stands
                 self._save()
             raise
