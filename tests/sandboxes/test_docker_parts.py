@@ -31,6 +31,7 @@ from sandboxes.docker.owner import is_orphan, owner_label
 from sandboxes.docker.pool import Pool
 from sandboxes.docker.sandbox import _shape
 from sandboxes.docker.syscall_filters import MACHINES, filters
+from sandboxes.docker.worker import _BOOT, _module_texts
 
 # -- the filter of system calls ----------------------------------------------------------------------------------------
 
@@ -407,3 +408,13 @@ def test_files_of_this_machines_python_for_an_image() -> None:
     assert any("libc.so" in place or "musl" in place for place in files)
     with pytest.raises(ConfigError, match="ruby"):
         host_files(["ruby"])  # type: ignore[list-item]
+
+
+def test_modules_are_sent_in_an_order_in_which_each_finds_what_it_imports() -> None:
+    texts = json.dumps(_module_texts()).encode()
+    load, start = _BOOT.rsplit("\n", 2)[:2]
+    assert start.endswith('pid1"].main()')
+    # Without site the package itself cannot be imported, as in a container.
+    command = [sys.executable, "-I", "-S", "-c", load + "\nprint('sandboxes.docker.inside.pid1' in sys.modules)"]
+    done = subprocess.run(command, input=b"%010d" % len(texts) + texts, capture_output=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (b"True\n", b"")
