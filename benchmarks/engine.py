@@ -4,8 +4,8 @@
     python benchmarks/engine.py --shapes small --rounds 5
 
 Every turn's prompt is the rules and the present map. "Kept" is the engine as it is, "apart" lets it know nothing of
-earlier prompts; requests of one pass with the same prompt share a run in both. Moves are random, so both answer the
-same prompts; the sides take turns.
+earlier sequences: no prefix is copied, no logits are kept. Requests of one pass at the same ids share a run in both.
+Moves are random, so both answer the same prompts; the sides take turns.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from collections.abc import Sequence
 import torch
 
 import roll_envs
-import trainer.engines.hf as hf
-from roll_envs.types import SamplingParams
+import trainer.engines.prefix_cache as prefix_cache
+from roll_envs.types import Message, SamplingParams
 from trainer.config import ModelConfig
-from trainer.learner.gradients import DTYPES, cast_weights
+from trainer.engines.hf import HFEngine
+from trainer.learner.precision import DTYPES, cast_weights
 from trainer.model.network import LanguageModel, build_model
 from trainer.model.renderer import ChatRenderer
 
@@ -45,7 +46,7 @@ def prompts_by_turn(model: LanguageModel, groups: int, members: int) -> list[lis
     while maps:
         turns.append(
             [
-                renderer.render([{"role": "system", "content": rules}, {"role": "user", "content": text}])
+                renderer.render([Message(role="system", content=rules), Message(role="user", content=text)])
                 for i, text in maps.items()
             ]
         )
@@ -60,7 +61,7 @@ def prompts_by_turn(model: LanguageModel, groups: int, members: int) -> list[lis
 
 def play(model: LanguageModel, turns: Sequence[Sequence[tuple[int, ...]]], answer: int) -> tuple[float, int]:
     """Seconds, and tokens that the model was run over."""
-    engine = hf.HFEngine(model, max_running=len(turns[0]), max_tokens=1024)
+    engine = HFEngine(model, max_running=len(turns[0]), max_tokens=1024)
     try:
         started = time.perf_counter()
         for number, prompts in enumerate(turns):
@@ -72,7 +73,7 @@ def play(model: LanguageModel, turns: Sequence[Sequence[tuple[int, ...]]], answe
             ]
             for future in futures:
                 future.result(timeout=TIMEOUT_S)
-        return time.perf_counter() - started, engine.tokens_computed
+        return time.perf_counter() - started, engine._network.tokens_computed
     finally:
         engine.close()
 
@@ -89,17 +90,18 @@ def main() -> None:
     print(f"{options.groups} groups of {options.members}, {options.precision}, {torch.get_num_threads()} threads")
     print("| Model | Beginnings | Requests | Prompt tokens | Tokens run | Seconds (median, range) |")
     print("| --- | --- | --- | --- | --- | --- |")
-    least = {"kept": hf._LEAST_SHARED, "apart": 10**9}
+    kept = (prefix_cache._LEAST_SHARED, prefix_cache._KEPT_LOGITS)
+    limits = {"kept": kept, "apart": (10**9, 1)}
     for shape in options.shapes:
         model = build_model(SHAPES[shape], roll_envs.make(ENV_ID, **ENV).unwrapped, 0)
         cast_weights(model.network.eval(), DTYPES[options.precision])
         turns = prompts_by_turn(model, options.groups, options.members)
         prompts = [p for turn in turns for p in turn]
-        times: dict[str, list[float]] = {side: [] for side in least}
-        tokens = dict.fromkeys(least, 0)
+        times: dict[str, list[float]] = {side: [] for side in limits}
+        tokens = dict.fromkeys(limits, 0)
         for i in range(options.rounds + 1):
-            for side in (*least,) if i % 2 else (*least,)[::-1]:
-                hf._LEAST_SHARED = least[side]
+            for side in (*limits,) if i % 2 else (*limits,)[::-1]:
+                prefix_cache._LEAST_SHARED, prefix_cache._KEPT_LOGITS = limits[side]
                 seconds, tokens[side] = play(model, turns, options.answer)
                 if i:  # the first round warms up
                     times[side].append(seconds)

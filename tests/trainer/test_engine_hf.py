@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from tiny import full_logits, reference_completion, tiny_model
 
 from roll_envs.errors import DeadlineExceededError, EngineError
+from roll_envs.policy import Policy
 from roll_envs.types import Completion, SamplingParams
 from trainer.engines.hf import HFEngine, choose_ids
 from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
@@ -543,6 +544,16 @@ def test_others_come_in_while_the_engine_is_busy(engine: HFEngine) -> None:
     assert all(f.result(FOREVER).finish == "abort" for f in futures)
 
 
+class Patient(Policy):
+    """An engine that keeps no deadline of its own."""
+
+    def __init__(self, engine: HFEngine) -> None:
+        self._engine = engine
+
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
+        return self._engine.submit(prompt_ids, sampling, timeout_s=FOREVER)
+
+
 def test_a_cancelled_request_is_withdrawn_and_harms_nobody(engine: HFEngine) -> None:
     slow_passes(engine, 0.01)
     futures = [engine.submit((5, 6), params(i, n=20), timeout_s=FOREVER) for i in range(6)]  # 4 slots
@@ -550,6 +561,14 @@ def test_a_cancelled_request_is_withdrawn_and_harms_nobody(engine: HFEngine) -> 
     assert futures[5].cancel()
     assert [len(f.result(FOREVER).ids) for f in futures[1:5]] == [20] * 4
     engine.health()
+    with pytest.raises(DeadlineExceededError, match=r"the engine's answer after 0\.05 s"):
+        Policy.generate(Patient(engine), (5,), params(0, n=390), timeout_s=0.05)
+    until = time.monotonic() + FOREVER
+    while engine._running:  # its own deadline is far away, and 390 passes take longer
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert free_slots(engine) == 4
+    assert engine._network.passes < 300
 
 
 def test_a_closed_engine_answers_with_an_error(model: LanguageModel) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loop_runs import run
 from tiny import tiny_model
 
 from roll_envs.errors import ConfigError, EngineError, PluginError, UnknownNameError
@@ -98,6 +99,15 @@ def test_what_an_engine_cannot_do_it_refuses_and_training_asks_for_log_probs() -
         check_can_train("least", engine)
     engine.capabilities = Capabilities(logprobs=True)
     check_can_train("least", engine)
+
+
+def test_a_run_with_an_engine_without_log_probs_ends_before_it_begins(tmp_path: Path) -> None:
+    ENGINES.register("least", EnginePart(make=lambda model, settings, *, max_tokens, device: Least()))
+    try:
+        with pytest.raises(ConfigError, match=r"engine\.name 'least': .* gives no log-probabilities"):
+            run(tmp_path, engine={"name": "least"})
+    finally:
+        ENGINES.unregister("least")
 
 
 def test_looking_an_engine_up_loads_no_torch() -> None:

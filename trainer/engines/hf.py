@@ -1,9 +1,8 @@
 """The built-in engine: continuous batching over a Hugging Face model, in a thread of this process.
 
-Requests of all running episodes share forward passes: new prompts join at any pass, finished rows leave at once. A
-prompt that begins like one that was run before (the next turn of an episode, a state that another episode met, the same
-rules) only pays for what is new in it. The engine has its own copy of the weights, tagged with a version. It leaves out
-truncated sampling (top-p, top-k), which would bias the ratio of policies.
+Requests of all running episodes share forward passes: new prompts join at any pass, finished ones leave at once, and
+nothing is run twice with the same weights (:mod:`trainer.engines.prefix_cache`). The engine has its own copy of the
+weights, tagged with a version. It leaves out truncated sampling (top-p, top-k), which would bias the ratio of policies.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -33,34 +34,23 @@ _GATHER_S = 0.002
 """How long an idle engine lets further requests join before its first pass."""
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
     """A request from :meth:`HFEngine.submit` to its answer."""
 
-    __slots__ = (
-        "deadline",
-        "draws",
-        "future",
-        "in_spans",
-        "logprobs",
-        "prompt",
-        "sampling",
-        "sequence",
-        "spans",
-        "timeout_s",
-    )
-
-    def __init__(self, prompt: tuple[int, ...], sampling: SamplingParams, timeout_s: float) -> None:
-        self.prompt, self.sampling, self.timeout_s = prompt, sampling, timeout_s
-        self.deadline = time.monotonic() + timeout_s
-        self.future: Future[Completion] = Future()
-        self.sequence = OpenSequence(prompt)
-        """The prompt and what was sampled."""
-        self.draws: list[float] = []
-        """For each id that it may sample a number from 0 to 1."""
-        self.logprobs: list[float] = []
-        self.spans: list[VersionSpan] = []
-        self.in_spans = 0
-        """How many of the sampled ids ``spans`` covers; 0 as long as one version sampled them all."""
+    sampling: SamplingParams
+    timeout_s: float
+    deadline: float
+    prompt_tokens: int
+    sequence: OpenSequence
+    """The prompt and what was sampled."""
+    future: Future[Completion] = field(default_factory=Future)
+    draws: Sequence[float] = ()
+    """For each id that it may sample a number from 0 to 1."""
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    in_spans: int = 0
+    """How many of the sampled ids ``spans`` covers; 0 as long as one version sampled them all."""
 
     def end_span(self, version: int) -> None:
         """Note that ``version`` sampled the ids that no span covers yet."""
@@ -124,7 +114,8 @@ class HFEngine(Engine):
                 f"prompt of {len(prompt)} tokens + max_new_tokens {sampling.max_new_tokens} exceed "
                 f"engine.max_tokens {self._max_tokens}; raise it or shorten the prompt"
             )
-        request = _Request(prompt, sampling, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        request = _Request(sampling, timeout_s, deadline, len(prompt), OpenSequence(prompt))
         with self._wake:
             self._raise_if_unusable()
             self._queue.append(request)
@@ -261,20 +252,18 @@ class HFEngine(Engine):
                 self._network.open(request.sequence)
                 request.draws = self._draw(request.sampling)
 
-    def _draw(self, sampling: SamplingParams) -> list[float]:
+    def _draw(self, sampling: SamplingParams) -> Sequence[float]:
         """A number from 0 to 1 for each id: those of a fresh ``Philox(key=seed)``, which would take longer to make."""
-        if sampling.seed is None:
-            return list(np.random.default_rng().random(sampling.max_new_tokens))
-        self._bits_state["state"]["key"][:] = sampling.seed % 2**64, sampling.seed >> 64
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        self._bits_state["state"]["key"][:] = seed % 2**64, seed >> 64
         self._bits.state = self._bits_state
         return list(self._generator.random(sampling.max_new_tokens))
 
     def _sample(self) -> None:
         """Sample one id for every running request, and answer those that are finished."""
-        rows = self._running
-        drawn = self._next_ids(rows)
+        drawn = self._next_ids(self._running)
         still, now = [], time.monotonic()
-        for request, (token, logprob) in zip(rows, drawn, strict=True):
+        for request, (token, logprob) in zip(self._running, drawn, strict=True):
             request.logprobs.append(logprob)
             request.sequence.ids.append(token)
             if not math.isfinite(logprob):
@@ -318,7 +307,7 @@ class HFEngine(Engine):
         keep = reason != "abort" and not request.spans  # keys and values of older weights are of no use
         request.end_span(self.version)
         completion = Completion(
-            ids=tuple(request.sequence.ids[len(request.prompt) :]),
+            ids=tuple(request.sequence.ids[request.prompt_tokens :]),
             logprobs=tuple(request.logprobs),
             finish=reason,
             weight_version=min((span.version for span in request.spans), default=self.version),
