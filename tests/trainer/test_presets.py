@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from roll_envs.errors import ConfigError
-from trainer.algorithms.estimators import find_estimator
-from trainer.algorithms.losses import find_loss
 from trainer.cli import main
 from trainer.config.keys import keys
 from trainer.config.load import dump_config, load_config, parse_config, parse_resolved
+from trainer.config.parts import ESTIMATORS, LOSSES
 from trainer.config.recipes import PRESETS
 from trainer.run.algorithm_reference import algorithm_reference
 from trainer.run.default_origins import DEFAULT_ORIGINS
@@ -36,8 +35,8 @@ def test_a_recipe_sets_what_it_says_and_what_it_names_is_there(name: str) -> Non
         section, last = key.split(".")
         assert getattr(getattr(config, section), last) == value, key
     assert parse_config(dump_config(config)) == config
-    find_estimator(config.advantage.name)
-    find_loss(config.loss.name)
+    ESTIMATORS.find(config.advantage.name)
+    LOSSES.find(config.loss.name)
     assert preset.summary
     assert preset.source
 
