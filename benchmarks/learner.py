@@ -197,6 +197,7 @@ def run_ours(options: argparse.Namespace, case: str) -> Any:
     from trainer.config import LossConfig, OptimizerConfig
     from trainer.data.batches import denominators_of, make_batches
     from trainer.data.sequences import TokenSequence
+    from trainer.data.table import tokens_of
     from trainer.learner import TorchSettings
     from trainer.learner.torch import TorchLearner
     from trainer.model.network import LanguageModel
@@ -226,8 +227,11 @@ def run_ours(options: argparse.Namespace, case: str) -> Any:
     for _ in range(1 + options.steps):
         started = time.perf_counter(), time.process_time()
         # From rows to tensors on, as in a training step.
-        batches = make_batches(rows, advantages, pack_tokens=budget, tokens_per_microbatch=budget)
-        metrics, _ = learner.step(batches, denominators_of(rows), lr=LR, on_policy=True)
+        tokens, used = tokens_of(rows), range(len(rows))
+        given = [a[np.array(row.mask)] for a, row in zip(advantages, rows, strict=True)]
+        tokens = tokens.with_columns(advantage=np.concatenate(given))
+        batches = make_batches(rows, tokens, used, pack_tokens=budget, tokens_per_microbatch=budget)
+        metrics, _ = learner.step(batches, denominators_of(tokens, used), lr=LR, on_policy=True)
         times.append((time.perf_counter() - started[0], time.process_time() - started[1]))
         norms.append(metrics["learner/grad_norm"])
     return summary(options, case, times, base, norms[0])

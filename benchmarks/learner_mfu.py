@@ -21,6 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trainer.config import LossConfig, OptimizerConfig
 from trainer.data.batches import denominators_of, make_batches
 from trainer.data.sequences import TokenSequence
+from trainer.data.table import tokens_of
 from trainer.learner import TorchSettings
 from trainer.learner.torch import TorchLearner
 from trainer.model.network import LanguageModel
@@ -111,8 +112,11 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
     times = []
     for _ in range(1 + options.steps):
         started = time.perf_counter()
-        batches = make_batches(rows, advantages, pack_tokens=budget, tokens_per_microbatch=budget)
-        learner.step(batches, denominators_of(rows), lr=1e-6, on_policy=True)
+        tokens, used = tokens_of(rows), range(len(rows))
+        given = [a[np.array(row.mask)] for a, row in zip(advantages, rows, strict=True)]
+        tokens = tokens.with_columns(advantage=np.concatenate(given))
+        batches = make_batches(rows, tokens, used, pack_tokens=budget, tokens_per_microbatch=budget)
+        learner.step(batches, denominators_of(tokens, used), lr=1e-6, on_policy=True)
         if cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 from plugin_builders import install
-from trainer.algorithms.plugins import load_plugin, plugin_names
 
-from roll_envs.errors import ConfigError, PluginError
+from roll_envs.errors import ConfigError, PluginError, UnknownNameError
+from roll_envs.registry import Registry
 
 GROUP = "roll_envs.test_parts"
+
+
+def parts() -> Registry[object]:
+    return Registry("part", GROUP, lambda name, found: found)
 
 
 @pytest.fixture
@@ -22,10 +26,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_plugin_is_loaded_by_name(site: Path) -> None:
     install(site, "part_good", "VALUE = 41 + 1\n", "answer = part_good:VALUE", group=GROUP)
-    assert plugin_names(GROUP) == ("answer",)
-    assert load_plugin(GROUP, "answer", "part") == 42
-    assert load_plugin(GROUP, "question", "part") is None
-    assert load_plugin("roll_envs.other_parts", "answer", "part") is None
+    assert parts().names() == ("answer",)
+    assert parts().find("answer") == 42
+    with pytest.raises(UnknownNameError, match="question"):
+        parts().find("question")
+    with pytest.raises(UnknownNameError, match="answer"):
+        Registry("part", "roll_envs.other_parts", lambda name, found: found).find("answer")
 
 
 @pytest.mark.parametrize(
@@ -45,21 +51,23 @@ def test_a_broken_plugin_is_named_with_the_reason_and_harms_no_other(
 ) -> None:
     install(site, module, code, f"broken = {module}:VALUE", group=GROUP)
     install(site, "part_sound", "VALUE = 1\n", "sound = part_sound:VALUE", group=GROUP)
-    assert plugin_names(GROUP) == ("broken", "sound")
-    assert load_plugin(GROUP, "sound", "part") == 1
-    with pytest.raises(PluginError, match=rf"part 'broken' \({module}:VALUE\) cannot be loaded: {reason}"):
-        load_plugin(GROUP, "broken", "part")
+    assert parts().names() == ("broken", "sound")
+    assert parts().find("sound") == 1
+    with pytest.raises(
+        PluginError, match=rf"part 'broken' of {module.replace('_', '-')} 1.0 cannot be loaded: {reason}"
+    ):
+        parts().find("broken")
 
 
 def test_errors_meant_for_users_pass_unchanged(site: Path) -> None:
     code = "from roll_envs.errors import ConfigError\nraise ConfigError('set COLOUR first')\n"
     install(site, "part_asks", code, "asks = part_asks:VALUE", group=GROUP)
     with pytest.raises(ConfigError, match="set COLOUR first"):
-        load_plugin(GROUP, "asks", "part")
+        parts().find("asks")
 
 
 def test_one_name_of_two_packages_is_refused(site: Path) -> None:
     install(site, "part_one", "VALUE = 1\n", "same = part_one:VALUE", group=GROUP)
     install(site, "part_two", "VALUE = 2\n", "same = part_two:VALUE", group=GROUP)
-    with pytest.raises(PluginError, match=r"part_one \(part_one:VALUE\), part_two \(part_two:VALUE\); uninstall"):
-        load_plugin(GROUP, "same", "part")
+    with pytest.raises(PluginError, match=r"declared by 2 packages \(part-one 1.0, part-two 1.0\); uninstall"):
+        parts().find("same")
