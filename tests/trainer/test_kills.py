@@ -71,12 +71,13 @@ def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def deaths(seed: int, counts: dict[str, int]) -> list[Death]:
-    """In the last steps of training, then in the first saves and the first evaluation after that.
+    """In the last steps of training (from seed 2 on, anywhere in it or in the warm start), then in the first saves and
+    the first evaluation after that.
 
     Some of the first kind come a little later than the reset that they are counted by: while the step is learnt from.
     """
     rng = random.Random(seed)
-    late = rng.randint(int(0.75 * counts["train"]), counts["train"] - 1)
+    late = rng.randint(int(0.75 * counts["train"]) if seed < 2 else 1, counts["train"] - 1)
     return [
         Death(place="train", count=late, delay_s=rng.choice([0.0, rng.uniform(0.001, 0.02)])),
         Death(place="save", count=rng.randint(1, 8)),

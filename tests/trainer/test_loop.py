@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import threading
@@ -319,13 +318,6 @@ def test_all_that_an_algorithm_remembers_goes_on_the_same(
             assert float((tensor - expected[key]).abs().max()) < 1e-3, (name, key)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_all_that_an_algorithm_remembers_survives_kills_at_random(remembering: Path, tmp_path: Path, seed: int) -> None:
-    path = kill_again_and_again(tmp_path, seed, **REMEMBERS)
-    assert_same_curve(remembering, path)
-
-
 @pytest.mark.parametrize("moment", ["in a save", pytest.param("in training", marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str) -> None:
     """SIGKILL to a process of its own, then `roll-train resume`."""
@@ -345,45 +337,6 @@ def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str
     assert path is not None
     go_on(path)
     assert_same_curve(whole[0], path)
-
-
-def kill_again_and_again(tmp_path: Path, seed: int, **changes: Any) -> Path:
-    """A run in processes that are killed three times at random points; its folder."""
-    rng = random.Random(seed)
-    process = start(str(write_config(tmp_path, **changes)))
-    for _ in range(3):
-        lines = len(read_metrics(p)) if (p := the_run(tmp_path)) else 0
-        wanted, wait = lines + rng.randint(1, 5), rng.random() * 0.1
-
-        def due(wanted: int = wanted) -> bool:
-            path = the_run(tmp_path)
-            return (
-                path is not None
-                and len(list_checkpoints(path / "checkpoints")) > 0
-                and len(read_metrics(path)) >= wanted
-            )
-
-        def then(due: Any = due, wait: float = wait) -> bool:
-            if not due():
-                return False
-            time.sleep(wait)
-            return True
-
-        stop_when(process, then)
-        process.communicate(timeout=60)
-        path = the_run(tmp_path)
-        assert path is not None
-        process = start("resume", str(path))
-    process.communicate(timeout=120)
-    assert path is not None
-    assert process.returncode == 0
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_killed_at_random_again_and_again(whole: Whole, tmp_path: Path, seed: int) -> None:
-    assert_same_curve(whole[0], kill_again_and_again(tmp_path, seed))
 
 
 def test_training_on_from_a_finished_run(tmp_path: Path) -> None:
