@@ -86,7 +86,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
     def watched_greedy(session: Session, tasks: Sequence[Task]) -> list[Trajectory]:
         played = [  # returns that tell the tasks apart
-            replace(t, turns=tuple(replace(turn, reward=float(t.task.index)) for turn in t.turns))
+            replace(t, turns=tuple(replace(turn, reward=turn.reward + 1e-6 * t.task.index) for turn in t.turns))
             for t in collect_greedy(session, tasks)
         ]
         greedy.update({t.task.index: t.total_reward for t in played})
