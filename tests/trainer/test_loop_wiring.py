@@ -7,7 +7,7 @@ that depends on how the loop is written stands in :func:`watched`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         return update(config, parts, groups, **given)
 
     def watched_greedy(session: Session, tasks: Sequence[Task]) -> list[Trajectory]:
-        played = collect_greedy(session, tasks)
+        played = [  # returns that tell the tasks apart
+            replace(t, turns=tuple(replace(turn, reward=turn.reward + 1e-6 * t.task.index) for turn in t.turns))
+            for t in collect_greedy(session, tasks)
+        ]
         greedy.update({t.task.index: t.total_reward for t in played})
         return played
 
@@ -128,7 +131,7 @@ def test_the_greedy_return_is_that_of_the_groups_task(watched: Watched) -> None:
     for call in watched.calls:
         assert len(call.greedy) == len(call.groups)
         assert list(call.greedy) == [watched.greedy[group.task.index] for group in call.groups]
-    assert len(set(watched.greedy.values())) > 1, "all greedy episodes return the same"
+    assert max(len(call.groups) for call in watched.calls) > 1
 
 
 def test_the_reference_is_the_policy_of_the_last_refresh(watched: Watched) -> None:
