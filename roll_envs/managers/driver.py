@@ -190,6 +190,16 @@ class GroupStream:
         """Raise ``error`` where the groups are waited for."""
         self._delivered.put(error)
 
+    def _receive(self) -> list[tuple[int, Trajectory]]:
+        while True:
+            try:
+                delivered = self._delivered.get(timeout=_LISTEN_S)
+            except queue.Empty:
+                continue
+            if isinstance(delivered, RollError):
+                raise delivered
+            return delivered
+
     def __iter__(self) -> Iterator[Group]:
         return map(itemgetter(1), self.numbered())
 
@@ -200,12 +210,7 @@ class GroupStream:
             return
         try:
             while members:
-                try:
-                    delivered = self._delivered.get(timeout=_LISTEN_S)
-                except queue.Empty:
-                    continue
-                if isinstance(delivered, RollError):
-                    raise delivered
+                delivered = self._receive()
                 for place, trajectory in delivered:
                     members[place][trajectory.member] = trajectory
                     if self._on_done is not None:
