@@ -4,8 +4,8 @@
     python benchmarks/rollout.py --old ../main --running 10000   # many running episodes: peak memory, too
     python benchmarks/rollout.py --old ../main --step            # quickstart's whole training step
 
-Each measurement runs in a process of its own, in its checkout's folder and with that checkout's ``.venv`` where there is
-one. "Machinery" is all but the model: environments, prompts, scheduling; one engine thread answers at once, with an id
+Each measurement runs in a process of its own, in its checkout's folder, with its ``.venv`` where there is one.
+"Machinery" is all but the model: environments, prompts, scheduling; one engine thread answers at once, with an id
 that follows from the request's seed. Settings are those of configs/frozenlake_tiny.yaml.
 """
 
@@ -19,6 +19,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+IMPORTS = r'''
+import importlib
+
+def find(name, *modules):
+    """A name from where this commit, or one before trainer/ had rooms, has it."""
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+    raise ImportError(name)
+
+load_config = find("load_config", "trainer.config.load", "trainer.config_file")
+Session = find("Session", "trainer.rollout.session", "trainer.session")
+'''
+
 MEASURE = r'''
 import json, queue, resource, sys, tempfile, threading, time
 from concurrent.futures import Future
@@ -26,8 +42,6 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from roll_envs.types import Completion
-from trainer.config.load import load_config
-from trainer.rollout.session import Session
 
 mode, running, turns_wanted = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 config = load_config(Path("configs/frozenlake_tiny.yaml"))
@@ -62,12 +76,14 @@ class AtOnce:
         pass
 
 
-try:
-    from trainer.rollout.source import draw_tasks
-    draw = lambda first, count: draw_tasks(config.env, seed=0, indices=range(first, first + count))
-except ImportError:
-    from trainer.rollout.tasks import draw_tasks
-    draw = lambda first, count: draw_tasks(config.env, seed=0, first=first, count=count)
+draw_tasks = find("draw_tasks", "trainer.rollout.source", "trainer.rollout.tasks", "trainer.tasks")
+
+
+def draw(first, count):
+    if "indices" in draw_tasks.__code__.co_varnames:
+        return draw_tasks(config.env, seed=0, indices=range(first, first + count))
+    return draw_tasks(config.env, seed=0, first=first, count=count)
+
 
 with Session(config) as session:
     if mode == "machinery":
@@ -88,10 +104,10 @@ print(json.dumps({"ms_per_turn": 1e3 * seconds / turns, "peak_gib": peak, "secon
 STEP = r"""
 import json, sys, tempfile, time
 from pathlib import Path
-from trainer.config.load import load_config
-from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import train
-from trainer.run.report import Report
+RunFolder = find("RunFolder", "trainer.run.folder", "trainer.run_folder")
+read_metrics = find("read_metrics", "trainer.run.folder", "trainer.run_folder")
+train = find("train", "trainer.run.loop", "trainer.loop")
+Report = find("Report", "trainer.run.report", "trainer.report")
 config = load_config(Path("configs/frozenlake_tiny.yaml"))
 with tempfile.TemporaryDirectory() as folder:
     config = config.model_copy(update={
@@ -112,7 +128,7 @@ def measure(checkout: Path, options: argparse.Namespace) -> dict[str, float]:
     """One process in ``checkout``."""
     own = checkout / ".venv" / "bin" / "python"
     python = str(own) if own.exists() else sys.executable
-    program = STEP if options.step else MEASURE
+    program = IMPORTS + (STEP if options.step else MEASURE)
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     done = subprocess.run(
         [python, "-c", program, options.mode, str(options.running), str(options.turns)],
