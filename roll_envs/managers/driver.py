@@ -56,6 +56,12 @@ _CLOSE_WAIT_S = 0.5
 """How long closing waits for threads, so that those that can end do so before the process does."""
 _SLICE_S = 0.01
 """How long one episode is driven before the others have their turn."""
+_WAIT_S = 0.005
+"""Calls that wait this long, in the mean, and twice as long as they compute are made on worker threads. Below it, a
+thread that waits for the interpreter's lock (5 ms at a time) looks the same."""
+_WAIT_CAP_S = 0.05
+_OUTSTANDING = 3
+"""As long as so many calls of a kind are late, further ones of that kind are made on worker threads."""
 _MAX_WORKERS = 512
 _CLOSERS = 8
 """Threads that close environments at the end."""
@@ -98,19 +104,19 @@ class _CallTimes:
     """Calls that the driving thread was relieved of and that have not returned."""
 
     def add(self, wall_s: float, cpu_s: float) -> None:
-        """Count a call in place. It begins as if 16 calls without any waiting had been seen, and one call counts as 10
-        ms of waiting at most: another process that takes the core for a moment must not decide."""
+        """Count a call in place. It begins as if 16 calls without any waiting had been seen, and one call counts as
+        ``_WAIT_CAP_S`` of waiting at most: a process that takes the core for a moment must not decide."""
         self.calls += 1
         weight = 1.0 / min(self.calls + 16, 64)
-        waited = min(max(wall_s - cpu_s, 0.0), max(0.01, 4 * cpu_s))
+        waited = min(max(wall_s - cpu_s, 0.0), max(_WAIT_CAP_S, 4 * cpu_s))
         self.wait_s += weight * (waited - self.wait_s)
         self.cpu_s += weight * (cpu_s - self.cpu_s)
 
     def on_threads(self) -> bool:
         """Whether the next call is made on a worker thread; one in 64 is made in place, to measure again."""
-        if self.outstanding:
+        if self.outstanding >= _OUTSTANDING:
             return True
-        if self.wait_s < 0.001 or self.wait_s < 2 * self.cpu_s:
+        if self.wait_s < _WAIT_S or self.wait_s < 2 * self.cpu_s:
             return False
         self.calls += 1
         return self.calls % 64 != 0
@@ -190,6 +196,16 @@ class GroupStream:
         """Raise ``error`` where the groups are waited for."""
         self._delivered.put(error)
 
+    def _receive(self) -> list[tuple[int, Trajectory]]:
+        while True:
+            try:
+                delivered = self._delivered.get(timeout=_LISTEN_S)
+            except queue.Empty:
+                continue
+            if isinstance(delivered, RollError):
+                raise delivered
+            return delivered
+
     def __iter__(self) -> Iterator[Group]:
         return map(itemgetter(1), self.numbered())
 
@@ -200,12 +216,7 @@ class GroupStream:
             return
         try:
             while members:
-                try:
-                    delivered = self._delivered.get(timeout=_LISTEN_S)
-                except queue.Empty:
-                    continue
-                if isinstance(delivered, RollError):
-                    raise delivered
+                delivered = self._receive()
                 for place, trajectory in delivered:
                     members[place][trajectory.member] = trajectory
                     if self._on_done is not None:

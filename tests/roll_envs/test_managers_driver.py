@@ -324,9 +324,11 @@ def test_ctrl_c_while_collecting_closes_the_driver() -> None:
 
 def test_closing_from_another_thread_ends_the_wait() -> None:
     stuck = driver(lambda t: FaultyEnv({"step": hang}, **t.kwargs))
-    threading.Timer(0.2, stuck.close).start()
+    closing = threading.Timer(0.2, stuck.close)
+    closing.start()
     with pytest.raises(RollError, match="driver is closed"):
         stuck.play([task(i) for i in range(8)], 2)
+    closing.join()
 
 
 def test_an_error_in_the_callers_own_code_comes_out_and_closes() -> None:

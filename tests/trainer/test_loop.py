@@ -494,11 +494,13 @@ def test_an_interrupt_while_collecting(whole: Whole, tmp_path: Path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(Session, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path)
+            run(tmp_path, checkpoint={"every": 0})
     path = the_run(tmp_path)
     assert path is not None
     saved = load_checkpoint(path)
     assert (saved.progress["steps"], saved.cursor, saved.progress["in_flight"]) == (1, 6, [3, 4, 5])
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("every: 0", "every: 1"))
     go_on(path)
     assert_same_curve(whole[0], path)
 

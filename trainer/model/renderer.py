@@ -68,6 +68,7 @@ class ChatRenderer:
         self._lists = self._merges_system = False
         self._thought_opening = ""
         self._tails: dict[Message, tuple[int, ...] | None] = {}
+        self._rendered: dict[tuple[Message, ...], tuple[int, ...]] = {}
         try:
             self._lists, self._merges_system = self._forms()
             opened = _THOUGHT_OPENING.search(self._text([_ASK], open_reply=True))
@@ -101,7 +102,17 @@ class ChatRenderer:
         """Ids of the whole conversation and the opening of the next reply.
 
         The system message becomes the beginning of the first question where the template has no place for one.
+        Conversations that were rendered before (members of a group, states met again) are looked up.
         """
+        key = tuple(messages)
+        known = self._rendered.get(key)
+        if known is None:
+            if len(self._rendered) >= _CACHED:
+                self._rendered.clear()
+            known = self._rendered[key] = self._render(key)
+        return known
+
+    def _render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         shown, mark = self._cut(messages)
         try:
             text = self._text(shown, open_reply=True)
