@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trainer.rollout.tasks import HELD_OUT_SEEDS
 
 import roll_envs
 from envs.frozenlake import FROZEN_LAKE
 from envs.frozenlake.env import FrozenLakeEnv
 from trainer.cli import main
+from trainer.rollout.source import HELD_OUT_SEEDS
 from trainer.run.loop import train
 
 CARD = replace(FROZEN_LAKE, id="test/MortalLake-v0", entry_point="mortal_runs:MortalLake")

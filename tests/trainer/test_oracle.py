@@ -19,29 +19,23 @@ from oracle_cases import DEFAULTS, draw_groups, draw_settings
 from oracle_losses import Undecided
 from oracle_rewards import Settings
 from oracle_sequences import Shape, logprobs
-from trainer.algorithms.state import AlgorithmState
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from roll_envs.types import Group, Metrics
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
+from trainer.data import batches
 from trainer.learner import make_learner, precision
 from trainer.model.network import LanguageModel
-from trainer.run.update import Parts, update
+from trainer.run.update import StepParts, update
 
+_NARROW = np.float32
 VOCABULARY = 20
 SHAPE = Shape(layers=1, heads=2, rope_theta=30.0)
 TOLERANCE = 1e-7
 STEPS = 3
 
 # -- the trainer as the comparison sees it: everything that depends on its interfaces stands here ----------------------
-
-NAMES = {
-    "turn-mean": "turn",
-    "turn-product": "turn",
-    "sequence-mean": "row",
-    "sequence-product": "row-product",
-}
-CORRECTION_NAMES = {"turn-product": "turn", "sequence-product": "row", "sequence-mean": "geometric"}
 
 
 def configuration(settings: Settings) -> RunConfig:
@@ -51,12 +45,6 @@ def configuration(settings: Settings) -> RunConfig:
         if value == DEFAULTS[key] and key not in always:
             continue
         section, _, name = key.rpartition(".")
-        if key == "loss.ratio":
-            value = NAMES.get(value, value)
-        if key in ("correction.level", "correction.reject"):
-            value = CORRECTION_NAMES.get(value, value)
-        if key == "correction.sequence_delta":
-            name = "row_delta"
         (tree.setdefault(section, {}) if section else tree)[name] = value  # type: ignore[index]
     return RunConfig.model_validate(tree)
 
@@ -78,7 +66,7 @@ class Trainer:
             settings=config.learner,
         )
         values = settings["advantage.name"] in ("gae", "bi_level_gae")
-        self.parts = Parts(
+        self.parts = StepParts(
             learner=self.learner,
             state=AlgorithmState(kl_coef=config.reward.kl_coef),
             critic=self.learner.critic(config.critic) if values else None,
@@ -139,6 +127,8 @@ def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
     monkeypatch.setattr(np, "float32", np.float64)
+    columns = ((*names, np.float64 if kind is _NARROW else kind) for *names, kind in batches._COLUMNS)
+    monkeypatch.setattr(batches, "_COLUMNS", tuple(columns))
     monkeypatch.setitem(precision.DTYPES, "float32", torch.float64)
 
 
