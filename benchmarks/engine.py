@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 import torch
-from trainer.learner.precision import DTYPES, cast_weights
+from trainer.learner.gradients import DTYPES, cast_weights
 
 import roll_envs
 import trainer.engines.prefix_cache as prefix_cache

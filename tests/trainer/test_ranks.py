@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
+from episode_builders import batches_of, counted
 from test_learner import some_rows
 from tiny import tiny_model
 from torch import distributed
 
 from trainer.config import CriticConfig, LossConfig, OptimizerConfig
-from trainer.data.batches import Denominators, denominators_of, make_batches
+from trainer.data.batches import Denominators
 from trainer.learner.ranks import Ranks
 from trainer.learner.torch import TorchLearner
 
@@ -41,17 +42,17 @@ def a_step(ranks: Ranks, mine: Sequence[int], *, spoil: Sequence[int] = ()) -> d
         temperature=0.7,
         ranks=ranks,
     )
-    batches = make_batches(rows, advantages, pack_tokens=20, tokens_per_microbatch=40)
-    own = denominators_of(rows)
+    batches = batches_of(rows, advantages, pack_tokens=20, tokens_per_microbatch=40)
+    own = counted(rows)
     critic = learner.critic(CriticConfig(lr=1e-3))
     with torch.no_grad():
         critic._network["head"].weight.fill_(0.1)  # so that its body has a gradient
-    targets = make_batches(
+    targets = batches_of(
         rows,
         pack_tokens=20,
         tokens_per_microbatch=20,
-        values=[np.zeros(len(r.ids)) for r in rows],
-        returns=[np.linspace(0, 1, len(r.ids))[None] for r in rows],
+        value=[np.zeros(len(r.ids)) for r in rows],
+        returns=[np.linspace(0, 1, len(r.ids)) for r in rows],
     )
     critic_metrics = critic.step(targets, own, lr=1e-3)
     metrics, logprobs = learner.step(batches, own, lr=1e-3)
@@ -122,9 +123,9 @@ class TwoRanks(Ranks):
 def test_sums_by_hand() -> None:
     assert TwoRanks({"a": 2.0, "c": 5.0}).sum({"a": 1.0, "b": 0.5}) == {"a": 3.0, "b": 0.5, "c": 5.0}
     assert Ranks().sum({"a": 1.0}) == {"a": 1.0}
-    own = Denominators(tokens=7, rows=2, row_tokens=torch.tensor([3, 4]))
-    total = TwoRanks({"tokens": 5, "rows": 1}).denominators(own)
-    assert (total.tokens, total.rows, total.row_tokens.tolist()) == (12, 3, [3, 4])
+    own = Denominators(tokens=7, sequences=2, sequence_tokens=torch.tensor([3, 4]))
+    total = TwoRanks({"tokens": 5, "sequences": 1}).denominators(own)
+    assert (total.tokens, total.sequences, total.sequence_tokens.tolist()) == (12, 3, [3, 4])
 
 
 def test_decisions_are_taken_together() -> None:
@@ -144,8 +145,8 @@ def test_a_rank_skips_what_another_cannot_take() -> None:
     rows, advantages = some_rows(3)
     model = tiny_model()
     learner = TorchLearner(model, loss=LossConfig(), optimizer=OptimizerConfig(), temperature=0.7, ranks=OtherRefuses())
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
-    metrics, _ = learner.step(batches, denominators_of(rows), lr=1e-2)
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    metrics, _ = learner.step(batches, counted(rows), lr=1e-2)
     assert metrics["learner/skipped_steps"] == 1.0
     assert all(torch.equal(w, tiny_model().network.state_dict()[n]) for n, w in learner.weights())
 
