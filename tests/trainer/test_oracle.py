@@ -25,7 +25,8 @@ from roll_envs.types import Group, Metrics
 from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
 from trainer.data import batches
-from trainer.learner import gradients as learner_gradients, make_learner
+from trainer.learner import gradients as learner_gradients
+from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
 from trainer.run.update import StepParts, update
 
