@@ -65,15 +65,15 @@ def test_metrics_are_on_disk_at_once_and_in_tensorboard(tmp_path: Path) -> None:
     with RunFolder.create(config(tmp_path)) as folder:
         folder.log({"loss": 0.5, "episodes": 64}, step=1)
         folder.log({"loss": float("nan")}, step=2)
-        folder.log({"success": 0.25}, step=0, phase="panel")
+        folder.log({"success": 0.25}, step=0, phase="evaluation")
         lines = folder.metrics_path.read_text().splitlines()
     assert [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines] == [
         {"phase": "train", "step": 1, "loss": 0.5, "episodes": 64},
         {"phase": "train", "step": 2, "loss": "nan"},
-        {"phase": "panel", "step": 0, "success": 0.25},
+        {"phase": "evaluation", "step": 0, "success": 0.25},
     ]
     assert events(folder, "train/loss") == [(1, 0.5)]
-    assert events(folder, "panel/success") == [(0, 0.25)]
+    assert events(folder, "evaluation/success") == [(0, 0.25)]
     assert [r["step"] for r in folder.read_metrics("train")] == [1, 2]
 
 
