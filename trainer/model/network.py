@@ -15,7 +15,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 from transformers.utils.logging import disable_progress_bar
 
-from roll_envs.errors import CheckpointError, ConfigError
+from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
 from trainer.config import ModelConfig
 from trainer.model.tokenizer import build_tokenizer, words_of
 
@@ -93,17 +93,24 @@ def weights_of(network: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def load_weights(network: Any, weights: Iterable[tuple[str, torch.Tensor]], source: str = "the checkpoint") -> None:
+def load_weights(
+    network: Any,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    source: str = "the checkpoint",
+    *,
+    error: type[RollError] = CheckpointError,
+) -> None:
     """Copy a stream of weights into ``network`` in place, one at a time; a weight with several names needs one.
 
-    Raises :class:`CheckpointError` when they do not fit; ``network`` is then not to be used.
+    Raises ``error`` for unknown names, weights that no name came for and shapes that differ; ``network`` then has some
+    of the new weights and is not to be used.
     """
     own = network.state_dict(keep_vars=True)
     missing = {id(value): name for name, value in reversed(own.items())}
     problems: list[str] = []
     for name, value in weights:
         if name not in own:
-            problems.append(f"the model has no {name}")
+            problems.append(str(UnknownNameError("weight", name, own)))
             continue
         missing.pop(id(own[name]), None)
         if own[name].shape == value.shape:
@@ -113,7 +120,7 @@ def load_weights(network: Any, weights: Iterable[tuple[str, torch.Tensor]], sour
     problems += [f"{name} is missing" for name in missing.values()]
     if problems:
         listed = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
-        raise CheckpointError(f"{source} does not fit the configured model: {listed}")
+        raise error(f"{source} does not fit the configured model: {listed}")
 
 
 def build_model(config: ModelConfig, env: gymnasium.Env[str, str], seed: int) -> LanguageModel:
