@@ -495,7 +495,7 @@ def test_a_step_makes_no_tensor_on_a_default_device(lora_rank: int) -> None:
     critic = learner.critic(CriticConfig())
     values = batches_of(
         rows, pack_tokens=40, tokens_per_microbatch=80, value=[np.zeros(len(r.ids)) for r in rows],
-        return_=[np.ones(len(r.ids)) for r in rows],
+        returns=[np.ones(len(r.ids)) for r in rows],
     )  # fmt: skip
     denominators = counted(rows)
     with EveryDeviceNamed() as mode:

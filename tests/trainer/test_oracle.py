@@ -25,7 +25,8 @@ from roll_envs.types import Group, Metrics
 from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
 from trainer.data import batches
-from trainer.learner import make_learner, precision
+from trainer.learner import gradients as learner_gradients
+from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
 from trainer.run.update import StepParts, update
 
@@ -129,7 +130,7 @@ def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "float32", np.float64)
     columns = ((*names, np.float64 if kind is _NARROW else kind) for *names, kind in batches._COLUMNS)
     monkeypatch.setattr(batches, "_COLUMNS", tuple(columns))
-    monkeypatch.setitem(precision.DTYPES, "float32", torch.float64)
+    monkeypatch.setitem(learner_gradients.DTYPES, "float32", torch.float64)
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from trainer.config import EnvConfig, RunConfig
+from trainer.config.load import dump_config, load_config
 from trainer.run.folder import TEMPORARY_SUFFIX, RunFolder, read_metrics, write_atomic
 
 
@@ -42,7 +43,9 @@ def test_a_new_folder_never_takes_an_old_one(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_configuration_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = config(tmp_path)
+    written = tmp_path / "config.yaml"
+    written.write_text(dump_config(config(tmp_path)))
+    made = load_config(written)
     folder = RunFolder.create(made, output=tmp_path / "elsewhere")
     assert folder.path.parent == tmp_path / "elsewhere"
     assert RunFolder.open(folder.path).config == made

@@ -138,7 +138,7 @@ class TorchSettings(Settings):
 
     threads: int = setting(0, "Micro-batches side by side, and torch threads of the engine; 0 chooses by size.", ge=0)
     attention: Literal["auto", "sdpa", "flash", "flex"] = setting(
-        "auto", "Kernel for packed rows; flash and flex need CUDA, auto is flash where it runs, else sdpa."
+        "auto", "Kernel for packed sequences; flash and flex need CUDA, auto is flash where it runs, else sdpa."
     )
     logits_mib: float = setting(
         256.0, "Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice.", gt=0

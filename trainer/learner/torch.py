@@ -30,7 +30,7 @@ from trainer.learner.critic import TorchCritic
 from trainer.learner.gradients import DTYPES, MasterWeights, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, trained_weights
 from trainer.learner.ranks import Ranks
-from trainer.model.attention import Kind, choose_attention, use_row_attention
+from trainer.model.attention import Kind, choose_attention, use_packed_attention
 from trainer.model.forward import head_of, label_scores
 from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
 
@@ -41,7 +41,7 @@ class _Forward:
     """A network and how it is run over batches."""
 
     def __init__(self, network: Any, temperature: float, settings: TorchSettings) -> None:
-        use_row_attention(network)
+        use_packed_attention(network)
         try:
             self._head = head_of(network)
         except ValueError as error:
