@@ -46,9 +46,19 @@ def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
 
 
 def test_the_readmes_python_runs(tmp_path: Path) -> None:
-    play, judge = _python_blocks(REPOSITORY / "README.md")
-    assert max(len(block.splitlines()) for block in (play, judge)) <= 10
+    play, teach, judge = _python_blocks(REPOSITORY / "README.md")
+    assert max(len(block.splitlines()) for block in (play, teach, judge)) <= 10
     assert _run("-W", "error", "-c", play, cwd=tmp_path).rstrip().endswith("success True")
+    small = {
+        '"configs/': f'"{REPOSITORY.as_posix()}/configs/',
+        "steps=40": f'steps=1, warm_start={{"steps": 1, "episodes_per_step": 4}}, output="{tmp_path.as_posix()}"',
+        '"groups_per_step": 16': '"groups_per_step": 2',
+        "advantage={": 'evaluation={"tasks": 2}, advantage={',
+    }
+    for whole, part in small.items():
+        assert whole in teach
+        teach = teach.replace(whole, part)
+    assert str(tmp_path) in _run("-c", teach, cwd=tmp_path).splitlines()[-1]
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
     assert _run("-W", "error", "-c", judge, cwd=tmp_path).split() == ["b'42\\n'", "True"]
 

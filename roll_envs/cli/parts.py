@@ -9,7 +9,7 @@ from roll_envs.cli.common import paint, print_json, table
 from roll_envs.errors import RollError, UnknownNameError
 from roll_envs.registry import MakerRegistry
 from roll_envs.sandbox import SANDBOXES
-from roll_envs.settings import described_settings
+from roll_envs.settings import described_settings, settings_model
 from roll_envs.tools.registry import TOOLS
 from roll_envs.verifiers.registry import VERIFIERS
 
@@ -54,7 +54,7 @@ def _parts(kind: str, only: str | None) -> list[dict[str, Any]]:
             reason = registration.reason
             if not reason:
                 try:
-                    settings = described_settings(_KINDS[kind].settings(registration.id))
+                    settings = described_settings(settings_model(_KINDS[kind].find(registration.id)))
                 except RollError as error:
                     reason = str(error)
             found.append(

@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 
 import roll_envs
+from roll_envs import registry
 from roll_envs.testing import COUNTER_CARD, CounterEnv, EchoEnv
 
 SOKOBAN = "roll/SimpleSokoban-v0"
@@ -187,6 +188,19 @@ def test_states() -> None:
     assert states[SOKOBAN] == "ready"
     assert json.dumps(states)
     assert roll_envs.card(SOKOBAN).id == SOKOBAN
+
+
+def test_metadata_are_looked_at_again_only_where_a_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(registry, "_times", lambda: looked.append(1) or (len(looked),))
+    roll_envs.card(SOKOBAN)
+    before = len(looked)  # 0, or 1 where sys.path is another than it was at the last look
+    roll_envs.make(SOKOBAN)
+    roll_envs.make_verifier("exact")
+    assert len(looked) == before
+    with pytest.raises(roll_envs.UnknownNameError):
+        roll_envs.make("roll/NoSuchGame-v0")
+    assert len(looked) > before
 
 
 def test_discovering_again_changes_nothing(counter: str) -> None:

@@ -199,8 +199,8 @@ class TorchLearner:
         """One optimiser step over the ``batches`` of all ranks; returns metrics (of all ranks, the same on each) and
         the log-probs of this rank's batches before the step. ``denominators`` are those of this rank's sequences.
 
-        ``on_policy`` takes the ratio to the current policy itself (exactly 1): right when the sequences were sampled by
-        these very weights and this is the only step on them. A step whose gradient is not finite or too large is
+        ``on_policy`` takes the ratio to the current policy itself (exactly 1): right for the first step since the
+        proximal log-probs were, or would have been, computed. A step whose gradient is not finite or too large is
         skipped and leaves everything as it was, ``learner/skipped_steps`` is then 1; raises :class:`RollError` after
         too many of them.
         """

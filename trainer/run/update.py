@@ -60,7 +60,8 @@ def update(
     ``greedy`` is the return of the greedy episode of each group, where one was played. Sequences that cannot have a
     gradient are not run through the model, but count in the denominators. In a single on-policy step of a loss that is
     linear in the advantages, sequences with the same ids (short answers in a state that several episodes meet) are run
-    once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them.
+    once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them,
+    in which it is exactly 1.
     """
     sequences = sequences_of(groups)
     metrics: Metrics = {"learner/sequences": float(len(sequences))}
@@ -141,7 +142,8 @@ def _train_policy(
 ) -> Metrics:
     settings, loss = config.learner, config.loss
     part: Loss = LOSSES.find(loss.name)
-    on_policy = _single(config) and loss.proximal == "recompute"
+    # Until a step is taken the policy is the proximal one: a ratio of exactly 1 leaves no rounding to learn from.
+    on_policy = loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
     whole = list(range(len(sequences)))
     minibatches = [
@@ -157,7 +159,7 @@ def _train_policy(
     # Nothing is left of the advantages of masked tokens, which must not decide whether a step is taken.
     advantage = tokens.advantage * tokens.weight * tokens.trained
     tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=advantage))
-    if on_policy and part.linear_on_policy and not config.correction.weighs and not everything:
+    if on_policy and _single(config) and part.linear_on_policy and not config.correction.weighs and not everything:
         tokens = _merged(
             sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"
         )
@@ -182,6 +184,7 @@ def _train_policy(
         batches = _batched(config, sequences, chosen, used)
         mine = replace(denominators_of(chosen, used), tokens=denominators.tokens, sequences=denominators.sequences)
         taken, before = parts.learner.step(batches, mine, lr=lr, on_policy=on_policy)
+        on_policy = on_policy and taken.get("learner/skipped_steps", 0.0) > 0
         if tokens.proximal_logp is None:
             run = tokens.learnt & np.isin(tokens.sequence, used)
             taken.update(token_mismatch_metrics(tokens, scatter_back(batches, before, tokens), run))
