@@ -1,4 +1,4 @@
-"""Rows end to end: each is computed as if it stood alone, whatever stands beside it."""
+"""Sequences end to end: each is computed as if it stood alone, whatever stands beside it."""
 
 from __future__ import annotations
 
@@ -31,48 +31,48 @@ def inputs(lengths: Sequence[int], heads: int = 4, kv_heads: int = 2, width: int
 
 
 def alone(qkv: Sequence[torch.Tensor], lengths: Sequence[int], scale: float | None = None) -> torch.Tensor:
-    """The definition: one call of SDPA for each row, [1, N, H, E]."""
+    """The definition: one call of SDPA for each sequence, [1, N, H, E]."""
     parts = zip(*(x.split(list(lengths), dim=2) for x in qkv), strict=True)
     outs = [scaled_dot_product_attention(*p, is_causal=True, scale=scale, enable_gqa=True) for p in parts]
     return torch.cat(outs, 2).transpose(1, 2)
 
 
-def run(qkv: Sequence[torch.Tensor], rows: Layout, **keywords: Any) -> torch.Tensor:
-    out, _ = attention._attention(torch.nn.Module(), *qkv, None, layout=rows, **keywords)
+def run(qkv: Sequence[torch.Tensor], layout: Layout, **keywords: Any) -> torch.Tensor:
+    out, _ = attention._attention(torch.nn.Module(), *qkv, None, layout=layout, **keywords)
     return out
 
 
 def test_buckets_by_hand() -> None:
-    rows = layout_of_positions(positions_of([3, 3, 3]))
-    assert (rows.starts.tolist(), rows.longest, rows.buckets) == ([0, 3, 6, 9], 3, ((3, 3, 3, None),))
-    assert rows.query_tokens is rows.key_tokens is rows.place_of_token is None
-    rows = layout_of_positions(positions_of([2, 20, 1]))  # 20 stands alone; 2 and 1 share
-    assert rows.buckets == ((1, 20, 20, None), (2, 2, 2, None))
-    assert rows.query_tokens is not None
-    assert rows.place_of_token is not None
-    assert rows.key_tokens is None  # the same ones
-    assert rows.query_tokens.tolist() == [*range(2, 22), 0, 1, 22, 22]
-    assert rows.place_of_token.tolist() == [20, 21, *range(20), 22]
+    layout = layout_of_positions(positions_of([3, 3, 3]))
+    assert (layout.starts.tolist(), layout.longest, layout.buckets) == ([0, 3, 6, 9], 3, ((3, 3, 3, None),))
+    assert layout.query_tokens is layout.key_tokens is layout.place_of_token is None
+    layout = layout_of_positions(positions_of([2, 20, 1]))  # 20 stands alone; 2 and 1 share
+    assert layout.buckets == ((1, 20, 20, None), (2, 2, 2, None))
+    assert layout.query_tokens is not None
+    assert layout.place_of_token is not None
+    assert layout.key_tokens is None  # the same ones
+    assert layout.query_tokens.tolist() == [*range(2, 22), 0, 1, 22, 22]
+    assert layout.place_of_token.tolist() == [20, 21, *range(20), 22]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
 def test_every_token_has_a_place_and_little_is_wasted(lengths: list[int]) -> None:
-    rows = layout_of_positions(positions_of(lengths))
-    places = sum(b.sequences * b.queries for b in rows.buckets)
-    assert sum(b.sequences for b in rows.buckets) == len(lengths)
-    assert all(b.keys == b.queries and b.mask is None for b in rows.buckets)
+    layout = layout_of_positions(positions_of(lengths))
+    places = sum(b.sequences * b.queries for b in layout.buckets)
+    assert sum(b.sequences for b in layout.buckets) == len(lengths)
+    assert all(b.keys == b.queries and b.mask is None for b in layout.buckets)
     assert places < sum(n + max(16, n / 7 + 1) for n in lengths)
-    if rows.query_tokens is None or rows.place_of_token is None:
+    if layout.query_tokens is None or layout.place_of_token is None:
         assert places == sum(lengths)
         return
-    assert len(rows.query_tokens) == places
-    assert torch.equal(rows.query_tokens[rows.place_of_token], torch.arange(sum(lengths)))
+    assert len(layout.query_tokens) == places
+    assert torch.equal(layout.query_tokens[layout.place_of_token], torch.arange(sum(lengths)))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.sampled_from([None, 0.3]))
-def test_each_row_is_computed_as_if_alone(lengths: list[int], scale: float | None) -> None:
+def test_each_sequence_is_computed_as_if_alone(lengths: list[int], scale: float | None) -> None:
     """Forward and backward, in float64, with fewer key heads than query heads."""
     qkv = inputs(lengths)
     found = run(qkv, layout_of_positions(positions_of(lengths)), scaling=scale)
@@ -89,8 +89,8 @@ def test_bfloat16_on_a_cpu_is_computed_in_float32() -> None:
     lengths = [5, 20, 7]
     half = [x.detach().bfloat16().requires_grad_() for x in inputs(lengths)]
     fine = [x.detach().float().requires_grad_() for x in half]
-    rows = layout_of_positions(positions_of(lengths))
-    out, expected = run(half, rows), run(fine, rows)
+    layout = layout_of_positions(positions_of(lengths))
+    out, expected = run(half, layout), run(fine, layout)
     assert torch.equal(out, expected.bfloat16())
     weights = torch.linspace(-1, 1, out.numel()).view_as(out).bfloat16()
     (out * weights).sum().backward()
@@ -107,7 +107,7 @@ def test_flex_is_the_same() -> None:
     assert torch.allclose(found, alone(qkv, lengths), atol=1e-5)
 
 
-def test_flash_is_told_where_rows_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_is_told_where_sequences_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel is for CUDA; here a plain function with its signature answers, so that the wiring is tried."""
     lengths = [7, 1, 20, 5]
     qkv = inputs(lengths)
@@ -116,8 +116,8 @@ def test_flash_is_told_where_rows_start(monkeypatch: pytest.MonkeyPatch) -> None
         assert cu_q.dtype == cu_k.dtype == torch.int32
         assert (max_q, max_k) == (20, 20)
         assert keywords == {"scale": None, "window_size": (-1, 0), "enable_gqa": True}
-        rows = [slice(a, b) for a, b in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True)]
-        each = [[x[row].transpose(0, 1)[None] for x in (q, k, v)] for row in rows]
+        parts = [slice(a, b) for a, b in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True)]
+        each = [[x[part].transpose(0, 1)[None] for x in (q, k, v)] for part in parts]
         outs = [scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True) for x in each]
         return torch.cat([out[0].transpose(0, 1) for out in outs])
 
@@ -144,7 +144,7 @@ SHAPE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("family", [(LlamaForCausalLM, LlamaConfig), (Qwen2ForCausalLM, Qwen2Config)])
-def test_a_model_over_rows_is_the_model_over_each(family: Any) -> None:
+def test_a_model_over_packed_sequences_is_the_model_over_each(family: Any) -> None:
     lengths = [30, 4, 29, 1, 12]
     torch.manual_seed(0)
     network = family[0](family[1](**SHAPE)).double().eval()
@@ -161,7 +161,7 @@ def test_a_model_over_rows_is_the_model_over_each(family: Any) -> None:
             layout=layout_of_positions(positions),
         )
         assert torch.allclose(found.logits[0], expected, atol=1e-10)
-        # Without rows it is the model that it was, with padding masks too.
+        # Without a layout it is the model that it was, with padding masks too.
         plain = torch.cat([network(input_ids=part[None]).logits[0] for part in ids.split(lengths)])
         assert torch.equal(plain, expected)
         padded = torch.zeros(2, 30, dtype=torch.int64)
@@ -202,17 +202,17 @@ def test_no_flash_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "flash", "flex"])
-def test_what_attention_over_rows_does_not_know_is_refused(kind: Kind) -> None:
-    qkv, rows = inputs([5, 3]), Layout(kind=kind, starts=torch.tensor([0, 5, 8]).int(), longest=5)
+def test_what_packed_attention_does_not_know_is_refused(kind: Kind) -> None:
+    qkv, layout = inputs([5, 3]), Layout(kind=kind, starts=torch.tensor([0, 5, 8]).int(), longest=5)
     with pytest.raises(RollError, match="asks for softcap"):
-        run(qkv, rows, softcap=50.0)
+        run(qkv, layout, softcap=50.0)
     with pytest.raises(RollError, match=r"sequence of 5 tokens is longer than the model's sliding window of 4"):
-        run(qkv, rows, sliding_window=4)
+        run(qkv, layout, sliding_window=4)
 
 
-def test_a_window_that_is_not_shorter_than_the_rows_changes_nothing() -> None:
-    qkv, rows = inputs([5, 3]), layout_of_positions(positions_of([5, 3]))
-    assert torch.equal(run(qkv, rows, sliding_window=5), run(qkv, rows))
+def test_a_window_that_is_not_shorter_than_the_sequences_changes_nothing() -> None:
+    qkv, layout = inputs([5, 3]), layout_of_positions(positions_of([5, 3]))
+    assert torch.equal(run(qkv, layout, sliding_window=5), run(qkv, layout))
 
 
 def test_layers_that_mix_tokens_otherwise_are_refused() -> None:

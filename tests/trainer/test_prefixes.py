@@ -1,4 +1,4 @@
-"""Rows that begin alike are run once where they are alike, and nothing shows it."""
+"""Sequences that begin alike are run once where they are alike, and nothing shows it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nothing_is_shared_by_hand() -> None:
     assert tree_of([[1, 2, 3, 4, 5], [2, 2, 3, 4, 5]]) is None
 
 
-def test_a_row_may_be_the_beginning_of_another_or_the_same() -> None:
+def test_a_sequence_may_be_the_beginning_of_another_or_the_same() -> None:
     tree = tree_of([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]])
     assert len(tree.kept) == 6
     assert sorted(tree.shared.tolist()) == [0, 5, 5]
@@ -58,7 +58,7 @@ def row(ids: list[int], sampled: int, number: int) -> TokenSequence:
 
 @st.composite
 def families(draw: st.DrawFn) -> list[TokenSequence]:
-    """Rows cut from a few stems, with tails of their own; some twice."""
+    """Sequences cut from a few stems, with tails of their own; some twice."""
     stems = draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), min_size=1, max_size=3))
     rows = []
     for number in range(draw(st.integers(1, 8))):
@@ -69,7 +69,7 @@ def families(draw: st.DrawFn) -> list[TokenSequence]:
 
 
 def states(rows: list[TokenSequence], pack_tokens: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """States at all labels, ordered by row, and the gradient of a sum that weighs each of them differently."""
+    """States at all labels, ordered by sequence, and the gradient of a sum that weighs each of them differently."""
     NETWORK.zero_grad(set_to_none=True)
     found = {}
     for batch in batches_of(rows, pack_tokens=pack_tokens, tokens_per_microbatch=10_000):
