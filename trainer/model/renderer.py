@@ -46,7 +46,7 @@ class ChatRenderer:
     """A :class:`roll_envs.policy.Renderer` over a Hugging Face tokenizer that has a chat template.
 
     ``variables`` are given to the template (``{"enable_thinking": False}``). ``rewrites_history`` tells whether an
-    ordinary next message changes how the template shows earlier ones: each turn is then a row of its own.
+    ordinary next message changes how the template shows earlier ones: each turn is then a sequence of its own.
 
     Raises :class:`ConfigError` when the template refuses a plain conversation, or nothing is known to end a reply: the
     tokenizer has no ``eos_token`` and the template closes a reply with no special token.
