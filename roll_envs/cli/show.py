@@ -8,9 +8,8 @@ import textwrap
 from typing import Any
 
 from roll_envs import env_registry as registry
-from roll_envs.card import EnvironmentCard
 from roll_envs.cli.common import add_kwargs, make_env, paint, print_json
-from roll_envs.env import TextEnv
+from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.settings import accepted_names
 
 __all__ = ["SUMMARY", "add_arguments", "run"]

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from roll_envs.datasets.source import given_rows, read_rows, sample_rows
-from roll_envs.datasets.tasks import SPLITS, DataTask, Fields, make_tasks
+from roll_envs.datasets.tasks import SPLITS, DataTask, Fields, given_rows, make_tasks, read_rows, sample_rows
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.parsing import FreeFormat, make_free_format

@@ -14,13 +14,12 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from roll_envs import env_registry as registry
-from roll_envs.card import EnvironmentCard
+from roll_envs.env import EnvironmentCard
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.testing.rules_api import API_RULES
 from roll_envs.testing.rules_determinism import DETERMINISM_RULES
 from roll_envs.testing.rules_play import PLAY_RULES
-from roll_envs.testing.subject import Failure, Rule, Skip, Subject
-from roll_envs.testing.trace import MakeEnv
+from roll_envs.testing.trace import Failure, MakeEnv, Rule, Skip, Subject
 
 __all__ = ["RULES", "CheckReport", "CheckResult", "check_env"]
 

@@ -12,8 +12,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from roll_envs.env import TextEnv
 from roll_envs.parsing import FreeFormat
-from roll_envs.testing.subject import Rule, Subject, need, need_text_env, skip
-from roll_envs.testing.trace import mixed, steps
+from roll_envs.testing.trace import Rule, Subject, mixed, need, need_text_env, skip, steps
 
 __all__ = ["API_RULES"]
 

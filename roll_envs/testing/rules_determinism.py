@@ -15,8 +15,22 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from roll_envs.env import TextEnv
-from roll_envs.testing.subject import Failure, Rule, Subject, need, need_text_env, skip
-from roll_envs.testing.trace import Trace, difference, mixed, plain, play, play_seeds, steps, turn_limit
+from roll_envs.testing.trace import (
+    Failure,
+    Rule,
+    Subject,
+    Trace,
+    difference,
+    mixed,
+    need,
+    need_text_env,
+    plain,
+    play,
+    play_seeds,
+    skip,
+    steps,
+    turn_limit,
+)
 
 __all__ = ["DETERMINISM_RULES"]
 

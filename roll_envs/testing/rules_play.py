@@ -10,8 +10,7 @@ from typing import Any
 import gymnasium
 
 from roll_envs.env import TextEnv
-from roll_envs.testing.subject import Failure, Rule, Subject, need, need_text_env, skip
-from roll_envs.testing.trace import Answer, mixed, steps, turn_limit
+from roll_envs.testing.trace import Answer, Failure, Rule, Subject, mixed, need, need_text_env, skip, steps, turn_limit
 
 __all__ = ["PLAY_RULES", "STRANGE_ANSWERS"]
 
