@@ -74,9 +74,9 @@ class Registry(Generic[T]):
         built_in: Mapping[str, str] | None = None,
         name_pattern: str = r"[A-Za-z_][\w.:-]{0,63}",
     ) -> None:
-        """``kind`` is for messages ("verifier"), ``group`` the entry-point group, ``roll_envs`` or ``roll_envs.<kind>``.
-        ``accept`` takes a name and what was
-        found under it, and returns the part or raises ``TypeError`` with what it must be."""
+        """``kind`` is for messages ("verifier"), ``group`` the entry-point group, whose name starts with ``roll_envs``.
+        ``accept`` takes a name and what was found under it, and returns the part or raises ``TypeError`` with what it
+        must be."""
         self.kind, self.group = kind, group
         self._accept, self._pattern = accept, re.compile(name_pattern)
         self._built_in = dict(built_in or {})
