@@ -19,7 +19,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError
 
-__all__ = ["SPLITS", "DataTask", "Fields", "Rows", "given_rows", "make_tasks", "read_rows", "sample_rows", "split_of"]
+__all__ = ["SAMPLE_ROWS", "SPLITS", "DataTask", "Fields", "Rows", "given_rows", "make_tasks", "read_rows", "split_of"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -127,14 +127,10 @@ def _row(row: Any, where: str) -> Mapping[str, Any]:
     return row
 
 
-def sample_rows() -> Rows:
-    """200 sums of two numbers, for trying things out."""
-    return _SAMPLE
-
-
-_SAMPLE: Rows = tuple(
+SAMPLE_ROWS: Rows = tuple(
     {"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(11, 31) for b in range(7, 107, 10)
 )
+"""200 sums of two numbers, for trying things out."""
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
