@@ -41,6 +41,7 @@ from concurrent.futures import Future
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
+from roll_envs.policy import Policy
 from roll_envs.types import Completion
 
 mode, running, turns_wanted = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -49,7 +50,7 @@ rollout = config.rollout.model_copy(update={"max_running": running})
 config = config.model_copy(update={"rollout": rollout})
 
 
-class AtOnce:
+class AtOnce(Policy):
     """An engine thread that answers whatever is queued at once."""
 
     def __init__(self, tokenizer, stop_id):

@@ -225,6 +225,7 @@ class Oracle:
             s["loss.entropy_coef"] or s["loss.kl_coef"] or s["loss.name"] not in NO_STEP_WITHOUT_ADVANTAGES
         )
         taken: list[Numbers] = []
+        moved = False
         for part in parts:
             tokens = [t for q in part for t in q.learnt]
             if not tokens:
@@ -238,7 +239,7 @@ class Oracle:
             if all(rounding) or (by_sign and any(rounding)):
                 raise Undecided
             selected = dict(zip(map(id, tokens), chosen, strict=True))
-            loss, watched = self._loss(part, selected, single)
+            loss, watched = self._loss(part, selected, moved)
             norm = optimizer_step(
                 loss,
                 list(self._learnt.values()),
@@ -247,9 +248,10 @@ class Oracle:
                 s["optimizer.max_grad_norm"],
                 s["optimizer.skip_norm"],
             )
-            if norm < 1e-9 and (norm or s["loss.name"] == "kimi"):  # AdamW divides by what is rounding
+            if norm < 1e-9 and (norm or moved):  # AdamW divides by what is rounding
                 raise Undecided
             skipped = s["optimizer.skip_norm"] is not None and norm > s["optimizer.skip_norm"]
+            moved = moved or not skipped
             taken.append(
                 {
                     **(watched if everything else {}),
@@ -276,13 +278,13 @@ class Oracle:
             tokens[i].weighted = 0.0
         return {"correction/second_moment": fmean(squares), "correction/second_moment_share": out / len(tokens)}
 
-    def _loss(self, part: list[TokenSequence], selected: dict[int, float], single: bool) -> tuple[Tensor, Numbers]:
+    def _loss(self, part: list[TokenSequence], selected: dict[int, float], moved: bool) -> tuple[Tensor, Numbers]:
         """The loss of one optimiser step, and means over its tokens."""
         s, weights = self.settings, self.weights
         losses: list[Tensor] = []
         sums: dict[str, float] = defaultdict(float)
         for q in (q for q in part if q.learnt):
-            t = self._tokens(q, weights, selected, single)
+            t = self._tokens(q, weights, selected, moved)
             factor, rules = correction_weights(s, t)
             policy = policy_losses(s, t) * factor
             loss = policy - s["loss.entropy_coef"] * t.entropy
@@ -298,14 +300,14 @@ class Oracle:
         count = sum(map(len, losses))
         return aggregate(s, losses), {name: value / count for name, value in sums.items()}
 
-    def _tokens(self, q: TokenSequence, weights: Weights, selected: dict[int, float], single: bool) -> Tokens:
+    def _tokens(self, q: TokenSequence, weights: Weights, selected: dict[int, float], moved: bool) -> Tokens:
         s, learnt = self.settings, q.learnt
         logp = logprobs(weights, q.ids, s["sampling.temperature"], self.shape)[[t.position - 1 for t in learnt]]
         own = logp.gather(1, torch.tensor([[q.ids[t.position]] for t in learnt]))[:, 0]
         if s["loss.proximal"] == "sampler":
             old = _vector(t.sampler for t in learnt)
         else:
-            old = own.detach() if single else _vector(t.policy for t in learnt)
+            old = _vector(t.policy for t in learnt) if moved else own.detach()
         return Tokens(
             logp=own,
             entropy=-(logp.exp() * logp).sum(-1),

@@ -193,9 +193,7 @@ def draw_settings(seed: int) -> Settings:
     if found["loss.aggregation"] == "constant":
         found["loss.constant_tokens"] = 7
     found |= _rewards(often, one_of) | _learner(often, one_of)
-    several = found.get("learner.minibatches", 1) * found.get("learner.epochs", 1) > 1
-    # kl_cov's |log r| has no slope at 0, where the first of several minibatches is when the policy is recomputed.
-    if often(0.3) or (several and found["loss.name"] == "kl_cov"):
+    if often(0.3):
         found["loss.proximal"] = "sampler"
     found |= _corrections(found, often, one_of)
     if often(0.4):

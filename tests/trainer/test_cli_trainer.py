@@ -23,7 +23,7 @@ from trainer.run.results import PhaseResult
 
 TEXT = "format: 1\nname: tiny\nsteps: 3\nenv: {id: roll/FrozenLake-v0}\n"
 RESULT = PhaseResult(
-    name="panel", tasks=8, success=0.5, interval_low=0.2, interval_high=0.8, turns=3.0, valid_action_rate=1.0,
+    name="evaluation", tasks=8, success=0.5, interval_low=0.2, interval_high=0.8, turns=3.0, valid_action_rate=1.0,
     mean_return=0.5, seconds=0.1,
 )  # fmt: skip
 
@@ -121,10 +121,16 @@ def test_a_reader_that_goes_away_is_no_traceback(config_path: Path) -> None:
     [
         (["optimiser.lr=1"], "roll-train: override 'optimiser.lr=1': unknown key 'optimiser.lr'; did you mean 'opti"),
         (["env.id=roll/FrozenLak-v0"], "roll-train: no environment 'roll/FrozenLak-v0'; did you mean 'roll/FrozenLake"),
-        (["advantage.name=grp0"], "roll-train: no advantage estimator 'grp0'; did you mean 'grpo'"),
-        (["engine.name=vllm"], "roll-train: no engine 'vllm'; known: 'hf'"),
-        (["learner.backend=deepspeed"], "roll-train: no learner backend 'deepspeed'; known: 'torch'"),
-        (["loss.name=ppo"], "roll-train: no policy loss 'ppo'; did you mean 'dppo'"),
+        (
+            ["advantage.name=grp0"],
+            "roll-train: override 'advantage.name=grp0': no advantage estimator 'grp0'; did you mean 'grpo'",
+        ),
+        (["engine.name=vllm"], "roll-train: override 'engine.name=vllm': no engine 'vllm'; known: 'hf'"),
+        (
+            ["learner.backend=deepspeed"],
+            "roll-train: override 'learner.backend=deepspeed': no learner backend 'deepspeed'; known: 'torch'",
+        ),
+        (["loss.name=ppo"], "roll-train: override 'loss.name=ppo': no policy loss 'ppo'; did you mean 'dppo'"),
         (
             ["model.path=nowhere"],
             "roll-train: model.path: no Hugging Face model in 'nowhere' (config.json is missing); g",

@@ -21,7 +21,7 @@ from trainer.data.table import make_table
 
 CODE = """
 import numpy as np
-from roll_envs.registry import Settings, setting
+from roll_envs.settings import Settings, setting
 from trainer.algorithms.estimators import Estimate, Estimator
 
 
@@ -64,10 +64,10 @@ def advantages(config: AdvantageConfig, *returns: float) -> np.ndarray:
 
 def test_an_estimator_of_a_package_is_used_by_its_name_and_settings() -> None:
     assert advantages(AdvantageConfig(name="signs"), 7, -2).tolist() == [1.0, -1.0]
-    config = AdvantageConfig(name="signs_of_groups", kwargs={"factor": 2.0})
+    config = AdvantageConfig(name="signs_of_groups", factor=2.0)
     assert advantages(config, 7, -2).tolist() == [2.0, -2.0]
     with pytest.raises(ValidationError, match="greater than 0"):
-        advantages(AdvantageConfig(name="signs_of_groups", kwargs={"factor": -2.0}), 7, -2)
+        advantages(AdvantageConfig(name="signs_of_groups", factor=-2.0), 7, -2)
     for name in ("signs", "signs_of_groups"):
         assert ESTIMATORS.find(name) is ESTIMATORS.find(name)
         assert ESTIMATORS.find(name).needs_group == (name == "signs_of_groups")

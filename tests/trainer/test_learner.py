@@ -495,7 +495,7 @@ def test_a_step_makes_no_tensor_on_a_default_device(lora_rank: int) -> None:
     critic = learner.critic(CriticConfig())
     values = batches_of(
         rows, pack_tokens=40, tokens_per_microbatch=80, value=[np.zeros(len(r.ids)) for r in rows],
-        return_=[np.ones(len(r.ids)) for r in rows],
+        returns=[np.ones(len(r.ids)) for r in rows],
     )  # fmt: skip
     denominators = counted(rows)
     with EveryDeviceNamed() as mode:
@@ -609,7 +609,7 @@ def test_minibatches_and_epochs_take_the_ratio_to_the_policy_before_the_first_st
     groups = played_groups(model)
     learner, metrics = recorded(run_config(minibatches=2, epochs=3), groups, model)
     assert learner.scores == 1
-    assert [on_policy for _, _, on_policy in learner.steps] == [False] * 6
+    assert [on_policy for _, _, on_policy in learner.steps] == [True] + [False] * 5
     assert metrics["learner/optimizer_steps"] == 6.0
     assert metrics["mismatch/logprob_diff_max"] < 1e-5
     assert metrics["loss/ratio"] != 1.0

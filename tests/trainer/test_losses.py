@@ -162,7 +162,8 @@ def logit_gradients(
 @pytest.mark.parametrize("name", LOSSES.built_in())
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_masked_out_changes_no_bit_of_the_gradient(name: str, mode: str) -> None:
-    config = LossConfig(name=name, aggregation=mode, dual_clip=3.0 if name == "clip" else None, entropy_coef=0.01)  # type: ignore[arg-type]
+    dual_clip = {"dual_clip": 3.0} if name == "clip" else {}
+    config = LossConfig(name=name, aggregation=mode, entropy_coef=0.01, **dual_clip)  # type: ignore[arg-type]
     logits = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     reference = logit_gradients(logits, config)
     mask = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 0, 1, 0]], dtype=torch.bool)
@@ -223,7 +224,7 @@ def test_registered_losses_are_found_and_names_are_not_taken_twice() -> None:
 
 
 LOSS_OF_ANOTHER_PACKAGE = """
-from roll_envs.registry import Settings, setting
+from roll_envs.settings import Settings, setting
 from trainer.algorithms.losses import Loss
 
 class HalvedSettings(Settings):
@@ -267,7 +268,7 @@ def test_a_loss_of_another_package_is_found_by_its_entry_point() -> None:
     assert LOSSES.find("halved") is LOSSES.find("halved")
     rows = [row((1, 2), (0, 1))]
     (batch,) = batches_of(rows, [np.ones(2)], pack_tokens=8, tokens_per_microbatch=8)
-    quadrupled = LossConfig(name="halved_part", kwargs={"factor": 4.0})
+    quadrupled = LossConfig(name="halved_part", factor=4.0)
     for config, factor in ((LossConfig(name="halved"), 1.0), (quadrupled, 4.0)):
         loss, _ = policy_loss(config, batch, batch.old_logprobs, counted(rows))
         assert loss.item() == pytest.approx(-0.5 * factor * -0.02)

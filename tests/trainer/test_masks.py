@@ -149,14 +149,14 @@ def stepped(kinds: tuple[OutcomeKind, OutcomeKind], **mask: Any) -> tuple[dict[s
     model = tiny_model()
     config = parse_config("format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nadvantage: {normalize: mean}\n")
     config = config.model_copy(update={"mask": MaskConfig(**mask)})
-    learner = make_learner("torch", model, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
-    before = {n: w.clone() for n, w in learner.weights().items()}
+    learner = make_learner(model, loss=config.loss, optimizer=config.optimizer, temperature=1.0)
+    before = {n: w.clone() for n, w in learner.weights()}
     step = [
         group(*(trajectory(turn((20 + g, 30), (40 + m,), reward=m), member=m, kind=kinds[m]) for m in (0, 1)))
         for g in range(3)
     ]
     metrics = update(config, StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0)), step, step=0, version=0)
-    return metrics, any(not bool((before[n] == w).all()) for n, w in learner.weights().items())
+    return metrics, any(not bool((before[n] == w).all()) for n, w in learner.weights())
 
 
 def test_a_step_of_which_all_is_masked_moves_nothing() -> None:

@@ -25,7 +25,7 @@ from roll_envs.types import Group, Metrics
 from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
 from trainer.data import batches
-from trainer.learner import make_learner, precision
+from trainer.learner import gradients, make_learner
 from trainer.model.network import LanguageModel
 from trainer.run.update import StepParts, update
 
@@ -57,7 +57,6 @@ class Trainer:
         network = _network(settings["seed"])
         self.first = {name: value.clone() for name, value in network.named_parameters()}
         self.learner = make_learner(
-            config.learner.backend,
             LanguageModel(network=network, tokenizer=None),
             loss=config.loss,
             optimizer=config.optimizer,
@@ -129,7 +128,7 @@ def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "float32", np.float64)
     columns = ((*names, np.float64 if kind is _NARROW else kind) for *names, kind in batches._COLUMNS)
     monkeypatch.setattr(batches, "_COLUMNS", tuple(columns))
-    monkeypatch.setitem(precision.DTYPES, "float32", torch.float64)
+    monkeypatch.setitem(gradients.DTYPES, "float32", torch.float64)
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Run:
         wanted = self.config.loss.kl_coef or self.config.reward.kl_coef
         self.reference = Recorder(inner.reference()) if wanted else None
         if self.reference is not None:
-            self.reference.inner.load_weights({n: 0.8 * w for n, w in inner.weights().items()})
+            self.reference.inner.load_weights((n, 0.8 * w) for n, w in inner.weights())
         self.parts: Any = StepParts(
             learner=self.learner,  # type: ignore[arg-type]
             state=AlgorithmState(kl_coef=self.config.reward.kl_coef),

@@ -26,7 +26,7 @@ from trainer.config.keys import (
     section_keys,
     unread_advice,
 )
-from trainer.config.parts import PART_SECTIONS, part_settings, readers
+from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.recipes import find_preset
 from trainer.config.schema import FORMAT, RunConfig
 from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
@@ -249,19 +249,25 @@ def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, li
     for section, part in parts.items():
         keys.update(part_keys(section, part))
     problems += _drop_unknown(data, (), place, keys, parts)
+    settings: dict[str, Any] = {}
+    for section, part in parts.items():
+        values = data.get(section, {})
+        own = (
+            {key: values[key] for key in part.settings.model_fields if key in values}
+            if isinstance(values, dict)
+            else {}
+        )
+        try:
+            settings[section] = part.settings.model_validate_json(json.dumps(own))
+        except ValidationError as error:
+            problems += _all_sentences(error, (section,), place, keys)
     try:
         # Through JSON: strict about types, yet lists fill tuples and integers fill numbers.
         config = RunConfig.model_validate_json(json.dumps(data))
     except ValidationError as error:
         return None, problems + _all_sentences(error, (), place, keys)
-    for section, part in parts.items():
-        values = getattr(config, section)
-        try:
-            settings = part_settings(values, part).model_dump()
-        except ValidationError as error:
-            problems += _all_sentences(error, (section,), place, keys)
-        else:
-            config = config.model_copy(update={section: values.model_copy(update=settings)})
+    filled = {name: getattr(config, name).model_copy(update=found.model_dump()) for name, found in settings.items()}
+    config = config.model_copy(update=filled)
     if not problems:
         problems = [f"{place((s,))}: {problem}" for s, part in parts.items() for problem in part.problems(config)]
     return config, problems

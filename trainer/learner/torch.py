@@ -30,7 +30,7 @@ from trainer.learner.critic import TorchCritic
 from trainer.learner.gradients import DTYPES, MasterWeights, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, trained_weights
 from trainer.learner.ranks import Ranks
-from trainer.model.attention import Kind, choose_attention, use_row_attention
+from trainer.model.attention import Kind, choose_attention, use_packed_attention
 from trainer.model.forward import head_of, label_scores
 from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
 
@@ -41,7 +41,7 @@ class _Forward:
     """A network and how it is run over batches."""
 
     def __init__(self, network: Any, temperature: float, settings: TorchSettings) -> None:
-        use_row_attention(network)
+        use_packed_attention(network)
         try:
             self._head = head_of(network)
         except ValueError as error:
@@ -199,8 +199,8 @@ class TorchLearner:
         """One optimiser step over the ``batches`` of all ranks; returns metrics (of all ranks, the same on each) and
         the log-probs of this rank's batches before the step. ``denominators`` are those of this rank's sequences.
 
-        ``on_policy`` takes the ratio to the current policy itself (exactly 1): right when the sequences were sampled by
-        these very weights and this is the only step on them. A step whose gradient is not finite or too large is
+        ``on_policy`` takes the ratio to the current policy itself (exactly 1): right for the first step since the
+        proximal log-probs were, or would have been, computed. A step whose gradient is not finite or too large is
         skipped and leaves everything as it was, ``learner/skipped_steps`` is then 1; raises :class:`RollError` after
         too many of them.
         """

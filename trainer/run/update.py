@@ -8,7 +8,7 @@ critic and the policy take their optimiser steps. Each of these adds columns to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -27,6 +27,7 @@ from trainer.data.sequences import TokenSequence, sequences_of
 from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, make_table
 from trainer.learner import Critic, Learner, Scorer
 from trainer.learner.optimizers import learning_rate
+from trainer.learner.ranks import Ranks
 
 __all__ = ["StepParts", "update"]
 
@@ -41,6 +42,8 @@ class StepParts:
     """For estimators that need values."""
     reference: Scorer | None = None
     """For KL terms."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that train together, each with groups of its own; those of the learner."""
 
 
 def update(
@@ -57,13 +60,14 @@ def update(
     ``greedy`` is the return of the greedy episode of each group, where one was played. Sequences that cannot have a
     gradient are not run through the model, but count in the denominators. In a single on-policy step of a loss that is
     linear in the advantages, sequences with the same ids (short answers in a state that several episodes meet) are run
-    once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them.
+    once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them,
+    in which it is exactly 1.
     """
     sequences = sequences_of(groups)
     metrics: Metrics = {"learner/sequences": float(len(sequences))}
-    if not sequences:
+    if not parts.ranks.any(bool(sequences)):
         return metrics
-    table = make_table(groups, sequences, greedy)
+    table = replace(make_table(groups, sequences, greedy), ranks=parts.ranks)
     metrics.update({**staleness_metrics(table.tokens, version), **sequence_metrics(table)})
     table = _scored(config, parts, sequences, table)
     for change in (
@@ -74,7 +78,7 @@ def update(
         table, measured = change(table=table)
         metrics.update(measured)
     if parts.critic is not None:
-        metrics.update(_train_critic(config, parts.critic, sequences, table.tokens, step))
+        metrics.update(_train_critic(config, parts, sequences, table.tokens, step))
     if parts.critic is None or step >= config.critic.warmup_steps:
         metrics.update(_train_policy(config, parts, sequences, table.tokens, step))
     metrics["learner/tokens"] = float(sum(len(s.ids) for s in sequences))
@@ -138,7 +142,8 @@ def _train_policy(
 ) -> Metrics:
     settings, loss = config.learner, config.loss
     part: Loss = LOSSES.find(loss.name)
-    on_policy = _single(config) and loss.proximal == "recompute"
+    # Until a step is taken the policy is the proximal one: a ratio of exactly 1 leaves no rounding to learn from.
+    on_policy = loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
     whole = list(range(len(sequences)))
     minibatches = [
@@ -146,13 +151,15 @@ def _train_policy(
         for _ in range(settings.epochs)
         for minibatch in ([whole] if _single(config) else split_minibatches(sequences, settings.minibatches, rng))
     ]
+    (most,) = parts.ranks.most([len(minibatches)])  # all ranks take equally many steps
+    minibatches += [[] for _ in range(int(most) - len(minibatches))]
     everything = bool(loss.entropy_coef or loss.kl_coef) or not part.only_advantages
     assert tokens.advantage is not None
     assert tokens.weight is not None
     # Nothing is left of the advantages of masked tokens, which must not decide whether a step is taken.
     advantage = tokens.advantage * tokens.weight * tokens.trained
     tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=advantage))
-    if on_policy and part.linear_on_policy and not config.correction.weighs and not everything:
+    if on_policy and _single(config) and part.linear_on_policy and not config.correction.weighs and not everything:
         tokens = _merged(
             sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"
         )
@@ -172,11 +179,12 @@ def _train_policy(
         denominators = denominators_of(tokens, minibatch)
         chosen = _selected(config, part, tokens, minibatch, rng)
         used = minibatch if everything else _with_advantage(chosen, minibatch)
-        if not used or not denominators.tokens:
+        if not parts.ranks.any(bool(used and denominators.tokens)):
             continue
         batches = _batched(config, sequences, chosen, used)
         mine = replace(denominators_of(chosen, used), tokens=denominators.tokens, sequences=denominators.sequences)
         taken, before = parts.learner.step(batches, mine, lr=lr, on_policy=on_policy)
+        on_policy = on_policy and taken.get("learner/skipped_steps", 0.0) > 0
         if tokens.proximal_logp is None:
             run = tokens.learnt & np.isin(tokens.sequence, used)
             taken.update(token_mismatch_metrics(tokens, scatter_back(batches, before, tokens), run))
@@ -243,9 +251,10 @@ def _merged(sequences: Sequence[TokenSequence], tokens: Tokens, *, by_turns: boo
 
 
 def _train_critic(
-    config: RunConfig, critic: Critic, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
+    config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
 ) -> Metrics:
-    settings = config.critic
+    settings, critic = config.critic, parts.critic
+    assert critic is not None
     assert tokens.value is not None
     if tokens.return_ is None:
         raise ValueError(f"estimator {config.advantage.name!r} asks for a critic and gives it nothing to learn")
@@ -253,13 +262,15 @@ def _train_critic(
     rng = np.random.default_rng([config.seed, step, 1])
     sums: dict[str, list[float]] = {}
     for _ in range(settings.epochs):
-        for minibatch in split_minibatches(sequences, settings.minibatches, rng):
+        minibatches = split_minibatches(sequences, settings.minibatches, rng)
+        (most,) = parts.ranks.most([len(minibatches)])
+        for minibatch in minibatches + [[] for _ in range(int(most) - len(minibatches))]:
             denominators = denominators_of(tokens, minibatch)
-            if not denominators.tokens:
+            if not parts.ranks.any(denominators.tokens > 0):
                 continue
             # Sequences with the same ids are run once, each with its own return.
             same = _same(sequences, tokens, minibatch)
-            returns = np.full((max(map(len, same.values())), len(tokens.sequence)), np.nan)
+            returns = np.full((max(map(len, same.values()), default=1), len(tokens.sequence)), np.nan)
             for first, copies in same.items():
                 returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of(copies)].reshape(len(copies), -1)
             batches = make_batches(

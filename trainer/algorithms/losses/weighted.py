@@ -137,7 +137,9 @@ def kimi(inputs: LossInputs, settings: KimiSettings) -> tuple[torch.Tensor, Toke
 
     (logp -0.5, old -0.8, A 2) with 0.1: 1 + 0.05 * 0.09 = 1.0045, gradient -2 + 0.1 * 0.3 = -1.97.
 
-    The square is of each token, as in ROLL (whose tau is also 0.1); the paper squares that of the whole answer.
+    The square is of each token, as in ROLL (whose tau is also 0.1); the paper squares that of the whole answer. Without
+    advantages nothing pushes before the policy has moved: with ``proximal: recompute`` the ratio of the first optimiser
+    step is exactly 1, so that rounding is not taken for a move.
     """
     log_r = log_ratio(inputs.logp, inputs.old_logp)
     plain = -inputs.advantages * inputs.logp
