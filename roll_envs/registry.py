@@ -343,16 +343,17 @@ def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
         return None
     # The folder of a package, or the file of a module.
     place = next(iter(spec.submodule_search_locations or ()), spec.origin) if spec is not None else None
-    wanted = next((root / top for root in [*roots, *map(Path, sys.path)] if _holds(root, module)), None)
-    state = "" if wanted else " (which does not exist)"
-    wanted = wanted or next((root / top for root in roots), None)
-    if place in (None, "built-in", "frozen") or wanted is None or os.path.realpath(place) == os.path.realpath(wanted):
+    holding = next((root for root in [*roots, *map(Path, sys.path)] if _holds(root, module)), None)
+    wanted = holding or next(iter(roots), None)
+    if place in (None, "built-in", "frozen") or wanted is None:
         return None
     found = Path(place)
+    if os.path.realpath(found.parent) == os.path.realpath(wanted):
+        return None
     return (
-        f"Python found {top!r} at {found}, which hides the one that is meant, at {wanted}{state}; "
-        f"rename your {found.name!r}, or take {found.parent} off the start of sys.path "
-        f"(current folder or PYTHONPATH)"
+        f"Python found {top!r} at {found}, which hides the one that is meant, at {wanted / top}"
+        f"{'' if holding else ' (which does not exist)'}; rename your {found.name!r}, or take {found.parent} off the "
+        f"start of sys.path (current folder or PYTHONPATH)"
     )
 
 
