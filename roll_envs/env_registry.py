@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
-from roll_envs.card import EnvironmentCard
-from roll_envs.env import TextEnv
+from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
 from roll_envs.registry import Registration, Registry, hidden_by, why_not_loaded
 

@@ -74,8 +74,9 @@ class Registry(Generic[T]):
         built_in: Mapping[str, str] | None = None,
         name_pattern: str = r"[A-Za-z_][\w.:-]{0,63}",
     ) -> None:
-        """``kind`` is for messages ("verifier"), ``group`` the entry-point group. ``accept`` takes a name and what was
-        found under it, and returns the part or raises ``TypeError`` with what it must be."""
+        """``kind`` is for messages ("verifier"), ``group`` the entry-point group, whose name starts with ``roll_envs``.
+        ``accept`` takes a name and what was found under it, and returns the part or raises ``TypeError`` with what it
+        must be."""
         self.kind, self.group = kind, group
         self._accept, self._pattern = accept, re.compile(name_pattern)
         self._built_in = dict(built_in or {})
@@ -289,23 +290,25 @@ def _times() -> tuple[int, ...]:
 def _read_metadata(path: tuple[str, ...]) -> _Metadata:
     """Read the metadata on ``sys.path``. Of two distributions with one name the first counts, as for imports."""
     metadata = _Metadata({}, {}, _times())
-    seen = set()
+    seen: set[str] = set()
     for dist in importlib.metadata.distributions():
         try:
-            package = re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower()
-            if package in seen:
+            # The name as importlib.metadata has it from the file's: reading METADATA takes most of the time.
+            package = re.sub(r"[-_.]+", "-", getattr(dist, "_normalized_name", "") or dist.name).lower()
+            ours = [point for point in dist.entry_points if point.group.startswith("roll_envs")]
+            first, seen = package not in seen, seen | {package}
+            if not first or not ours:
                 continue
-            seen.add(package)
-            source = f"{package} {dist.metadata['Version']}"
             root = HUB_ROOT if package == OUR_PACKAGE else Path(str(dist.locate_file("")))
-            found = [Declared(point=p, package=package, source=source, root=root) for p in dist.entry_points]
+            source = f"{package} {dist.version}"
         except Exception as error:  # metadata of others
             reason = f"its package metadata cannot be read: {type(error).__name__}: {error}; reinstall the package"
             metadata.unreadable[str(getattr(dist, "_path", dist))] = reason
             continue
-        for each in found:
-            same_name = metadata.entries.setdefault(each.point.group, {}).setdefault(each.point.name, [])
-            same_name.insert(0 if package == OUR_PACKAGE else len(same_name), each)
+        for point in ours:
+            same_name = metadata.entries.setdefault(point.group, {}).setdefault(point.name, [])
+            declared = Declared(point=point, package=package, source=source, root=root)
+            same_name.insert(0 if package == OUR_PACKAGE else len(same_name), declared)
     return metadata
 
 
@@ -340,16 +343,17 @@ def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
         return None
     # The folder of a package, or the file of a module.
     place = next(iter(spec.submodule_search_locations or ()), spec.origin) if spec is not None else None
-    wanted = next((root / top for root in [*roots, *map(Path, sys.path)] if _holds(root, module)), None)
-    state = "" if wanted else " (which does not exist)"
-    wanted = wanted or next((root / top for root in roots), None)
-    if place in (None, "built-in", "frozen") or wanted is None or os.path.realpath(place) == os.path.realpath(wanted):
+    holding = next((root for root in [*roots, *map(Path, sys.path)] if _holds(root, module)), None)
+    wanted = holding or next(iter(roots), None)
+    if place in (None, "built-in", "frozen") or wanted is None:
         return None
     found = Path(place)
+    if os.path.realpath(found.parent) == os.path.realpath(wanted):
+        return None
     return (
-        f"Python found {top!r} at {found}, which hides the one that is meant, at {wanted}{state}; "
-        f"rename your {found.name!r}, or take {found.parent} off the start of sys.path "
-        f"(current folder or PYTHONPATH)"
+        f"Python found {top!r} at {found}, which hides the one that is meant, at {wanted / top}"
+        f"{'' if holding else ' (which does not exist)'}; rename your {found.name!r}, or take {found.parent} off the "
+        f"start of sys.path (current folder or PYTHONPATH)"
     )
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import envs
 from roll_envs import EnvironmentCard
-from roll_envs.cli.plugins import COMMANDS
+from roll_envs.cli.command import COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

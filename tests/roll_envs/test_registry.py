@@ -216,7 +216,7 @@ def test_a_text_longer_than_the_shared_memory_names_the_way_out() -> None:
         write_to_shared_memory,
     )
 
-    from roll_envs.shared_text import MAX_BYTES
+    from roll_envs.env import MAX_BYTES
 
     space = roll_envs.AnyText()
     memory = create_shared_memory(space, n=2)
