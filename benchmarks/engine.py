@@ -17,13 +17,13 @@ import time
 from collections.abc import Sequence
 
 import torch
-from trainer.learner.precision import DTYPES, cast_weights
 
 import roll_envs
 import trainer.engines.prefix_cache as prefix_cache
 from roll_envs.types import Message, SamplingParams
 from trainer.config import ModelConfig
 from trainer.engines.hf import HFEngine
+from trainer.learner.gradients import DTYPES, cast_weights
 from trainer.model.network import LanguageModel, build_model
 from trainer.model.renderer import ChatRenderer
 

@@ -139,7 +139,7 @@ def curve(run: Run) -> list[float]:
 
 
 def plot(runs: list[Run], path: Path) -> None:
-    """Mean and range over the seeds, one panel per environment."""
+    """Mean and range over the seeds, one evaluation per environment."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,7 +2,7 @@
 
     python benchmarks/verdict.py RUN [--before-at-most 0.40] [--after-at-least 0.80] [--seconds-at-most N]
 
-"Before" is the held-out panel before the first training step, "after" the one at the last; both must be complete.
+"Before" is the held-out evaluation before the first training step, "after" the one at the last; both must be complete.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _conditions(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[tuple[str, bool]]:
-    panels = {panel["step"]: panel for panel in summary["phases"]}
-    before, after = panels.get(0), panels.get(summary["steps"])
+    evaluations = {evaluation["step"]: evaluation for evaluation in summary["phases"]}
+    before, after = evaluations.get(0), evaluations.get(summary["steps"])
     if before is None or after is None or before is after:
-        yield f"a panel before the first and one after the last of {summary['steps']} steps", False
+        yield f"an evaluation before the first and one after the last of {summary['steps']} steps", False
         return
     limit, bar = options.before_at_most, options.after_at_least
     yield f"success before {_interval(before)}, at most {limit:.2f}", before["success"] <= limit
@@ -54,8 +54,8 @@ def _conditions(summary: dict[str, Any], options: argparse.Namespace) -> Iterato
         yield f"{seconds:.0f} s, at most {options.seconds_at_most:.0f} s", seconds <= options.seconds_at_most
 
 
-def _interval(panel: dict[str, Any]) -> str:
-    return f"{panel['success']:.3f} ({panel['interval_low']:.3f}-{panel['interval_high']:.3f})"
+def _interval(evaluation: dict[str, Any]) -> str:
+    return f"{evaluation['success']:.3f} ({evaluation['interval_low']:.3f}-{evaluation['interval_high']:.3f})"
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ none of those packages is imported until one of its environments is made.
 ``roll_envs.managers`` (episodes), ``roll_envs.errors``, ``roll_envs.types``, ``roll_envs.policy``.
 """
 
-from roll_envs import shared_text as _shared_text  # noqa: F401 - teaches Gymnasium's vector environments AnyText
-from roll_envs.card import EnvironmentCard
-from roll_envs.env import AnyText, TextEnv
+from roll_envs.env import AnyText, EnvironmentCard, TextEnv
 from roll_envs.env_registry import Registration, card, discover, environments, make, register, unregister
 from roll_envs.errors import (
     CheckpointError,

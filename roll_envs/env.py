@@ -1,4 +1,4 @@
-"""TextEnv: the contract of a multi-turn text environment, and the space that admits any text.
+"""TextEnv: the contract of a multi-turn text environment; its card, and the space that admits any text.
 
 A TextEnv is a ``gymnasium.Env[str, str]``. It knows its rules and how an answer must look (``instructions``,
 ``action_format``) but nothing of any model, tokenizer or chat template.
@@ -7,16 +7,19 @@ A TextEnv is a ``gymnasium.Env[str, str]``. It knows its rules and how an answer
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
-from typing import Any, ClassVar, SupportsFloat
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, SupportsFloat, overload
 
 import gymnasium
 import numpy as np
+from gymnasium.vector.utils.shared_memory import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 from numpy.random import Generator
 
 from roll_envs.parsing import ActionFormat, FreeFormat
 
-__all__ = ["AnyText", "TextEnv"]
+__all__ = ["MAX_BYTES", "AnyText", "EnvironmentCard", "SharedTexts", "TextEnv"]
 
 
 class AnyText(gymnasium.Space[str]):
@@ -118,3 +121,103 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
         """
         super().reset(seed=seed)
         return int(self.np_random.integers(np.iinfo(np.int32).max)) if seed is None else int(seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentCard:
+    """One registered environment: how to build it, and what a user must know to read its results.
+
+    An entry point of the group ``roll_envs`` has the environment's id as its name and a card as its target, such as
+    ``roll/SimpleSokoban-v0 = envs.sokoban:SIMPLE_SOKOBAN``. Nothing of the package is imported until that id is made
+    or shown.
+    """
+
+    id: str
+    """``namespace/Name-vN``."""
+    entry_point: str
+    """``module:Class``, imported only when the environment is made."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Default keyword arguments; those given to ``make`` win."""
+    summary: str
+    """One line."""
+    tests: str
+    """What ability it tests."""
+    turns: str
+    """Turn limit and what counts as a turn."""
+    reward_range: tuple[float, float]
+    """Lowest and highest total reward of an episode without format penalties."""
+    rewards: str
+    """What is rewarded, part by part."""
+    success: str
+    """What ``info["success"]`` means."""
+    splits: str = "Tasks are seeds; the trainer draws train and held-out seeds from disjoint ranges."
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Version suffix -> what changed."""
+    citation: str = ""
+    differences: tuple[str, ...] = ()
+    """Deliberate differences from the original, each with its reason."""
+
+
+# -- text in shared memory, so that gymnasium.make_vec(id, vectorization_mode="async") works with its defaults ---
+# Gymnasium asks a space for three functions. Each environment gets a fixed buffer of MAX_BYTES; a longer observation
+# raises and names the option that lifts the limit.
+
+MAX_BYTES = 1 << 16
+"""Longest observation in bytes (UTF-8, lone surrogates kept)."""
+_HEAD = 4
+"""Bytes that hold the length of a text."""
+
+
+class SharedTexts(Sequence[str]):
+    """A live view of the current texts; copying it (Gymnasium's ``copy=True``, the default) gives a plain tuple."""
+
+    def __init__(self, buffer: Any, count: int) -> None:
+        self._buffer, self._count = buffer, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(self._text(i) for i in range(*index.indices(self._count)))
+        return self._text(range(self._count)[index])
+
+    def _text(self, index: int) -> str:
+        start = index * (_HEAD + MAX_BYTES)
+        raw = memoryview(self._buffer.get_obj()).cast("B")
+        size = int.from_bytes(raw[start : start + _HEAD], "little")
+        return bytes(raw[start + _HEAD : start + _HEAD + size]).decode("utf-8", "surrogatepass")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
+        return tuple(self)
+
+    def __repr__(self) -> str:
+        return f"SharedTexts({list(self)!r})"
+
+
+@create_shared_memory.register(AnyText)
+def _create(space: AnyText, n: int = 1, ctx: Any = multiprocessing) -> Any:
+    return ctx.Array("B", n * (_HEAD + MAX_BYTES))
+
+
+@read_from_shared_memory.register(AnyText)
+def _read(space: AnyText, shared_memory: Any, n: int = 1) -> SharedTexts:
+    return SharedTexts(shared_memory, n)
+
+
+@write_to_shared_memory.register(AnyText)
+def _write(space: AnyText, index: int, value: str, shared_memory: Any) -> None:
+    raw = value.encode("utf-8", "surrogatepass")
+    if len(raw) > MAX_BYTES:
+        raise ValueError(
+            f"an observation of {len(raw)} bytes is longer than the {MAX_BYTES} of shared memory; "
+            "pass vector_kwargs={'shared_memory': False} to gymnasium.make_vec"
+        )
+    start = index * (_HEAD + MAX_BYTES)
+    memory = memoryview(shared_memory.get_obj()).cast("B")
+    memory[start : start + _HEAD] = len(raw).to_bytes(_HEAD, "little")
+    memory[start + _HEAD : start + _HEAD + len(raw)] = raw

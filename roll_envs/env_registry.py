@@ -10,21 +10,18 @@ import contextlib
 import copy
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 
-from roll_envs.card import EnvironmentCard
-from roll_envs.env import TextEnv
+from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
-from roll_envs.locate import hidden_by
-from roll_envs.registry import Registration, Registry, why_not_loaded
+from roll_envs.registry import Registration, Registry, hidden_by, why_not_loaded
 
 __all__ = [
     "ENVIRONMENTS",
-    "Creator",
     "Registration",
     "build",
     "card",
@@ -51,33 +48,22 @@ ENVIRONMENTS = Registry("environment", "roll_envs", _accept, name_pattern=_ID)
 """Environment id -> its card."""
 
 
-class Creator:
-    """Builds one environment for Gymnasium; shows it the class's ``metadata`` as the class itself would.
-
-    Gymnasium's registry points to ``roll_envs.env_registry:<id>``. A string keeps the ``EnvSpec`` serialisable and
-    nothing of the environment's package imported until it is made, also in worker processes of ``make_vec``.
-    """
-
-    def __init__(self, id: str) -> None:
-        self.id = id
-
-    def __call__(self, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-        return build(self.id, kwargs)
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return dict(environment_class(self.id).metadata)
-
-    def __repr__(self) -> str:
-        return f"Creator({self.id!r})"
-
-
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Creator:
+    def __getattr__(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+        """A function that makes the environment ``name``, with the class's ``metadata``, which Gymnasium looks at.
+
+        Gymnasium's registry points to ``roll_envs.env_registry:<id>``. A string keeps the ``EnvSpec`` serialisable and
+        nothing of the environment's package imported until it is made, also in worker processes of ``make_vec``.
+        """
         if "/" not in name:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return Creator(name)
+
+        def create(**kwargs: Any) -> gymnasium.Env[Any, Any]:
+            return build(name, kwargs)
+
+        create.metadata = dict(environment_class(name).metadata)
+        return create
 
 
 def discover() -> None:
@@ -126,7 +112,11 @@ def card(id: str) -> EnvironmentCard:
         return ENVIRONMENTS.find(name)
     except UnknownNameError as error:
         hint = "" if re.search(r"-v\d+$", name) else "(ids end in a version, such as -v0)"
-        raise UnknownNameError("environment", name, {*error.known, *_ids_of_gymnasium(name)}, hint) from None
+        namespace, slash, _ = name.rpartition("/")
+        also = [
+            id for id in gymnasium.registry if slash and id.startswith(f"{namespace}/")
+        ]  # only Gymnasium knows them
+        raise UnknownNameError("environment", name, {*error.known, *also}, hint) from None
 
 
 def _imported(id: str) -> str:
@@ -138,12 +128,6 @@ def _imported(id: str) -> str:
         except ImportError as error:
             raise PluginError(f"cannot import {module!r} of {id!r}: {hidden_by(module) or error}") from error
     return name
-
-
-def _ids_of_gymnasium(name: str) -> list[str]:
-    """Ids of the same namespace that only Gymnasium knows, for the nearest names of an error."""
-    namespace, slash, _ = name.rpartition("/")
-    return [id for id in gymnasium.registry if slash and id.startswith(f"{namespace}/")]
 
 
 def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:

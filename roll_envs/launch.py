@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 
-from roll_envs.locate import HUB_ROOT, hidden_by
+from roll_envs.registry import HUB_ROOT, hidden_by
 
 __all__ = ["roll_eval", "roll_train"]
 

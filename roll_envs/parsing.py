@@ -7,9 +7,11 @@ linear in its length.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from roll_envs.errors import UnknownNameError
 
@@ -56,7 +58,6 @@ class ActionFormat:
     max_actions: int = 1
     separator: str = "||"
     _lookup: dict[str, int] = field(init=False, repr=False, compare=False)
-    _tags: tuple[re.Pattern[str], re.Pattern[str]] | None = field(init=False, repr=False, compare=False)
     _cache: dict[str, ParsedAnswer] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +75,6 @@ class ActionFormat:
                     f"or contain the separator {self.separator!r}"
                 )
         object.__setattr__(self, "_lookup", lookup)
-        object.__setattr__(self, "_tags", _tag_patterns(self.tag))
         object.__setattr__(self, "_cache", {})
 
     def parse(self, text: str) -> ParsedAnswer:
@@ -83,25 +83,19 @@ class ActionFormat:
         return self._read(text) if found is None else found
 
     def _read(self, text: str) -> ParsedAnswer:
-        if not isinstance(text, str):
-            raise TypeError(f"an answer is a text (str), not {type(text).__name__}: {text!r}")
-        answer = self._parse(text)
+        content = _tagged(text, self.tag)
+        answer = NOTHING
+        if content is not None:
+            # One part more than can be used, so that a huge answer is not split to the end.
+            several = self.max_actions > 1
+            parts = content.split(self.separator, self.max_actions)[: self.max_actions] if several else [content]
+            actions = tuple(self._lookup.get(part.strip().lower(), -1) for part in parts)
+            answer = ParsedAnswer(actions=() if -1 in actions else actions, content=content)
         if len(text) < CACHED_CHARS:
             if len(self._cache) >= CACHED_ANSWERS:
                 self._cache.clear()
             self._cache[text] = answer
         return answer
-
-    def _parse(self, text: str) -> ParsedAnswer:
-        content = _tagged(text, self._tags)
-        if content is None:
-            return NOTHING
-        # One part more than can be used, so that a huge answer is not split to the end.
-        parts = (
-            content.split(self.separator, self.max_actions)[: self.max_actions] if self.max_actions > 1 else [content]
-        )
-        actions = tuple(self._lookup.get(part.strip().lower(), -1) for part in parts)
-        return ParsedAnswer(actions=() if -1 in actions else actions, content=content)
 
     def format(self, actions: Sequence[int], thought: str = "") -> str:
         """The text of an answer that plays ``actions`` (indices)."""
@@ -134,16 +128,10 @@ class FreeFormat:
     """No action has a name here; :meth:`roll_envs.env.TextEnv.legal_answers` lists what can be done now."""
     max_actions: int = field(default=1, init=False)
     separator: str = field(default="||", init=False)
-    _tags: tuple[re.Pattern[str], re.Pattern[str]] | None = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_tags", _tag_patterns(self.tag))
 
     def read(self, text: str) -> str | None:
         """The action in an answer (any text), stripped; ``None`` when the tags are missing or nothing is in them."""
-        if not isinstance(text, str):
-            raise TypeError(f"an answer is a text (str), not {type(text).__name__}: {text!r}")
-        return _tagged(text, self._tags) or None
+        return _tagged(text, self.tag) or None
 
     def write(self, action: str, thought: str = "") -> str:
         """The text of an answer that plays ``action``."""
@@ -155,20 +143,23 @@ class FreeFormat:
         return f"Answer with one action, in this form: {self.write(self.example, thought='...')}"
 
 
-def _tag_patterns(tag: str) -> tuple[re.Pattern[str], re.Pattern[str]] | None:
-    # Opening and closing tag are sought one after the other: one pattern with `.*?` between them would take
-    # quadratic time on a text of many opening tags.
+@functools.lru_cache(maxsize=64)
+def _tag_patterns(tag: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     flags = re.IGNORECASE | re.ASCII
-    name = re.escape(tag)
-    return (re.compile(f"<{name}>", flags), re.compile(f"</{name}>", flags)) if tag else None
+    return re.compile(f"<{re.escape(tag)}>", flags), re.compile(f"</{re.escape(tag)}>", flags)
 
 
-def _tagged(text: str, tags: tuple[re.Pattern[str], re.Pattern[str]] | None) -> str | None:
+def _tagged(text: str, tag: str) -> str | None:
     """What stands in the first tags (the whole text where there are none to look for), stripped."""
+    if not isinstance(text, str):
+        raise TypeError(f"an answer is a text (str), not {type(text).__name__}: {text!r}")
     content = text[:MAX_ANSWER_CHARS]
-    if tags is not None:
-        opening = tags[0].search(content)
-        closing = tags[1].search(content, opening.end()) if opening else None
+    if tag:
+        # Opening and closing tag are sought one after the other: one pattern with `.*?` between them would take
+        # quadratic time on a text of many opening tags.
+        opens, closes = _tag_patterns(tag)
+        opening = opens.search(content)
+        closing = closes.search(content, opening.end()) if opening else None
         if opening is None or closing is None:
             return None
         content = content[opening.end() : closing.start()]
@@ -180,7 +171,7 @@ def _wrapped(body: str, tag: str, thought: str | None) -> str:
     return answer if thought is None else f"<think>{thought}</think>{answer}"
 
 
-ACTION_FORMATS: dict[str, dict[str, object]] = {
+ACTION_FORMATS: dict[str, dict[str, Any]] = {
     "answer": {"tag": "answer"},
     "think-answer": {"tag": "answer", "think": True},
     "action": {"tag": "action", "think": True},
@@ -191,13 +182,15 @@ ACTION_FORMATS: dict[str, dict[str, object]] = {
 
 def make_action_format(name: str, actions: Sequence[str], *, max_actions: int = 1) -> ActionFormat:
     """Build a named form over ``actions``. Raises :class:`UnknownNameError` for a name not in ``ACTION_FORMATS``."""
-    if name not in ACTION_FORMATS:
-        raise UnknownNameError("action format", name, ACTION_FORMATS)
-    return ActionFormat(name=name, actions=tuple(actions), max_actions=max_actions, **ACTION_FORMATS[name])  # type: ignore[arg-type]
+    return ActionFormat(name=name, actions=tuple(actions), max_actions=max_actions, **_form(name))
 
 
 def make_free_format(name: str, *, example: str) -> FreeFormat:
     """Build a named form for actions of any text. Raises :class:`UnknownNameError` as above."""
+    return FreeFormat(name=name, example=example, **_form(name))
+
+
+def _form(name: str) -> dict[str, Any]:
     if name not in ACTION_FORMATS:
         raise UnknownNameError("action format", name, ACTION_FORMATS)
-    return FreeFormat(name=name, example=example, **ACTION_FORMATS[name])  # type: ignore[arg-type]
+    return ACTION_FORMATS[name]

@@ -10,30 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from roll_envs.errors import ConfigError, PluginError, RollError, UnknownNameError
-from roll_envs.locate import HUB_ROOT, hidden_by
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-__all__ = ["MakerRegistry", "Registration", "Registry", "error_and_place"]
+__all__ = ["HUB_ROOT", "MakerRegistry", "Registration", "Registry", "error_and_place", "hidden_by", "why_not_loaded"]
 
 T = TypeVar("T")
 
 OUR_PACKAGE = "roll-envs"
 IN_PROCESS = "registered in this process"
+HUB_ROOT = Path(__file__).resolve().parent.parent
+"""The folder that holds ``roll_envs``; ``envs`` and ``trainer`` of the same package stand beside it."""
 
 State = Literal["not loaded", "ready", "broken"]
 
@@ -76,8 +74,9 @@ class Registry(Generic[T]):
         built_in: Mapping[str, str] | None = None,
         name_pattern: str = r"[A-Za-z_][\w.:-]{0,63}",
     ) -> None:
-        """``kind`` is for messages ("verifier"), ``group`` the entry-point group. ``accept`` takes a name and what was
-        found under it, and returns the part or raises ``TypeError`` with what it must be."""
+        """``kind`` is for messages ("verifier"), ``group`` the entry-point group, whose name starts with ``roll_envs``.
+        ``accept`` takes a name and what was found under it, and returns the part or raises ``TypeError`` with what it
+        must be."""
         self.kind, self.group = kind, group
         self._accept, self._pattern = accept, re.compile(name_pattern)
         self._built_in = dict(built_in or {})
@@ -112,10 +111,10 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Every known name, in order; imports nothing."""
-        return tuple(sorted({*self._registered, *self._built_in, *self._declared()}))
+        return tuple(sorted({*self._registered, *self._built_in, *_installed(again=True).entries.get(self.group, {})}))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._registered or name in self._built_in or name in self._declared()
+    def __contains__(self, name: str) -> bool:
+        return name in self._registered or name in self._built_in or bool(self._declarations(name))
 
     def built_in(self) -> tuple[str, ...]:
         """The names of this package's own table, in order."""
@@ -123,9 +122,8 @@ class Registry(Generic[T]):
 
     def source(self, name: str) -> str:
         """Which package a known name comes from, or that it was registered in this process."""
-        if name in self._registered:
-            return IN_PROCESS
-        return OUR_PACKAGE if name in self._built_in else _chosen(self._declared()[name]).source
+        declared = self.declared(name)
+        return declared.source if declared is not None else IN_PROCESS if name in self._registered else OUR_PACKAGE
 
     def find(self, name: str) -> T:
         """The part of this name, imported if need be.
@@ -142,12 +140,9 @@ class Registry(Generic[T]):
         declared = self.declared(name)
         if declared is None:
             raise UnknownNameError(self.kind, name, self.names())
-        if declared in self._loaded:
-            return self._loaded[declared]
-        reason = self.unusable(name)
-        if reason:
-            raise PluginError(self.broken(name, reason))
-        return self._load(name, declared)
+        if declared not in self._loaded:
+            self._load(name, declared)
+        return self._loaded[declared]
 
     def broken(self, name: str, reason: str) -> str:
         """The message about a part that cannot be used."""
@@ -156,15 +151,14 @@ class Registry(Generic[T]):
     def declared(self, name: str) -> Declared | None:
         """What a package declares under a name; None where it is built in or registered in this process."""
         own = name in self._registered or name in self._built_in
-        found = None if own else self._declared().get(name)
-        return None if found is None else _chosen(found)
+        return None if own else next(iter(self._declarations(name)), None)
 
     def registrations(self, *, load: bool = False) -> tuple[Registration, ...]:
         """Every known name in order, with its state; ``load=True`` imports the parts to find out which are broken.
 
         Packages that declare a name of another one, and those whose metadata cannot be read, are listed too.
         """
-        _, unreadable = _installed(_path_state())
+        unreadable = _installed(again=True).unreadable
         found = [Registration(id=path, source=path, state="broken", reason=why) for path, why in unreadable.items()]
         for name in self.names():
             if load:
@@ -176,7 +170,7 @@ class Registry(Generic[T]):
             state: State = "broken" if reason else "ready" if ready else "not loaded"
             found.append(Registration(id=name, source=source, state=state, reason=reason))
             if declared is not None:
-                for other in sorted({each.source for each in self._declared()[name]} - {source}):
+                for other in sorted({each.source for each in self._declarations(name)} - {source}):
                     why = f"{source} declares the same name; uninstall one of the two packages"
                     found.append(Registration(id=name, source=other, state="broken", reason=why))
         return tuple(sorted(found, key=lambda registration: registration.id))
@@ -188,31 +182,35 @@ class Registry(Generic[T]):
             return ""
         if not self._pattern.fullmatch(name):
             return f"the name {name!r} does not fit; allowed: {self._pattern.pattern}"
-        packages = sorted({each.source for each in self._declared()[name]})
+        packages = sorted({each.source for each in self._declarations(name)})
         if len(packages) > 1 and declared.package != OUR_PACKAGE:
             # Either of the two would be a guess.
             return f"it is declared by {len(packages)} packages ({', '.join(packages)}); uninstall all but one"
         return ""
 
-    def _load(self, name: str, declared: Declared) -> T:
-        try:
-            loaded = declared.point.load()
-        except (Exception, SystemExit) as error:  # the import runs code of others
-            self._failed[declared] = why_not_loaded(error, declared.point.module, declared)
-            if isinstance(error, RollError):
-                raise
-            raise PluginError(self.broken(name, self._failed[declared])) from error
-        try:
-            part = self._accept(name, loaded)
-        except TypeError as error:
-            self._failed[declared] = f"{declared.point.value}: {error}"
-            raise PluginError(self.broken(name, self._failed[declared])) from error
-        self._failed.pop(declared, None)
-        self._loaded[declared] = part
-        return part
+    def _load(self, name: str, declared: Declared) -> None:
+        reason, cause = self.unusable(name), None
+        if not reason:
+            try:
+                found = declared.point.load()
+            except (Exception, SystemExit) as error:  # the import runs code of others
+                reason, cause = why_not_loaded(error, declared.point.module, declared), error
+            else:
+                try:
+                    self._loaded[declared] = self._accept(name, found)
+                    self._failed.pop(declared, None)
+                    return
+                except TypeError as error:
+                    reason, cause = f"{declared.point.value}: {error}", error
+        self._failed[declared] = reason
+        if isinstance(cause, RollError):
+            raise cause
+        raise PluginError(self.broken(name, reason)) from cause
 
-    def _declared(self) -> Mapping[str, list[Declared]]:
-        return _installed(_path_state())[0].get(self.group, {})
+    def _declarations(self, name: str) -> list[Declared]:
+        """What packages declare under a name, this package's first."""
+        known = _installed().entries.get(self.group, {}).get(name)
+        return known or _installed(again=True).entries.get(self.group, {}).get(name, [])
 
 
 class MakerRegistry(Registry[Callable[..., T]]):
@@ -236,28 +234,22 @@ class MakerRegistry(Registry[Callable[..., T]]):
         from roll_envs.settings import checked_arguments  # imports pydantic, which importing the hub must not
 
         make = self.find(name)
-        return make(**checked_arguments(f"{self.kind} {name!r}", make, settings, self._readers(name)))
+        try:
+            arguments = checked_arguments(f"{self.kind} {name!r}", make, settings)
+        except UnknownNameError as error:
+            raise UnknownNameError(error.kind, error.name, error.known, self._readers(error.name)) from None
+        return make(**arguments)
 
-    def settings(self, name: str) -> type[BaseModel]:
-        """The model of the settings that a part reads. Raises as :meth:`find`."""
-        from roll_envs.settings import settings_model
-
-        return settings_model(self.find(name))
-
-    def _readers(self, but: str) -> Callable[[str], str]:
-        """A function that says which other parts of the kind read a setting; empty where none does."""
-
+    def _readers(self, key: str) -> str:
+        """Which parts of the kind read a setting; empty where none does."""
         from roll_envs.settings import accepted_names
 
-        def say(key: str) -> str:
-            others = []
-            for name in self.names():
-                with contextlib.suppress(RollError):  # a broken part reads nothing
-                    if name != but and key in (accepted_names(self.find(name)) or ()):
-                        others.append(name)
-            return f"({key!r} is read by {', '.join(map(repr, others))})" if others else ""
-
-        return say
+        readers = []
+        for name in self.names():
+            with contextlib.suppress(RollError):  # a broken part reads nothing
+                if key in (accepted_names(self.find(name)) or ()):
+                    readers.append(name)
+        return f"({key!r} is read by {', '.join(map(repr, readers))})" if readers else ""
 
 
 def _callable(name: str, found: object) -> Callable[..., Any]:
@@ -266,47 +258,58 @@ def _callable(name: str, found: object) -> Callable[..., Any]:
     return found
 
 
-def _path_state() -> tuple[tuple[str, int], ...]:
-    """The folders on ``sys.path`` with their times of change: equal states have the same packages installed."""
+class _Metadata(NamedTuple):
+    """What the metadata of the installed packages say."""
+
+    entries: dict[str, dict[str, list[Declared]]]
+    """Group -> name -> what packages declare, this package's first."""
+    unreadable: dict[str, str]
+    """Path of metadata -> why they cannot be read."""
+    times: tuple[int, ...]
+    """When the folders on the path were last changed."""
+
+
+def _installed(*, again: bool = False) -> _Metadata:
+    """The metadata, read once for a ``sys.path``; with ``again`` once more if a folder on it has changed since."""
+    found = _read_metadata(tuple(sys.path))
+    if again and found.times != _times():
+        _read_metadata.cache_clear()
+        found = _read_metadata(tuple(sys.path))
+    return found
+
+
+def _times() -> tuple[int, ...]:
     found = []
     for folder in sys.path:
         with contextlib.suppress(OSError):
-            found.append((folder, os.stat(folder or ".").st_mtime_ns))
+            found.append(os.stat(folder or ".").st_mtime_ns)
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=1)
-def _installed(
-    path_state: tuple[tuple[str, int], ...],
-) -> tuple[dict[str, dict[str, list[Declared]]], dict[str, str]]:
-    """Group -> name -> what packages declare, and path of metadata -> why they cannot be read.
-
-    Of two distributions with one name the first on the path counts, as for imports.
-    """
-    entries: dict[str, dict[str, list[Declared]]] = {}
-    unreadable: dict[str, str] = {}
-    seen = set()
+def _read_metadata(path: tuple[str, ...]) -> _Metadata:
+    """Read the metadata on ``sys.path``. Of two distributions with one name the first counts, as for imports."""
+    metadata = _Metadata({}, {}, _times())
+    seen: set[str] = set()
     for dist in importlib.metadata.distributions():
         try:
-            metadata = dist.metadata
-            package = re.sub(r"[-_.]+", "-", metadata["Name"]).lower()
-            if package in seen:
+            # The name as importlib.metadata has it from the file's: reading METADATA takes most of the time.
+            package = re.sub(r"[-_.]+", "-", getattr(dist, "_normalized_name", "") or dist.name).lower()
+            ours = [point for point in dist.entry_points if point.group.startswith("roll_envs")]
+            first, seen = package not in seen, seen | {package}
+            if not first or not ours:
                 continue
-            seen.add(package)
-            source, root = f"{package} {metadata['Version']}", Path(str(dist.locate_file("")))
-            found = [Declared(point=p, package=package, source=source, root=root) for p in dist.entry_points]
+            root = HUB_ROOT if package == OUR_PACKAGE else Path(str(dist.locate_file("")))
+            source = f"{package} {dist.version}"
         except Exception as error:  # metadata of others
             reason = f"its package metadata cannot be read: {type(error).__name__}: {error}; reinstall the package"
-            unreadable[str(getattr(dist, "_path", dist))] = reason
+            metadata.unreadable[str(getattr(dist, "_path", dist))] = reason
             continue
-        for each in found:
-            entries.setdefault(each.point.group, {}).setdefault(each.point.name, []).append(each)
-    return entries, unreadable
-
-
-def _chosen(found: list[Declared]) -> Declared:
-    """Of what is declared under one name, this package's before any other."""
-    return next((each for each in found if each.package == OUR_PACKAGE), found[0])
+        for point in ours:
+            same_name = metadata.entries.setdefault(point.group, {}).setdefault(point.name, [])
+            declared = Declared(point=point, package=package, source=source, root=root)
+            same_name.insert(0 if package == OUR_PACKAGE else len(same_name), declared)
+    return metadata
 
 
 def error_and_place(error: BaseException) -> str:
@@ -322,6 +325,38 @@ def why_not_loaded(error: BaseException, module: str, declared: Declared | None)
     said = error_and_place(error)
     if not isinstance(error, ImportError | AttributeError):
         return said
-    ours = declared is not None and declared.package == OUR_PACKAGE
-    hidden = hidden_by(module, [HUB_ROOT] if ours else [declared.root] if declared is not None else [])
+    hidden = hidden_by(module, [] if declared is None else [declared.root])
     return f"{said}. {hidden}" if hidden else said
+
+
+def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
+    """One sentence that names the folder found in place of ``module``'s and where the wanted one should be: ``envs``
+    and ``trainer`` are common names of users' own folders, and Python takes the first one on its path.
+
+    ``roots`` are folders that should hold the module's top package; ``sys.path`` is searched after them. ``None`` when
+    the module is simply not there, or is found where it should be.
+    """
+    top = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    # The folder of a package, or the file of a module.
+    place = next(iter(spec.submodule_search_locations or ()), spec.origin) if spec is not None else None
+    holding = next((root for root in [*roots, *map(Path, sys.path)] if _holds(root, module)), None)
+    wanted = holding or next(iter(roots), None)
+    if place in (None, "built-in", "frozen") or wanted is None:
+        return None
+    found = Path(place)
+    if os.path.realpath(found.parent) == os.path.realpath(wanted):
+        return None
+    return (
+        f"Python found {top!r} at {found}, which hides the one that is meant, at {wanted / top}"
+        f"{'' if holding else ' (which does not exist)'}; rename your {found.name!r}, or take {found.parent} off the "
+        f"start of sys.path (current folder or PYTHONPATH)"
+    )
+
+
+def _holds(root: Path, module: str) -> bool:
+    target = root.joinpath(*module.split("."))
+    return (target / "__init__.py").is_file() or target.with_name(target.name + ".py").is_file()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from roll_envs.errors import PluginError
 from roll_envs.registry import MakerRegistry
@@ -110,7 +110,21 @@ class RunResult:
         return self.status == "ok"
 
 
-class SandboxSession(abc.ABC):
+class _Held(abc.ABC):
+    """Something that is held open, and closed at the end of a ``with`` block."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End all programs and processes, and remove files; any number of times."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SandboxSession(_Held):
     """A working folder, and for Python an interpreter, that live from call to call. Not for several threads at once."""
 
     @abc.abstractmethod
@@ -128,24 +142,14 @@ class SandboxSession(abc.ABC):
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
         """Read a plain file below the working folder; no link is followed. Raises :class:`ConfigError` for others."""
 
-    @abc.abstractmethod
-    def close(self) -> None:
-        """End it and remove its files; any number of times."""
-
     async def arun(self, source: str, *, limits: Limits | None = None) -> RunResult:
         """:meth:`run` for asynchronous callers."""
         import asyncio  # here, because importing the hub must stay light
 
         return await asyncio.to_thread(self.run, source, limits=limits)
 
-    def __enter__(self) -> SandboxSession:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Sandbox(abc.ABC):
+class Sandbox(_Held):
     """Runs untrusted programs. Safe to use from many threads; ``slots`` programs run at one time.
 
     Every method raises :class:`~roll_envs.errors.SandboxError` for an infrastructure failure, and
@@ -161,21 +165,11 @@ class Sandbox(abc.ABC):
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
         """Open a session. It holds a slot until it is closed."""
 
-    @abc.abstractmethod
-    def close(self) -> None:
-        """End all programs and processes; any number of times."""
-
     async def arun(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
         """:meth:`run` for asynchronous callers."""
         import asyncio  # here, because importing the hub must stay light
 
         return await asyncio.to_thread(self.run, program, limits=limits, timeout_s=timeout_s)
-
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 SANDBOXES: MakerRegistry[Sandbox] = MakerRegistry("sandbox", "roll_envs.sandboxes")

@@ -13,8 +13,8 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, is_dataclass
-from typing import Annotated, Any, Union
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -29,7 +29,6 @@ __all__ = [
     "described_settings",
     "refuse_unknown",
     "setting",
-    "setting_fields",
     "settings_model",
 ]
 
@@ -38,7 +37,7 @@ with contextlib.suppress(Exception):
     # metadata of one cannot be read. It looks once, so that the models below and elsewhere are made without plugins.
     TypeAdapter(int)
 
-_ARBITRARY = ConfigDict(arbitrary_types_allowed=True)
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, protected_namespaces=())
 
 
 class Settings(BaseModel):
@@ -69,46 +68,37 @@ class Part:
         return []
 
 
-def checked_arguments(
-    what: str, make: Callable[..., Any], given: Mapping[str, Any], others: Callable[[str], str] = lambda key: ""
-) -> dict[str, Any]:
+def checked_arguments(what: str, make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments to call ``make`` with, from the settings that a user gave.
 
-    ``what`` names the part in messages ("verifier 'exact'"); ``others`` tells which other parts read a setting that
-    this one does not. Values are checked and handed on as they were given, not converted.
+    ``what`` names the part in messages ("verifier 'exact'"). Values are checked and handed on as they were given, not
+    converted.
 
     Raises:
         UnknownNameError: ``make`` does not read one of the settings.
         ConfigError: A setting is missing, or its value is not what the declaration allows.
     """
-    refuse_unknown(what, make, given, others)
-    model, declared = settings_model(make), _declared_model(make)
+    refuse_unknown(what, make, given)
+    model = settings_model(make)
     try:
         checked = model.model_validate(dict(given))
     except ValidationError as error:
         raise ConfigError(f"{what}: {_readable(error, given)}") from error
-    return dict(given) if declared is None else {"settings": checked}
+    return {"settings": checked} if isinstance(checked, Settings) else dict(given)
 
 
-def refuse_unknown(
-    what: str, make: Callable[..., Any], given: Mapping[str, Any], others: Callable[[str], str] = lambda key: ""
-) -> None:
+def refuse_unknown(what: str, make: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise :class:`UnknownNameError` for the first setting in ``given`` that ``make`` does not read."""
     known = accepted_names(make)
     for key in given:
         if known is not None and key not in known:
-            raise UnknownNameError(f"setting of {what}:", str(key), known, others(str(key)))
+            raise UnknownNameError(f"setting of {what}:", str(key), known)
 
 
 def accepted_names(make: Callable[..., Any]) -> tuple[str, ...] | None:
     """Names of the settings that a class or function reads; ``None`` when it takes any, or nobody can tell."""
-    declared = _declared_model(make)
-    if declared is not None:
-        return tuple(setting_fields(declared))
-    parameters = _parameters(make)
-    if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return None
-    return tuple(name for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+    model = settings_model(make)
+    return None if model.model_config["extra"] == "allow" else tuple(_fields(model))
 
 
 def settings_model(make: Callable[..., Any]) -> type[BaseModel]:
@@ -117,28 +107,34 @@ def settings_model(make: Callable[..., Any]) -> type[BaseModel]:
     Annotations that pydantic cannot check (names imported for type checkers only, protocols) allow any value. Lists
     are allowed where tuples are declared, since configuration files have no tuples.
     """
-    declared = _declared_model(make)
-    if declared is not None:
-        return declared
-    return _derived_model(make) if isinstance(make, Hashable) else _derived_model.__wrapped__(make)
+    return _model(make) if isinstance(make, Hashable) else _model.__wrapped__(make)
 
 
-@functools.lru_cache(maxsize=256)  # a model takes milliseconds to build, and an environment makes its verifiers anew
-def _derived_model(make: Callable[..., Any]) -> type[BaseModel]:
+# A model takes milliseconds to build, and environments and their verifiers are made again and again.
+@functools.lru_cache(maxsize=256)
+def _model(make: Callable[..., Any]) -> type[BaseModel]:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # some callables written in C
+        return create_model("AnySettings", __config__=ConfigDict(extra="allow"))
     fields: dict[str, Any] = {}
-    for name, parameter in (_parameters(make) or {}).items():
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            default = ... if parameter.default is parameter.empty else parameter.default
+    for each in parameters:
+        annotation = _annotation(make, each)
+        if each.name == "settings" and isinstance(annotation, type) and issubclass(annotation, Settings):
+            return annotation
+        if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD):
+            default = ... if each.default is each.empty else each.default
             # An alias, because a parameter may have a name that pydantic keeps for itself.
-            fields[f"setting_{name}"] = (
-                _checkable(_annotation(make, parameter)),
-                Field(default, alias=name, title=_text(parameter)),
-            )
-    config = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True, protected_namespaces=())
-    return create_model(f"{getattr(make, '__name__', 'Part')}Settings", __config__=config, **fields)
+            field = Field(default, alias=each.name, title=_text(each.annotation))
+            fields[f"setting_{each.name}"] = (_checkable(annotation), field)
+    extra: Literal["allow", "forbid"] = "allow" if any(p.kind is p.VAR_KEYWORD for p in parameters) else "forbid"
+    return create_model(
+        f"{getattr(make, '__name__', 'Part')}Settings", __config__={**_STRICT, "extra": extra}, **fields
+    )
 
 
-def setting_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+@functools.lru_cache(maxsize=256)
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The settings of a model by the names that users write."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
@@ -152,31 +148,8 @@ def described_settings(model: type[BaseModel]) -> list[dict[str, str]]:
             "default": "(required)" if field.is_required() else repr(field.default),
             "description": field.description or "",
         }
-        for name, field in setting_fields(model).items()
+        for name, field in _fields(model).items()
     ]
-
-
-def _declared_model(make: Callable[..., Any]) -> type[Settings] | None:
-    """The :class:`Settings` model that annotates the parameter ``settings``, where the part declares one."""
-    parameter = (_parameters(make) or {}).get("settings")
-    annotation = None if parameter is None else _annotation(make, parameter)
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Settings) else None
-
-
-def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters by name; ``None`` where Python cannot tell them (some callables written in C)."""
-    with contextlib.suppress(TypeError):  # not hashable, or not a Python function
-        return _signature(make).parameters
-    return None
-
-
-# Environments and their verifiers are made again and again, and reading a signature takes longer than making them.
-@functools.lru_cache(maxsize=256)
-def _signature(make: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(make)
-    except ValueError as error:
-        raise TypeError(str(error)) from error
 
 
 def _annotation(make: Callable[..., Any], parameter: inspect.Parameter) -> Any:
@@ -192,37 +165,27 @@ def _annotation(make: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     return annotation
 
 
-def _text(parameter: inspect.Parameter) -> str:
-    """The annotation of a parameter as it is written."""
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        return annotation
-    return "" if annotation is parameter.empty else inspect.formatannotation(annotation)
+def _text(annotation: Any) -> str:
+    """An annotation as it is written; empty where there is none."""
+    if annotation is inspect.Parameter.empty:
+        return ""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _checkable(annotation: Any) -> Any:
     """``annotation`` in the form that pydantic checks strictly; ``Any`` where it cannot check it."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    tries = [annotation]
     if origin in (Union, types.UnionType):
-        tries = [Union[tuple(map(_checkable, arguments))]]  # noqa: UP007 - made of a tuple
+        annotation = Union[tuple(map(_checkable, arguments))]  # noqa: UP007 - made of a tuple
     elif isinstance(origin, type) and issubclass(origin, Sequence | Mapping | Set):
-        container = origin[tuple(a if a is ... else _checkable(a) for a in arguments)]  # type: ignore[index]
-        tries = [Annotated[container, Strict(False)], container]  # lists where tuples are declared
-    elif getattr(annotation, "_is_protocol", False) and not getattr(annotation, "_is_runtime_protocol", False):
+        annotation = origin[tuple(a if a is ... else _checkable(a) for a in arguments)]  # type: ignore[index]
+        if issubclass(origin, tuple | Set):
+            annotation = Annotated[annotation, Strict(False)]  # takes lists; what is in them stays strict
+    try:
+        create_model("Checked", __config__=_STRICT, value=(annotation, ...)).model_rebuild()
+    except Exception:  # annotations of others; pydantic raises errors of many types
         return Any
-    for each in tries:
-        with contextlib.suppress(Exception):  # annotations of others; pydantic raises errors of many types
-            TypeAdapter(each, config=None if _has_own_config(annotation) else _ARBITRARY).rebuild(raise_errors=True)
-            return each
-    return Any
-
-
-def _has_own_config(annotation: Any) -> bool:
-    """Whether pydantic takes no configuration for this type."""
-    return hasattr(annotation, "__pydantic_config__") or (
-        isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
-    )
+    return annotation
 
 
 def _readable(error: ValidationError, given: Mapping[str, Any]) -> str:

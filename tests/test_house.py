@@ -18,7 +18,7 @@ import pytest
 
 import envs
 from roll_envs import EnvironmentCard
-from roll_envs.cli.plugins import COMMANDS
+from roll_envs.cli.command import COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -46,15 +46,25 @@ def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
 
 
 def test_the_readmes_python_runs(tmp_path: Path) -> None:
-    play, judge = _python_blocks(REPOSITORY / "README.md")
-    assert max(len(block.splitlines()) for block in (play, judge)) <= 10
+    play, teach, judge = _python_blocks(REPOSITORY / "README.md")
+    assert max(len(block.splitlines()) for block in (play, teach, judge)) <= 10
     assert _run("-W", "error", "-c", play, cwd=tmp_path).rstrip().endswith("success True")
+    small = {
+        '"configs/': f'"{REPOSITORY.as_posix()}/configs/',
+        "steps=40": f'steps=1, warm_start={{"steps": 1, "episodes_per_step": 4}}, output="{tmp_path.as_posix()}"',
+        '"groups_per_step": 16': '"groups_per_step": 2',
+        "advantage={": 'evaluation={"tasks": 2}, advantage={',
+    }
+    for whole, part in small.items():
+        assert whole in teach
+        teach = teach.replace(whole, part)
+    assert str(tmp_path) in _run("-c", teach, cwd=tmp_path).splitlines()[-1]
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
     assert _run("-W", "error", "-c", judge, cwd=tmp_path).split() == ["b'42\\n'", "True"]
 
 
-def test_the_examples_of_contributing_register_what_they_say(tmp_path: Path) -> None:
-    program = "\n".join(_python_blocks(REPOSITORY / "CONTRIBUTING.md")) + (
+def test_the_examples_of_the_guide_register_what_they_say(tmp_path: Path) -> None:
+    program = "\n".join(_python_blocks(REPOSITORY / "docs" / "write_a_part.md")) + (
         "\nfrom roll_envs.types import SamplingParams"
         "\nimport numpy as np"
         "\nfrom roll_envs.types import Completion, Group, Outcome, Task, Trajectory, Turn"
@@ -71,13 +81,14 @@ def test_the_examples_of_contributing_register_what_they_say(tmp_path: Path) -> 
         "\n    return Trajectory(task=task, member=member, turns=(turn,), outcome=Outcome(kind='completed'))"
         "\ngroups = [Group(task=task, trajectories=(played(0, 1.0), played(1, 0.0)))]"
         "\ntable = make_table(groups, sequences_of(groups))"
-        "\nconfig = AdvantageConfig(name='best_of_group', kwargs={'size': 2.0})"
+        "\nconfig = AdvantageConfig(name='best_of_group', size=2.0)"
         "\nfound = estimate_advantages(config, table)[0].tokens.advantage"
         "\nassert found.tolist() == [2.0, 2.0, -2.0, -2.0]"
         "\nengine = make_engine(None, EngineConfig(name='first_token'))"
         "\nengine.update_weights({}.items(), 3)"
         "\nanswer = engine.generate((1,), SamplingParams(stop_ids=(7,)), timeout_s=1)"
         "\nassert (answer.ids, answer.weight_version) == ((7,), 3)"
+        "\nassert Keywords(['a', 'z'])('an answer').value == 0.5"
     )
     _run("-W", "error", "-c", program, cwd=tmp_path)
 
@@ -212,7 +223,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
 # -- the verdict on a run ----------------------------------------------------------------------------------------------
 
 
-def _panel(step: int, success: float, tasks: int = 256, failed: int = 0) -> dict[str, Any]:
+def _evaluation(step: int, success: float, tasks: int = 256, failed: int = 0) -> dict[str, Any]:
     low, high = success - 0.05, success + 0.05
     numbers = {"success": success, "interval_low": low, "interval_high": high}
     return {"name": f"step {step}", "step": step, "tasks": tasks, "failed": failed, **numbers}
@@ -221,14 +232,14 @@ def _panel(step: int, success: float, tasks: int = 256, failed: int = 0) -> dict
 @pytest.mark.parametrize(
     ("phases", "options", "status"),
     [
-        ([_panel(0, 0.4), _panel(50, 0.1), _panel(100, 0.8)], [], 0),
-        ([_panel(0, 0.41), _panel(100, 0.9)], [], 1),
-        ([_panel(0, 0.3), _panel(100, 0.79)], [], 1),
-        ([_panel(0, 0.3), _panel(50, 0.9)], [], 1),
-        ([_panel(0, 0.3), _panel(100, 0.9, tasks=255)], [], 1),
-        ([_panel(0, 0.3), _panel(100, 0.9, failed=1)], [], 1),
-        ([_panel(0, 0.2), _panel(100, 0.6)], ["--before-at-most", "0.25", "--after-at-least", "0.5"], 0),
-        ([_panel(0, 0.3), _panel(100, 0.9)], ["--seconds-at-most", "299"], 1),
+        ([_evaluation(0, 0.4), _evaluation(50, 0.1), _evaluation(100, 0.8)], [], 0),
+        ([_evaluation(0, 0.41), _evaluation(100, 0.9)], [], 1),
+        ([_evaluation(0, 0.3), _evaluation(100, 0.79)], [], 1),
+        ([_evaluation(0, 0.3), _evaluation(50, 0.9)], [], 1),
+        ([_evaluation(0, 0.3), _evaluation(100, 0.9, tasks=255)], [], 1),
+        ([_evaluation(0, 0.3), _evaluation(100, 0.9, failed=1)], [], 1),
+        ([_evaluation(0, 0.2), _evaluation(100, 0.6)], ["--before-at-most", "0.25", "--after-at-least", "0.5"], 0),
+        ([_evaluation(0, 0.3), _evaluation(100, 0.9)], ["--seconds-at-most", "299"], 1),
     ],
 )
 def test_the_verdict_on_a_run(tmp_path: Path, phases: list[dict[str, Any]], options: list[str], status: int) -> None:

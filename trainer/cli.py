@@ -156,7 +156,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(result)))
     else:
-        Report().print_panel_table([result])
+        Report().print_evaluation_table([result])
     return OK
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 
 from roll_envs import env_registry as registry
@@ -44,32 +43,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(env_id: str, options: argparse.Namespace) -> CheckReport:
-    shown = not options.json
-    if shown:
-        print(paint(env_id, "bold"))
+    def show(line: str) -> None:
+        if not options.json:
+            print(line, flush=True)
 
-    def on_result(result: CheckResult) -> None:
-        if shown:
-            print(f"  {paint(result.status, _COLOURS[result.status])}  {result.rule:24} {result.detail}")
-            sys.stdout.flush()
+    def show_result(result: CheckResult) -> None:
+        show(f"  {paint(result.status, _COLOURS[result.status])}  {result.rule:24} {result.detail}")
 
+    show(paint(env_id, "bold"))
+    kwargs = parse_kwargs(options.kwargs)
     try:
-        env = make_env(env_id, options.kwargs)
-        env.close()
+        make_env(env_id, options.kwargs).close()
     except (PluginError, MissingExtraError) as error:
         if not options.all:
             raise
         broken = CheckResult(rule="load", status="fail", detail=str(error))
-        on_result(broken)
+        show_result(broken)
         return CheckReport(name=env_id, results=(broken,))
-    report = check_env(
-        env_id,
-        kwargs=parse_kwargs(options.kwargs),
-        seeds=range(options.seeds),
-        rules=options.rules,
-        on_result=on_result,
-    )
-    if shown:
-        counts = {s: sum(r.status == s for r in report.results) for s in _COLOURS}
-        print(f"  {counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped")
+    seeds = range(options.seeds)
+    report = check_env(env_id, kwargs=kwargs, seeds=seeds, rules=options.rules, on_result=show_result)
+    counts = {s: sum(r.status == s for r in report.results) for s in _COLOURS}
+    show(f"  {counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped")
     return report

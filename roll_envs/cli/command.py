@@ -1,24 +1,122 @@
-"""Arguments of ``roll-envs``, and how its errors end: one line on stderr and exit code 2.
+"""The command ``roll-envs``: its commands, its arguments, and how its errors end: one line on stderr and exit code 2.
 
-Six commands are built in; more come from installed packages (see :mod:`roll_envs.cli.plugins`). A name that is built
-in stays so, and using it looks at no other package.
+Six commands are built in; more are entry points of the group ``roll_envs.commands``. The name of an entry point is the
+command, its target a module with ``SUMMARY`` (one line of text), ``add_arguments(parser)`` and ``run(options) -> int``.
+Listing commands reads metadata and the text of their files; code runs only when its command is used. A broken one is a
+:class:`~roll_envs.errors.PluginError` of its own command and touches no other. A name that is built in stays so, and
+using it looks at no other package.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, cast
 
-from roll_envs.cli.plugins import COMMANDS, add_arguments, run, summary
-from roll_envs.errors import RollError, nearest
+from roll_envs.errors import PluginError, RollError, nearest
+from roll_envs.registry import Registry, error_and_place
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "CommandModule", "main"]
 
-if TYPE_CHECKING:
-    _Commands = argparse._SubParsersAction["_Parser"]
+
+class CommandModule(Protocol):
+    """What the module of a command has."""
+
+    SUMMARY: str
+    """One line for ``roll-envs --help``."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's own arguments; ``--json`` is there already."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Do it; the exit code. A :class:`~roll_envs.errors.RollError` ends as one line and exit code 2."""
+
+
+def _accept(name: str, found: object) -> CommandModule:
+    missing = [needed for needed in ("SUMMARY", "add_arguments", "run") if not hasattr(found, needed)]
+    if missing:
+        raise TypeError(f"it lacks {', '.join(missing)}")
+    return cast(CommandModule, found)
+
+
+COMMANDS = Registry(
+    "command",
+    "roll_envs.commands",
+    _accept,
+    built_in={
+        "list": "roll_envs.cli.listing",
+        "show": "roll_envs.cli.show",
+        "parts": "roll_envs.cli.parts",
+        "play": "roll_envs.cli.play",
+        "check": "roll_envs.cli.checking",
+        "bench": "roll_envs.cli.bench",
+    },
+    name_pattern=r"[a-z][a-z0-9-]*",
+)
+
+
+def summary(name: str) -> str:
+    """The ``SUMMARY`` of a command where the file can be read without running it, else which package it is of."""
+    declared = COMMANDS.declared(name)
+    if declared is None:
+        return COMMANDS.find(name).SUMMARY
+    if broken := COMMANDS.unusable(name):
+        return f"broken: {broken}"
+    return _summary_in_file(declared.point.module) or f"a command of {COMMANDS.source(name)}"
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """Import the command and let it add its arguments. Raises :class:`PluginError` that names the package."""
+    with _blamed(name, lambda error: COMMANDS.broken(name, f"its arguments: {error_and_place(error)}")):
+        COMMANDS.find(name).add_arguments(parser)
+
+
+def run(name: str, options: argparse.Namespace) -> int:
+    """Run it; an error that is not meant for users names the package and the line where it was raised."""
+    with _blamed(name, lambda error: f"command {name!r} of {COMMANDS.source(name)} failed: {error_and_place(error)}"):
+        code: Any = COMMANDS.find(name).run(options)
+    if not isinstance(code, int):
+        raise PluginError(COMMANDS.broken(name, f"run returned {code!r}, not an exit code"))
+    return code
+
+
+@contextmanager
+def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None]:
+    """Errors of another package's command become a :class:`PluginError`; those of built-in ones are left alone."""
+    try:
+        yield
+    except (RollError, BrokenPipeError):
+        raise
+    except (Exception, SystemExit) as error:
+        if COMMANDS.declared(name) is None:
+            raise
+        raise PluginError(message(error)) from error
+
+
+def _summary_in_file(module: str) -> str:
+    """The text assigned to ``SUMMARY`` in a module's file, found without importing anything; empty when it is not."""
+    names, folders, spec = module.split("."), None, None
+    try:
+        for depth in range(1, len(names) + 1):  # importlib.util.find_spec would import the packages that it lies in
+            spec = importlib.machinery.PathFinder.find_spec(".".join(names[:depth]), folders)
+            assert spec is not None
+            folders = spec.submodule_search_locations
+        assert spec is not None
+        assert spec.origin is not None
+        for node in ast.parse(Path(spec.origin).read_bytes()).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(target, ast.Name) and target.id == "SUMMARY" for target in targets):
+                    return " ".join(str(ast.literal_eval(node.value)).split())
+    except Exception:  # files of others; the caller has another line to show
+        return ""
+    return ""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,8 +128,10 @@ def _parser(used: str) -> _Parser:
     parser = _Parser(prog="roll-envs", description="Multi-turn text environments: list, show, play, check, bench.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in _names(used):
-        described = COMMANDS.find(name).__doc__ if name == used else None
-        sub = _add(commands, name, summary(name), described)
+        safe = summary(name).replace("%", "%%")  # argparse formats it
+        description = COMMANDS.find(name).__doc__ if name == used else None
+        sub = commands.add_parser(name, help=safe, description=description, allow_abbrev=False)
+        sub.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
         if name == used:
             add_arguments(name, sub)
     return parser
@@ -41,13 +141,6 @@ def _names(used: str) -> list[str]:
     """The commands to show: all of them, or the built-in one that is used, which needs no look at any package."""
     built_in = list(COMMANDS.built_in())
     return [used] if used in built_in else built_in + [name for name in COMMANDS.names() if name not in built_in]
-
-
-def _add(commands: _Commands, name: str, summary: str, description: str | None) -> _Parser:
-    safe = summary.replace("%", "%%")  # argparse formats it
-    sub = commands.add_parser(name, help=safe, description=description, allow_abbrev=False)
-    sub.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
-    return sub
 
 
 def main(argv: Sequence[str] | None = None) -> int:

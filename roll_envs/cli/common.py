@@ -7,7 +7,7 @@ import ast
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 import gymnasium
@@ -94,5 +94,5 @@ def table(rows: Sequence[Sequence[str]], styles: Sequence[tuple[str, ...]] | Non
 
 def print_json(value: Any) -> None:
     """Write ``value`` as JSON on stdout (ASCII, so that any text survives any terminal)."""
-    json.dump(value, sys.stdout, indent=2, default=str)
+    json.dump(value, sys.stdout, indent=2, default=lambda v: dict(v) if isinstance(v, Mapping) else str(v))
     sys.stdout.write("\n")

@@ -9,7 +9,7 @@ from roll_envs.cli.common import paint, print_json, table
 from roll_envs.errors import RollError, UnknownNameError
 from roll_envs.registry import MakerRegistry
 from roll_envs.sandbox import SANDBOXES
-from roll_envs.settings import described_settings
+from roll_envs.settings import described_settings, settings_model
 from roll_envs.tools.registry import TOOLS
 from roll_envs.verifiers.registry import VERIFIERS
 
@@ -48,22 +48,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _parts(kind: str, only: str | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for registration in _KINDS[kind].registrations(load=True):
-        if only in (None, registration.id):
-            settings: list[dict[str, str]] = []
-            reason = registration.reason
-            if not reason:
-                try:
-                    settings = described_settings(_KINDS[kind].settings(registration.id))
-                except RollError as error:
-                    reason = str(error)
-            found.append(
-                {
-                    "kind": kind,
-                    "name": registration.id,
-                    "source": registration.source,
-                    "reason": reason,
-                    "settings": settings,
-                }
-            )
+    for part in _KINDS[kind].registrations(load=True):
+        if only in (None, part.id):
+            shown: dict[str, Any] = {
+                "kind": kind,
+                "name": part.id,
+                "source": part.source,
+                "reason": part.reason,
+                "settings": [],
+            }
+            try:
+                shown["settings"] = described_settings(settings_model(_KINDS[kind].find(part.id)))
+            except RollError as error:
+                shown["reason"] = part.reason or str(error)
+            found.append(shown)
     return found

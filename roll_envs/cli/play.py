@@ -7,6 +7,7 @@ lists what can be done, type the number of an action, or the first letter of a f
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import os
 import re
@@ -119,23 +120,23 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def _command(session: Session, word: str) -> bool:
+    """Do what a command's letter says; ``False`` for any other word."""
+    commands = {"u": session.undo, "h": session.hint, "o": session.hint, "r": session.start}
+    if word not in commands:
+        return word == "?"
+    commands[word]()
+    return True
+
+
 def _line(session: Session, typed: str) -> None:
     """Do what a typed line says: a command, ``=any text``, or an action."""
-    commands: dict[str, Callable[[], object]] = {
-        "u": session.undo,
-        "h": session.hint,
-        "o": session.hint,
-        "r": session.start,
-        "?": lambda: None,
-    }
     word = typed.strip()
     if typed.startswith("="):
         session.answer(typed[1:])
-    elif word in commands and session.format is not None and session.format.parse(word).valid:
-        session.act(word)  # an action that is called like a command wins
-    elif word in commands:
-        commands[word]()
-    else:
+    elif session.format is not None and session.format.parse(word).valid:
+        session.act(typed)  # an action that is called like a command wins
+    elif not _command(session, word):
         session.act(typed)
 
 
@@ -153,22 +154,20 @@ def _play_keys(session: Session, keys: dict[str, str]) -> None:
                     break
                 if key in keys:
                     session.act(keys[key])
-                elif key == "u":
-                    session.undo()
-                elif key in ("h", "o"):
-                    session.hint()
-                elif key == "r" or (key == "\n" and session.over):
+                elif key == "\n" and session.over:
                     session.start()
                 elif key == "t":
                     _type_answer(session, ask)
-                elif key not in ("esc", "\n"):
+                elif not _command(session, key) and key not in ("esc", "\n"):
                     session.message = f"{key!r} does nothing here"
     except KeyboardInterrupt:
         pass
     finally:
         sys.stdout.write(_LEAVE)
         sys.stdout.flush()
-    print(f"{session.record()['id']} seed {session.seed}: {_score(session)}")
+    state = "solved" if session.success else "over" if session.over else "unfinished"
+    said = f"{state} after {len(session.turns)} turns, return {session.total:+g}"
+    print(f"{session.record()['id']} seed {session.seed}: {said}")
 
 
 def _type_answer(session: Session, ask: Callable[[str], str]) -> None:
@@ -177,11 +176,6 @@ def _type_answer(session: Session, ask: Callable[[str], str]) -> None:
     sys.stdout.write(_HIDE_CURSOR)
     if typed:
         _line(session, typed)
-
-
-def _score(session: Session) -> str:
-    state = "solved" if session.success else "over" if session.over else "unfinished"
-    return f"{state} after {len(session.turns)} turns, return {session.total:+g}"
 
 
 def _draw_screen(session: Session, keys: dict[str, str], *, rules: bool) -> None:
@@ -272,9 +266,10 @@ def read_key() -> str:
     handle = sys.stdin.fileno()
     first = os.read(handle, 1)
     if first != b"\x1b":
-        while first and not _whole(first) and len(first) < 4:
-            first += os.read(handle, 1)
-        return first.decode(errors="replace")
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        while not (key := decoder.decode(first, final=not first)) and first:
+            first = os.read(handle, 1)
+        return key
     # An arrow is ESC [ A or ESC O A; a lone ESC is followed by nothing.
     rest = b""
     while len(rest) < 6 and select.select([handle], [], [], 0.03)[0]:
@@ -282,14 +277,6 @@ def read_key() -> str:
         if len(rest) > 1 and rest[-1:].isalpha():
             break
     return _ARROWS.get(rest[-1:].decode(errors="replace"), "esc") if rest[:1] in (b"[", b"O") else "esc"
-
-
-def _whole(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 # -- colours for observations that are boards of symbols ---------------------------------------------------------------

@@ -210,34 +210,25 @@ class Session:
             self._undo.append((self.observation, self.text_env.snapshot()))
         observation, reward, terminated, truncated, info = self.env.step(text)
         self.observation = str(observation)
+        ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
         self.turns.append(
-            {
-                "answer": text,
-                "observation": self.observation,
-                "reward": float(reward),
-                "terminated": bool(terminated),
-                "truncated": bool(truncated),
-                "info": info,
-            }
+            {"answer": text, "observation": self.observation, "reward": float(reward), **ends, "info": info}
         )
         self.message = f"{self._named(text)}: {self._what_happened(info, float(reward))}"
 
-    def act(self, action: str) -> bool:
+    def act(self, action: str) -> None:
         """Play what a person typed: an action's name in any case, or an answer in the environment's own form.
 
-        ``False`` when it is neither (nothing is played then, and the message says what would be).
+        When it is neither, nothing is played, and the message says what would be.
         """
         said = self.read(action)
-        if said is None and self.format is None:
+        if said is not None:
+            self.answer(said)
+        elif self.format is None:
             self.message = f"{action!r} is not an action here; type {self.choices.usage()} (='text' plays any text)"
-            return False
-        if said is None:
-            names = ", ".join(self.format.actions[:12]) if self.format is not None else ""
-            more = ", ..." if self.format is not None and len(self.format.actions) > 12 else ""
-            self.message = f"{action!r} is not an action: {names}{more} (='text' plays any text as it is)"
-            return False
-        self.answer(said)
-        return True
+        else:
+            names = ", ".join(self.format.actions[:12]) + (", ..." if len(self.format.actions) > 12 else "")
+            self.message = f"{action!r} is not an action: {names} (='text' plays any text as it is)"
 
     def read(self, typed: str) -> str | None:
         """The answer that ``typed`` stands for; any text where the environment names and lists no actions."""
@@ -276,13 +267,12 @@ class Session:
     def hint(self) -> None:
         """Say what the solver would do."""
         way = None if self.over or self.text_env is None else self.text_env.oracle()
-        if not way:
-            self.message = (
-                "no hint: the episode is over" if self.over else "no hint: there is no known way to win from here"
-            )
-            return
-        left = f" ({len(way)} turns to go)" if len(way) > 1 else " (and it is won)"
-        self.message = f"hint: {self._named(way[0], most=300)}{left}"
+        if way:
+            left = f" ({len(way)} turns to go)" if len(way) > 1 else " (and it is won)"
+            self.message = f"hint: {self._named(way[0], most=300)}{left}"
+        else:
+            why = "the episode is over" if self.over else "there is no known way to win from here"
+            self.message = f"no hint: {why}"
 
     def _named(self, text: str, most: int = 60) -> str:
         """An answer as a person would say it, at most so many characters."""

@@ -8,7 +8,6 @@ import textwrap
 from typing import Any
 
 from roll_envs import env_registry as registry
-from roll_envs.card import EnvironmentCard
 from roll_envs.cli.common import add_kwargs, make_env, paint, print_json
 from roll_envs.env import TextEnv
 from roll_envs.settings import accepted_names
@@ -37,8 +36,9 @@ def run(options: argparse.Namespace) -> int:
     parameters = inspect.signature(cls).parameters
     defaults = {n: _default(card.kwargs.get(n, parameters[n].default)) for n in accepted or ()}
     if options.json:
+        fields = {name: getattr(card, name) for name in card.__slots__}
         example = {"seed": options.seed, "instructions": instructions, "observation": observation}
-        print_json({**_fields(card), "accepted_kwargs": defaults, "any_kwargs": accepted is None, "example": example})
+        print_json({**fields, "accepted_kwargs": defaults, "any_kwargs": accepted is None, "example": example})
         return 0
     print(paint(card.id, "bold"))
     print(card.summary)
@@ -68,11 +68,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _default(value: Any) -> Any:
     return "(required)" if value is inspect.Parameter.empty else list(value) if isinstance(value, tuple) else value
-
-
-def _fields(card: EnvironmentCard) -> dict[str, Any]:
-    fields = {name: getattr(card, name) for name in card.__slots__}
-    return {**fields, "kwargs": dict(card.kwargs), "versions": dict(card.versions)}
 
 
 def _entry(name: str, text: str) -> None:

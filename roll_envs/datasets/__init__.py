@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roll_envs.card import EnvironmentCard
+from roll_envs.env import EnvironmentCard
 
 __all__ = ["DATASET"]
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from roll_envs.datasets.source import given_rows, read_rows, sample_rows
-from roll_envs.datasets.tasks import SPLITS, DataTask, Fields, make_tasks
+from roll_envs.datasets.tasks import SAMPLE_ROWS, SPLITS, DataTask, Fields, given_rows, make_tasks, read_rows
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.parsing import FreeFormat, make_free_format
@@ -28,7 +27,6 @@ UNREAD = "The answer could not be read."
 class DatasetEnv(TextEnv):
     """One row of a data set is one task (see ``docs/verifiers.md`` for every argument)."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
     action_format: FreeFormat
     splits: ClassVar[tuple[str, ...]] = SPLITS
 
@@ -60,7 +58,7 @@ class DatasetEnv(TextEnv):
         """Wrong arguments, and rows that lack what they name, raise :class:`~roll_envs.errors.ConfigError`."""
         if path is not None and rows is not None:
             raise ConfigError("give path or rows, not both")
-        data = read_rows(path) if path is not None else given_rows(rows) if rows is not None else sample_rows()
+        data = read_rows(path) if path is not None else given_rows(rows) if rows is not None else SAMPLE_ROWS
         if path is None and rows is None and verifier is None:
             verifier = "normalized"
         self.split = _one_of("split", split, SPLITS)
@@ -230,13 +228,11 @@ class _Verifiers:
         by_domain: Mapping[str, VerifierSpec] | None,
         field: str | None,
     ) -> None:
-        self._made: list[Verifier] = []
-        self._own: dict[str, Verifier] = {}
-        self._common = None if common is None else self._make(common)
-        self._by_domain = {name: self._make(spec) for name, spec in (by_domain or {}).items()}
-        if self._common is not None:
-            return
-        for number, task in enumerate(tasks):
+        self._made: dict[str, Verifier] = {}
+        """Those that were made here, by their specs."""
+        self._common = None if common is None else self._verifier(common)
+        self._by_domain = {name: self._verifier(spec) for name, spec in (by_domain or {}).items()}
+        for number, task in enumerate(tasks if common is None else ()):
             if task.verifier is None and task.domain not in self._by_domain:
                 if by_domain is not None:
                     why = f"is of the domain {task.domain!r}; verifiers has {', '.join(map(repr, by_domain)) or 'none'}"
@@ -244,33 +240,26 @@ class _Verifiers:
                     why = "has none of its own" + ("" if field is None else f" in the field {field!r}")
                 raise ConfigError(f"no verifier for row {number}: it {why}; give one for all in verifier='exact', ...")
 
-    def _make(self, spec: VerifierSpec) -> Verifier:
-        made = as_verifier(spec)
-        if isinstance(spec, str | Mapping):
-            self._made.append(made)
-        return made
+    def _verifier(self, spec: VerifierSpec) -> Verifier:
+        if not isinstance(spec, str | Mapping):
+            return as_verifier(spec)
+        key = repr(spec)
+        if key not in self._made:
+            self._made[key] = as_verifier(spec)
+        return self._made[key]
 
     def judge(self, task: DataTask, answer: str) -> Score | Failed:
-        context = {**task.row, "prompt": task.prompt}
+        chosen = self._by_domain.get(task.domain, self._common)
         if task.verifier is not None:
             try:
-                chosen = self._row_verifier(task.verifier)
+                chosen = self._verifier(task.verifier)
             except Exception as error:  # a spec that stands in the data
                 return Failed(reason=f"its verifier {str(task.verifier)[:200]!r} cannot be made: {error}")
-        else:
-            found = self._by_domain.get(task.domain, self._common)
-            assert found is not None
-            chosen = found
-        return judge(chosen, answer, task.reference, context)
-
-    def _row_verifier(self, spec: Any) -> Verifier:
-        key = repr(spec)
-        if key not in self._own:
-            self._own[key] = self._make(spec)
-        return self._own[key]
+        assert chosen is not None
+        return judge(chosen, answer, task.reference, {**task.row, "prompt": task.prompt})
 
     def close(self) -> None:
-        for made in self._made:
+        for made in self._made.values():
             close_verifier(made)
 
 

@@ -14,17 +14,15 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from roll_envs import env_registry as registry
-from roll_envs.card import EnvironmentCard
+from roll_envs.env import EnvironmentCard
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
-from roll_envs.testing.rules_api import API_RULES
+from roll_envs.testing.rules import GAME_RULES, INTERFACE_RULES
 from roll_envs.testing.rules_determinism import DETERMINISM_RULES
-from roll_envs.testing.rules_play import PLAY_RULES
-from roll_envs.testing.subject import Failure, Rule, Skip, Subject
-from roll_envs.testing.trace import MakeEnv
+from roll_envs.testing.trace import Failure, MakeEnv, Rule, Skip, Subject
 
 __all__ = ["RULES", "CheckReport", "CheckResult", "check_env"]
 
-RULES: dict[str, Rule] = {**API_RULES, **DETERMINISM_RULES, **PLAY_RULES}
+RULES: dict[str, Rule] = {**INTERFACE_RULES, **DETERMINISM_RULES, **GAME_RULES}
 """Every rule by name, in the order they are applied."""
 
 Status = Literal["pass", "fail", "skip"]

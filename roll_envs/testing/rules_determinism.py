@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from roll_envs.env import TextEnv
-from roll_envs.testing.subject import Failure, Rule, Subject, need, need_text_env, skip
-from roll_envs.testing.trace import Trace, difference, mixed, plain, play, play_seeds, steps, turn_limit
+from roll_envs.testing.trace import (
+    Failure,
+    Rule,
+    Subject,
+    Trace,
+    difference,
+    mixed,
+    need,
+    need_text_env,
+    plain,
+    play,
+    play_seeds,
+    skip,
+    steps,
+    turn_limit,
+)
 
 __all__ = ["DETERMINISM_RULES"]
 
@@ -120,7 +135,7 @@ def foreign_draws(subject: Subject) -> str:
         np.random.seed(draws.randrange(2**32))
 
     draws = random.Random(7)
-    with _GlobalGenerators():
+    with _global_generators():
         env = subject.make()
         found = [play(env, seed, mixed(seed), between=draw) for seed in subject.seeds]
     _compare(subject, found, "beside foreign draws from random and numpy.random", _OWN)
@@ -129,7 +144,7 @@ def foreign_draws(subject: Subject) -> str:
 
 def global_generators(subject: Subject) -> str:
     """The environment itself leaves the global generators alone."""
-    with _GlobalGenerators() as saved:
+    with _global_generators() as states:
         env = subject.make()
         for seed in subject.seeds:
             play(env, seed, mixed(seed))
@@ -138,31 +153,25 @@ def global_generators(subject: Subject) -> str:
                 env.oracle()
                 env.restore(env.snapshot())
         env.reset()
-        changed = saved.changed()
+        after = _states()
+    changed = " and ".join(name for name in states if plain(states[name]) != plain(after[name]))
     need(not changed, f"the environment draws from or seeds the global generator of {changed}; {_OWN}")
     return "random and numpy.random as they were"
 
 
-class _GlobalGenerators:
-    """Saves the states of ``random`` and ``numpy.random`` and puts them back."""
+def _states() -> dict[str, Any]:
+    return {"random": random.getstate(), "numpy.random": np.random.get_state(legacy=False)}
 
-    def __enter__(self) -> _GlobalGenerators:
-        self._python = random.getstate()
-        self._numpy = self._numpy_state()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-
-    def _numpy_state(self) -> Any:
-        return np.random.get_state(legacy=False)
-
-    def changed(self) -> str:
-        found = ["random"] if random.getstate() != self._python else []
-        if plain(self._numpy_state()) != plain(self._numpy):
-            found.append("numpy.random")
-        return " and ".join(found)
+@contextlib.contextmanager
+def _global_generators() -> Iterator[dict[str, Any]]:
+    """The states of ``random`` and ``numpy.random``, which are put back at the end."""
+    states = _states()
+    try:
+        yield states
+    finally:
+        random.setstate(states["random"])
+        np.random.set_state(states["numpy.random"])
 
 
 def resets(subject: Subject) -> str:

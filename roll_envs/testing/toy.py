@@ -7,8 +7,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 
-from roll_envs.card import EnvironmentCard
-from roll_envs.env import AnyText, TextEnv
+from roll_envs.env import AnyText, EnvironmentCard, TextEnv
 from roll_envs.parsing import ActionFormat, make_action_format
 
 __all__ = ["COUNTER_CARD", "CounterEnv", "EchoEnv"]

@@ -1,4 +1,6 @@
-"""Traces: episodes written down as plain JSON-able data, so that two of them can be compared to the letter.
+"""What rules of ``check_env`` work with: the environment under test, the two ways to end early, and traces.
+
+Traces are episodes written down as plain JSON-able data, so that two of them can be compared to the letter.
 
 Run as a module (``python -m roll_envs.testing.trace``) it plays in a process of its own: it reads a pickled request on
 stdin and writes the traces as JSON on stdout.
@@ -11,15 +13,34 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
 
-from roll_envs.env import TextEnv
+from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.parsing import FreeFormat
 
-__all__ = ["Answer", "MakeEnv", "Trace", "difference", "mixed", "plain", "play", "play_seeds", "steps", "turn_limit"]
+__all__ = [
+    "Answer",
+    "Failure",
+    "MakeEnv",
+    "Rule",
+    "Skip",
+    "Subject",
+    "Trace",
+    "difference",
+    "mixed",
+    "need",
+    "need_text_env",
+    "plain",
+    "play",
+    "play_seeds",
+    "skip",
+    "steps",
+    "turn_limit",
+]
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 Answer = Callable[[gymnasium.Env[Any, Any]], Any]
@@ -134,6 +155,56 @@ _STEP = ("observation", "reward", "terminated", "truncated", "info")
 def _short(value: Any) -> str:
     text = ascii(value)
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+class Failure(Exception):
+    """A rule is broken; the message says what to mend."""
+
+
+class Skip(Exception):
+    """A rule cannot be applied; the message says why."""
+
+
+@dataclass(slots=True, eq=False)
+class Subject:
+    """The environment under test."""
+
+    name: str
+    make: MakeEnv
+    """A new environment at every call, with none of Gymnasium's checking wrappers around it."""
+    seeds: tuple[int, ...]
+    card: EnvironmentCard | None = None
+    varied: bool = False
+    """Made with arguments other than the card's, for which its reward range need not hold."""
+    _reference: list[Trace] = field(default_factory=list)
+
+    @property
+    def reference(self) -> list[Trace]:
+        """Traces of a fresh environment alone in this thread: what all others are compared with."""
+        if not self._reference:
+            self._reference = play_seeds(self.make, self.seeds)
+        return self._reference
+
+
+Rule = Callable[[Subject], str]
+"""Returns what was seen; raises :class:`Failure` or :class:`Skip`."""
+
+
+def need(condition: object, mend: str) -> None:
+    """Raise :class:`Failure` unless ``condition``."""
+    if not condition:
+        raise Failure(mend)
+
+
+def skip(why: str) -> NoReturn:
+    raise Skip(why)
+
+
+def need_text_env(env: gymnasium.Env[Any, Any], what: str) -> TextEnv:
+    """``env`` as a TextEnv; skips the rule for others."""
+    if not isinstance(env, TextEnv):
+        skip(f"{type(env.unwrapped).__name__} is not a roll_envs.TextEnv, so it has no {what}")
+    return env
 
 
 def _main() -> None:

@@ -20,8 +20,7 @@ import envs.frozenlake
 import envs.sokoban
 from envs.frozenlake.env import FrozenLakeEnv
 from envs.sokoban.env import SokobanEnv
-from roll_envs.card import EnvironmentCard
-from roll_envs.env import TextEnv
+from roll_envs.env import EnvironmentCard, TextEnv
 
 CARDS = [getattr(module, name) for module in (envs.sokoban, envs.frozenlake) for name in module.__all__]
 CLASSES: dict[str, Any] = {"SokobanEnv": SokobanEnv, "FrozenLakeEnv": FrozenLakeEnv}

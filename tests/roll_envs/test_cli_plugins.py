@@ -6,7 +6,7 @@ from pathlib import Path
 
 from plugins import install, run_python
 
-from roll_envs.cli.plugins import COMMANDS
+from roll_envs.cli.command import COMMANDS
 
 GOOD = '''\
 """Greets, 100% of the time."""
@@ -105,7 +105,7 @@ def test_nobody_takes_a_built_in_name(tmp_path: Path) -> None:
         group=COMMANDS.group,
     )
     assert "SimpleSokoban" in run_python(_main("list"), tmp_path)
-    program = "from roll_envs.cli.plugins import COMMANDS; print(COMMANDS.source('serve-webshop'))"
+    program = "from roll_envs.cli.command import COMMANDS; print(COMMANDS.source('serve-webshop'))"
     assert run_python(program, tmp_path).startswith("roll-envs ")
 
 

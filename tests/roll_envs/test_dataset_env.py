@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from roll_envs import make
 from roll_envs.datasets.env import DatasetEnv
-from roll_envs.datasets.source import read_rows
-from roll_envs.datasets.tasks import split_of
+from roll_envs.datasets.tasks import read_rows, split_of
 from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
 from roll_envs.testing import check_env
 from roll_envs.verifiers import Failed, Score, Verdict

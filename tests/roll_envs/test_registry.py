@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 
 import roll_envs
+from roll_envs import registry
 from roll_envs.testing import COUNTER_CARD, CounterEnv, EchoEnv
 
 SOKOBAN = "roll/SimpleSokoban-v0"
@@ -189,6 +190,19 @@ def test_states() -> None:
     assert roll_envs.card(SOKOBAN).id == SOKOBAN
 
 
+def test_metadata_are_looked_at_again_only_where_a_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(registry, "_times", lambda: looked.append(1) or (len(looked),))
+    roll_envs.card(SOKOBAN)
+    before = len(looked)  # 0, or 1 where sys.path is another than it was at the last look
+    roll_envs.make(SOKOBAN)
+    roll_envs.make_verifier("exact")
+    assert len(looked) == before
+    with pytest.raises(roll_envs.UnknownNameError):
+        roll_envs.make("roll/NoSuchGame-v0")
+    assert len(looked) > before
+
+
 def test_discovering_again_changes_nothing(counter: str) -> None:
     before = roll_envs.environments()
     roll_envs.discover()
@@ -202,7 +216,7 @@ def test_a_text_longer_than_the_shared_memory_names_the_way_out() -> None:
         write_to_shared_memory,
     )
 
-    from roll_envs.shared_text import MAX_BYTES
+    from roll_envs.env import MAX_BYTES
 
     space = roll_envs.AnyText()
     memory = create_shared_memory(space, n=2)

@@ -92,9 +92,11 @@ def batches_of(
     *,
     pack_tokens: int,
     tokens_per_microbatch: int,
+    returns: Sequence[Sequence[float] | np.ndarray] | None = None,
     **columns: Sequence[Sequence[float] | np.ndarray],
 ) -> list[Batch]:
-    """Batches of all sequences; advantages and other columns as one array per sequence, aligned with its ids."""
+    """Batches of all sequences; advantages, ``returns`` for the critic and other columns as one array per sequence,
+    aligned with its ids."""
     given = {name: on_tokens(sequences, values) for name, values in columns.items()}
     if advantages is not None:
         given["advantage"] = on_tokens(sequences, advantages)
@@ -104,6 +106,7 @@ def batches_of(
         range(len(sequences)),
         pack_tokens=pack_tokens,
         tokens_per_microbatch=tokens_per_microbatch,
+        returns=None if returns is None else on_tokens(sequences, returns)[None],
     )
 
 

@@ -104,7 +104,7 @@ def test_a_reference_that_is_refreshed_is_a_copy_of_the_merged_policy() -> None:
     learner = learner_of(tiny_model())
     steps(learner, 3, lr=1e-2)
     reference = learner.reference(fixed=False)
-    merged = learner.weights()
+    merged = dict(learner.weights())
     assert dict(reference.weights()).keys() == merged.keys()
     assert all(torch.equal(merged[n], w) for n, w in reference.weights())
     frozen = {n: w.clone() for n, w in reference.weights()}

@@ -17,7 +17,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 
 import trainer.model.attention as attention
 from roll_envs.errors import ConfigError, RollError
-from trainer.model.attention import NAME, Kind, Rows, choose_attention, rows_of_positions, use_row_attention
+from trainer.model.attention import NAME, Kind, Layout, choose_attention, layout_of_positions, use_packed_attention
 
 
 def positions_of(lengths: Sequence[int]) -> torch.Tensor:
@@ -37,36 +37,37 @@ def alone(qkv: Sequence[torch.Tensor], lengths: Sequence[int], scale: float | No
     return torch.cat(outs, 2).transpose(1, 2)
 
 
-def run(qkv: Sequence[torch.Tensor], rows: Rows, **keywords: Any) -> torch.Tensor:
-    out, _ = attention._attention(torch.nn.Module(), *qkv, None, rows=rows, **keywords)
+def run(qkv: Sequence[torch.Tensor], rows: Layout, **keywords: Any) -> torch.Tensor:
+    out, _ = attention._attention(torch.nn.Module(), *qkv, None, layout=rows, **keywords)
     return out
 
 
 def test_buckets_by_hand() -> None:
-    rows = rows_of_positions(positions_of([3, 3, 3]))
-    assert (rows.starts.tolist(), rows.longest, rows.buckets) == ([0, 3, 6, 9], 3, ((3, 3),))
-    assert rows.places is None
-    assert rows.place_of_token is None
-    rows = rows_of_positions(positions_of([2, 20, 1]))  # 20 stands alone; 2 and 1 share
-    assert rows.buckets == ((1, 20), (2, 2))
-    assert rows.places is not None
+    rows = layout_of_positions(positions_of([3, 3, 3]))
+    assert (rows.starts.tolist(), rows.longest, rows.buckets) == ([0, 3, 6, 9], 3, ((3, 3, 3, None),))
+    assert rows.query_tokens is rows.key_tokens is rows.place_of_token is None
+    rows = layout_of_positions(positions_of([2, 20, 1]))  # 20 stands alone; 2 and 1 share
+    assert rows.buckets == ((1, 20, 20, None), (2, 2, 2, None))
+    assert rows.query_tokens is not None
     assert rows.place_of_token is not None
-    assert rows.places.tolist() == [*range(2, 22), 0, 1, 22, 22]
+    assert rows.key_tokens is None  # the same ones
+    assert rows.query_tokens.tolist() == [*range(2, 22), 0, 1, 22, 22]
     assert rows.place_of_token.tolist() == [20, 21, *range(20), 22]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
 def test_every_token_has_a_place_and_little_is_wasted(lengths: list[int]) -> None:
-    rows = rows_of_positions(positions_of(lengths))
-    places = sum(n * width for n, width in rows.buckets)
-    assert sum(n for n, _ in rows.buckets) == len(lengths)
+    rows = layout_of_positions(positions_of(lengths))
+    places = sum(b.sequences * b.queries for b in rows.buckets)
+    assert sum(b.sequences for b in rows.buckets) == len(lengths)
+    assert all(b.keys == b.queries and b.mask is None for b in rows.buckets)
     assert places < sum(n + max(16, n / 7 + 1) for n in lengths)
-    if rows.places is None or rows.place_of_token is None:
+    if rows.query_tokens is None or rows.place_of_token is None:
         assert places == sum(lengths)
         return
-    assert len(rows.places) == places
-    assert torch.equal(rows.places[rows.place_of_token], torch.arange(sum(lengths)))
+    assert len(rows.query_tokens) == places
+    assert torch.equal(rows.query_tokens[rows.place_of_token], torch.arange(sum(lengths)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -74,7 +75,7 @@ def test_every_token_has_a_place_and_little_is_wasted(lengths: list[int]) -> Non
 def test_each_row_is_computed_as_if_alone(lengths: list[int], scale: float | None) -> None:
     """Forward and backward, in float64, with fewer key heads than query heads."""
     qkv = inputs(lengths)
-    found = run(qkv, rows_of_positions(positions_of(lengths)), scaling=scale)
+    found = run(qkv, layout_of_positions(positions_of(lengths)), scaling=scale)
     expected = alone(qkv, lengths, scale)
     assert found.shape == (1, sum(lengths), 4, 8)
     assert torch.allclose(found, expected, atol=1e-12)
@@ -88,7 +89,7 @@ def test_bfloat16_on_a_cpu_is_computed_in_float32() -> None:
     lengths = [5, 20, 7]
     half = [x.detach().bfloat16().requires_grad_() for x in inputs(lengths)]
     fine = [x.detach().float().requires_grad_() for x in half]
-    rows = rows_of_positions(positions_of(lengths))
+    rows = layout_of_positions(positions_of(lengths))
     out, expected = run(half, rows), run(fine, rows)
     assert torch.equal(out, expected.bfloat16())
     weights = torch.linspace(-1, 1, out.numel()).view_as(out).bfloat16()
@@ -102,7 +103,7 @@ def test_flex_is_the_same() -> None:
     lengths = [7, 1, 20, 5]
     qkv = [x.detach().float() for x in inputs(lengths)]
     with pytest.warns(UserWarning, match="flex_attention called without torch.compile"):
-        found = run(qkv, rows_of_positions(positions_of(lengths), "flex"))
+        found = run(qkv, layout_of_positions(positions_of(lengths), "flex"))
     assert torch.allclose(found, alone(qkv, lengths), atol=1e-5)
 
 
@@ -121,7 +122,7 @@ def test_flash_is_told_where_rows_start(monkeypatch: pytest.MonkeyPatch) -> None
         return torch.cat([out[0].transpose(0, 1) for out in outs])
 
     monkeypatch.setattr(attention, "_varlen", lambda: varlen)
-    found = run(qkv, rows_of_positions(positions_of(lengths), "flash"))
+    found = run(qkv, layout_of_positions(positions_of(lengths), "flash"))
     assert torch.allclose(found, alone(qkv, lengths), atol=1e-12)
 
 
@@ -150,11 +151,14 @@ def test_a_model_over_rows_is_the_model_over_each(family: Any) -> None:
     ids = torch.randint(0, 50, (sum(lengths),))
     with torch.inference_mode():
         expected = torch.cat([network(input_ids=part[None]).logits[0] for part in ids.split(lengths)])
-        use_row_attention(network)
+        use_packed_attention(network)
         positions = positions_of(lengths)
         mark = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         found = network(
-            input_ids=ids[None], position_ids=positions[None], attention_mask=mark, rows=rows_of_positions(positions)
+            input_ids=ids[None],
+            position_ids=positions[None],
+            attention_mask=mark,
+            layout=layout_of_positions(positions),
         )
         assert torch.allclose(found.logits[0], expected, atol=1e-10)
         # Without rows it is the model that it was, with padding masks too.
@@ -172,10 +176,10 @@ def test_the_engines_mask_is_left_alone() -> None:
     model = tiny_model()
     ids = (5, 6, 7, 8, 9)
     before = full_logits(model, ids)
-    use_row_attention(model.network)
+    use_packed_attention(model.network)
     assert model.network.config._attn_implementation == NAME
     assert torch.equal(full_logits(model, ids), before)
-    assert "rows" not in model.network.config.to_json_string()  # nothing of it is saved with the model
+    assert "layout" not in model.network.config.to_json_string()  # nothing of it is saved with the model
 
 
 def test_what_does_not_run_here_is_refused() -> None:
@@ -199,20 +203,20 @@ def test_no_flash_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["sdpa", "flash", "flex"])
 def test_what_attention_over_rows_does_not_know_is_refused(kind: Kind) -> None:
-    qkv, rows = inputs([5, 3]), Rows(kind=kind, starts=torch.tensor([0, 5, 8]).int(), longest=5)
+    qkv, rows = inputs([5, 3]), Layout(kind=kind, starts=torch.tensor([0, 5, 8]).int(), longest=5)
     with pytest.raises(RollError, match="asks for softcap"):
         run(qkv, rows, softcap=50.0)
-    with pytest.raises(RollError, match=r"row of 5 tokens is longer than the model's sliding window of 4"):
+    with pytest.raises(RollError, match=r"sequence of 5 tokens is longer than the model's sliding window of 4"):
         run(qkv, rows, sliding_window=4)
 
 
 def test_a_window_that_is_not_shorter_than_the_rows_changes_nothing() -> None:
-    qkv, rows = inputs([5, 3]), rows_of_positions(positions_of([5, 3]))
+    qkv, rows = inputs([5, 3]), layout_of_positions(positions_of([5, 3]))
     assert torch.equal(run(qkv, rows, sliding_window=5), run(qkv, rows))
 
 
 def test_layers_that_mix_tokens_otherwise_are_refused() -> None:
     network = tiny_model().network
     network.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ConfigError, match=r"layers of type linear_attention; the learner packs rows"):
-        use_row_attention(network)
+    with pytest.raises(ConfigError, match=r"layers of type linear_attention; the learner packs sequences"):
+        use_packed_attention(network)

@@ -23,7 +23,7 @@ from trainer.run.results import PhaseResult
 
 TEXT = "format: 1\nname: tiny\nsteps: 3\nenv: {id: roll/FrozenLake-v0}\n"
 RESULT = PhaseResult(
-    name="panel", tasks=8, success=0.5, interval_low=0.2, interval_high=0.8, turns=3.0, valid_action_rate=1.0,
+    name="evaluation", tasks=8, success=0.5, interval_low=0.2, interval_high=0.8, turns=3.0, valid_action_rate=1.0,
     mean_return=0.5, seconds=0.1,
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model
 
-from trainer.model.forward import Head, head_of, linear_logprobs, rows_within
+from trainer.model.forward import Head, head_of, linear_logprobs, positions_within
 
 Numbers = tuple[torch.Tensor, torch.Tensor]
 
@@ -209,10 +209,10 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits() -> None:
     assert largest[0] == 64 * 500
 
 
-def test_rows_within_a_budget() -> None:
-    assert rows_within(256, 151_936) == 220  # 2**28 bytes / (8 * 151,936)
-    assert rows_within(1, 64) == 2048
-    assert rows_within(0.001, 151_936) == 1
+def test_positions_within_a_budget() -> None:
+    assert positions_within(256, 151_936) == 220  # 2**28 bytes / (8 * 151,936)
+    assert positions_within(1, 64) == 2048
+    assert positions_within(0.001, 151_936) == 1
 
 
 def test_the_head_of_a_model() -> None:

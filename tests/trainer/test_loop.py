@@ -103,8 +103,8 @@ def test_a_run_writes_everything(whole: Whole) -> None:
     assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((path / "tensorboard").glob("events.out.tfevents.*"))
     for step in (0, 2, 4, 5):
-        assert (path / "episodes" / f"panel-step-{step:06d}.txt").stat().st_size > 100
-        records = (path / "episodes" / f"panel-step-{step:06d}.jsonl").read_text().splitlines()
+        assert (path / "episodes" / f"evaluation-step-{step:06d}.txt").stat().st_size > 100
+        records = (path / "episodes" / f"evaluation-step-{step:06d}.jsonl").read_text().splitlines()
         assert [json.loads(line)["task"]["index"] for line in records] == list(range(12))
     assert [p.name for p in list_checkpoints(path / "checkpoints")] == ["step-000008", "step-000009", "step-000009-r2"]
     assert (path / "model" / "config.json").is_file()
@@ -122,7 +122,7 @@ def test_the_summary_has_what_a_reader_needs(whole: Whole) -> None:
         assert phase["tasks"] == 12
     assert (summary["seed"], summary["steps"], summary["env"]) == (0, 5, "roll/FrozenLake-v0")
     assert {"torch", "transformers", "roll-envs", "python"} <= set(summary["versions"])
-    assert set(summary["training_seconds"]) == {"warm_start", "train", "panel"}
+    assert set(summary["training_seconds"]) == {"warm_start", "train", "evaluation"}
 
 
 def test_metrics_hold_every_step_once(whole: Whole) -> None:
@@ -130,8 +130,9 @@ def test_metrics_hold_every_step_once(whole: Whole) -> None:
     records = [(r["phase"], r["step"]) for r in read_metrics(path)]
     assert records == [
         *[("warm_start", s) for s in (1, 2, 3, 4)],
-        ("panel", 0), ("train", 1), ("train", 2), ("panel", 2), ("train", 3), ("train", 4), ("panel", 4), ("train", 5),
-        ("panel", 5),
+        ("evaluation", 0), ("train", 1), ("train", 2), ("evaluation", 2), ("train", 3), ("train", 4), ("evaluation", 4),
+        ("train", 5),
+        ("evaluation", 5),
     ]  # fmt: skip
     for record in read_metrics(path, "train"):
         assert record["rollout/episodes"] == 9.0
@@ -183,10 +184,10 @@ def test_tasks_have_no_gap_and_no_repeat(tmp_path: Path) -> None:
 
 def test_train_and_held_out_seeds_are_disjoint(tmp_path: Path) -> None:
     env = configured(tmp_path).env
-    panel = held_out_tasks(env, 300)
-    assert [t.index for t in panel] == list(range(300))
-    assert panel[100:] == held_out_tasks(env, 200, first=100)
-    assert min(t.seed for t in panel) >= HELD_OUT_SEEDS
+    evaluation = held_out_tasks(env, 300)
+    assert [t.index for t in evaluation] == list(range(300))
+    assert evaluation[100:] == held_out_tasks(env, 200, first=100)
+    assert min(t.seed for t in evaluation) >= HELD_OUT_SEEDS
     for seed in range(5):
         assert (
             max(t.seed for s in range(40) for t in draw_tasks(env, seed=seed, indices=range(50 * s, 50 * s + 50)))
@@ -255,8 +256,9 @@ def die_and_go_on(
 
 @pytest.mark.parametrize(
     ("phase", "step", "where"),
-    [("warm_start", 2, "after log"), ("train", 1, "after log"), ("train", 3, "in update"), ("panel", 2, "after log"),
-     ("train", 2, "in save"), ("panel", 5, "after log")],
+    [("warm_start", 2, "after log"), ("train", 1, "after log"), ("train", 3, "in update"),
+     ("evaluation", 2, "after log"),
+     ("train", 2, "in save"), ("evaluation", 5, "after log")],
 )  # fmt: skip
 def test_a_run_that_dies_at_any_point_goes_on_the_same(
     whole: Whole,
@@ -300,7 +302,7 @@ def remembering(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("phase", "step", "where"),
-    [("train", 1, "after log"), ("train", 2, "in update"), ("train", 3, "in save"), ("panel", 2, "after log")],
+    [("train", 1, "after log"), ("train", 2, "in update"), ("train", 3, "in save"), ("evaluation", 2, "after log")],
 )
 def test_all_that_an_algorithm_remembers_goes_on_the_same(
     remembering: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, where: str
@@ -418,12 +420,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number
     assert_same_curve(whole[0], path)
 
 
-@pytest.mark.parametrize("where", ["warm_start", "update", "panel"])
+@pytest.mark.parametrize("where", ["warm_start", "update", "evaluation"])
 def test_an_interrupt_waits_for_the_whole_step(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """The signal comes in the middle of a step: its weights, its counter and its record all count, or none does."""
-    name = {"warm_start": "warm_start_step", "update": "update", "panel": "asdict"}[where]
+    name = {"warm_start": "warm_start_step", "update": "update", "evaluation": "asdict"}[where]
     original = getattr(trainer.run.loop, name)
     calls: list[int] = []
 
@@ -442,7 +444,7 @@ def test_an_interrupt_waits_for_the_whole_step(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     path = the_run(tmp_path)
     assert path is not None
-    if where != "panel":
+    if where != "evaluation":
         phase = "warm_start" if where == "warm_start" else "train"
         assert [r["step"] for r in read_metrics(path, phase)] == [1, 2]
         assert load_checkpoint(path).progress["warm_steps" if where == "warm_start" else "steps"] == 2
@@ -557,7 +559,7 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
     path = the_run(tmp_path)
     assert path is not None
     assert load_checkpoint(path).progress["steps"] == 0
-    assert read_metrics(path, "panel") == [], "a panel of failures is no success of 0"
+    assert read_metrics(path, "evaluation") == [], "an evaluation of failures is no success of 0"
 
 
 def test_an_environment_that_breaks_in_training_leaves_a_checkpoint(

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from trainer.data.sequences import TokenSequence
-from trainer.model.attention import LEAST_SHARED, share_prefixes, use_row_attention
+from trainer.model.attention import LEAST_SHARED, share_prefixes, use_packed_attention
 from trainer.model.forward import label_states
 
 
@@ -46,7 +46,7 @@ def test_a_row_may_be_the_beginning_of_another_or_the_same() -> None:
 
 
 NETWORK = LlamaForCausalLM(LlamaConfig(**SHAPE)).double().eval()
-use_row_attention(NETWORK)
+use_packed_attention(NETWORK)
 
 
 def row(ids: list[int], sampled: int, number: int) -> TokenSequence:

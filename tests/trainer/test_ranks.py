@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,25 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
+from episode_builders import batches_of, counted, group, trajectory, turn
 from test_learner import some_rows
 from tiny import tiny_model
 from torch import distributed
 
+from roll_envs.types import Group
+from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CriticConfig, LossConfig, OptimizerConfig
-from trainer.data.batches import Denominators, denominators_of, make_batches
+from trainer.config.load import parse_config
+from trainer.data.batches import Denominators
+from trainer.data.table import moments
 from trainer.learner.ranks import Ranks
 from trainer.learner.torch import TorchLearner
+from trainer.run.update import StepParts, update
 
 DEALT = ([0, 3, 8], [1, 2, 4, 5, 6, 7])
 SCENES: dict[str, tuple[Sequence[Sequence[int]], Sequence[int]]] = {
     "uneven": (DEALT, ()),
-    "one has none": (([*range(9)], []), ()),
+    "empty": (([*range(9)], []), ()),
     "broken": (DEALT, (5,)),
 }
 """Sequences of each rank, and those whose advantages are not numbers."""
@@ -41,17 +48,17 @@ def a_step(ranks: Ranks, mine: Sequence[int], *, spoil: Sequence[int] = ()) -> d
         temperature=0.7,
         ranks=ranks,
     )
-    batches = make_batches(rows, advantages, pack_tokens=20, tokens_per_microbatch=40)
-    own = denominators_of(rows)
+    batches = batches_of(rows, advantages, pack_tokens=20, tokens_per_microbatch=40)
+    own = counted(rows)
     critic = learner.critic(CriticConfig(lr=1e-3))
     with torch.no_grad():
         critic._network["head"].weight.fill_(0.1)  # so that its body has a gradient
-    targets = make_batches(
+    targets = batches_of(
         rows,
         pack_tokens=20,
         tokens_per_microbatch=20,
-        values=[np.zeros(len(r.ids)) for r in rows],
-        returns=[np.linspace(0, 1, len(r.ids))[None] for r in rows],
+        value=[np.zeros(len(r.ids)) for r in rows],
+        returns=[np.linspace(0, 1, len(r.ids)) for r in rows],
     )
     critic_metrics = critic.step(targets, own, lr=1e-3)
     metrics, logprobs = learner.step(batches, own, lr=1e-3)
@@ -65,11 +72,44 @@ def a_step(ranks: Ranks, mine: Sequence[int], *, spoil: Sequence[int] = ()) -> d
     }
 
 
+UPDATES: dict[str, tuple[Sequence[Sequence[int]], str]] = {
+    "one group more": (([0, 1, 3], [2]), "advantage: {name: reinforce_pp}"),
+    "one has none": (([0, 1, 2, 3], []), "advantage: {name: reinforce_pp}\nloss: {entropy_coef: 0.01}"),
+    "no minibatch for one": (([0, 1, 3], [2]), "learner: {minibatches: 3}"),
+    "critic": (([2], [0, 1, 3]), "advantage: {name: gae, whiten: true}\ncritic: {lr: 1.0e-3}"),
+}
+"""Groups of each rank, and what the configuration says."""
+
+
+def some_groups() -> list[Group]:
+    """Groups of two episodes of one turn, whose returns differ in all but the third."""
+    returns = [(0.0, 1.0), (3.0, 0.5), (2.0, 2.0), (-1.0, 0.25)]
+    prompts = [((20 + g, 30, 40), (50 + g, 60 + m, 70)[: 2 + m]) for g in range(4) for m in range(2)]
+    turns = [turn(*prompt, logprobs=[-4.0] * len(prompt[1])) for prompt in prompts]
+    episodes = [trajectory(replace(t, reward=returns[i // 2][i % 2]), member=i % 2) for i, t in enumerate(turns)]
+    return [group(*episodes[i : i + 2]) for i in range(0, 8, 2)]
+
+
+def an_update(ranks: Ranks, mine: Sequence[int], configured: str) -> dict[str, Any]:
+    """New weights, and optimiser steps, of a training step on the groups ``mine``."""
+    base = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\noptimizer: {max_grad_norm: 0.5}\n"
+    config = parse_config(base + configured)
+    model = tiny_model()
+    learner = TorchLearner(model, loss=config.loss, optimizer=config.optimizer, temperature=1.0, ranks=ranks)
+    critic = learner.critic(config.critic) if "critic" in configured else None
+    parts = StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0), critic=critic, ranks=ranks)
+    groups = some_groups()
+    metrics = update(config, parts, [groups[g] for g in mine], step=0, version=0)
+    weights = {**dict(learner.weights()), **({} if critic is None else dict(critic.weights()))}
+    return {"steps": metrics["learner/optimizer_steps"], "weights": {n: w.clone() for n, w in weights.items()}}
+
+
 def rank_process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     ranks = Ranks(distributed.group.WORLD)
     found = {name: a_step(ranks, dealt[rank], spoil=spoil) for name, (dealt, spoil) in SCENES.items()}
+    found |= {name: an_update(ranks, dealt[rank], configured) for name, (dealt, configured) in UPDATES.items()}
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
 
@@ -82,7 +122,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize("scene", ["uneven", "one has none"])
+@pytest.mark.parametrize("scene", ["uneven", "empty"])
 def test_two_ranks_take_the_step_of_one(together: list[dict[str, Any]], scene: str) -> None:
     alone = a_step(Ranks(), range(9))
     found = [rank[scene] for rank in together]
@@ -108,6 +148,45 @@ def test_a_step_that_one_rank_cannot_take_is_skipped_by_all(together: list[dict[
         assert all(torch.equal(policy[name], weight) for name, weight in before.items())
 
 
+@pytest.mark.parametrize("scene", ["one group more", "one has none", "critic"])
+def test_two_ranks_make_the_update_of_one(together: list[dict[str, Any]], scene: str) -> None:
+    """Whitening goes over the tokens of both; a rank without a sequence steps along."""
+    alone = an_update(Ranks(), range(4), UPDATES[scene][1])
+    before = dict(tiny_model().network.named_parameters())
+    assert any(not torch.equal(weight, before[name]) for name, weight in alone["weights"].items() if name in before)
+    for one in (rank[scene] for rank in together):
+        assert one["steps"] == alone["steps"] == 1.0
+        for name, weight in alone["weights"].items():
+            assert torch.allclose(one["weights"][name], weight, rtol=0, atol=2e-7), name
+
+
+def test_ranks_take_equally_many_optimiser_steps(together: list[dict[str, Any]]) -> None:
+    """A rank of one group has one minibatch, and the other three."""
+    found = [rank["no minibatch for one"] for rank in together]
+    assert [one["steps"] for one in found] == [3.0, 3.0]
+    assert all(torch.equal(weight, found[0]["weights"][name]) for name, weight in found[1]["weights"].items())
+
+
+def test_moments_of_two_ranks_by_hand() -> None:
+    """1, 0 here and 0, 1 there: a mean of 0.5 and a variance of 1/3. Alike on each rank is not alike on both."""
+
+    class Both(Ranks):
+        def __init__(self, *others: Any) -> None:
+            super().__init__()
+            self._others = iter(others)
+
+        def _gather(self, value: Any) -> list[Any]:
+            return [value, next(self._others)]
+
+    ranks = Both([1.0, 0.0], {"": 2}, {"": 1.0}, {"": 0.5})
+    assert moments(np.array([1.0, 0.0]), ranks) == (4, 0.5, pytest.approx(1 / 3))
+    ranks = Both([1.0, -1.0], {"": 2}, {"": 2.0}, {"": 0.5})
+    assert moments(np.zeros(2), ranks) == (4, 0.5, pytest.approx(1 / 3))
+    ranks = Both([2.0, -2.0], {"": 1}, {"": 2.0}, {"": 0.0})
+    assert moments(np.empty(0), ranks) == (1, 2.0, 0.0)
+    assert moments(np.full(3, 0.1)) == (3, pytest.approx(0.1), 0.0)
+
+
 class TwoRanks(Ranks):
     """Rank 0 of two, the other of which says what it is given."""
 
@@ -122,9 +201,9 @@ class TwoRanks(Ranks):
 def test_sums_by_hand() -> None:
     assert TwoRanks({"a": 2.0, "c": 5.0}).sum({"a": 1.0, "b": 0.5}) == {"a": 3.0, "b": 0.5, "c": 5.0}
     assert Ranks().sum({"a": 1.0}) == {"a": 1.0}
-    own = Denominators(tokens=7, rows=2, row_tokens=torch.tensor([3, 4]))
-    total = TwoRanks({"tokens": 5, "rows": 1}).denominators(own)
-    assert (total.tokens, total.rows, total.row_tokens.tolist()) == (12, 3, [3, 4])
+    own = Denominators(tokens=7, sequences=2, sequence_tokens=torch.tensor([3, 4]))
+    total = TwoRanks({"tokens": 5, "sequences": 1}).denominators(own)
+    assert (total.tokens, total.sequences, total.sequence_tokens.tolist()) == (12, 3, [3, 4])
 
 
 def test_decisions_are_taken_together() -> None:
@@ -144,15 +223,16 @@ def test_a_rank_skips_what_another_cannot_take() -> None:
     rows, advantages = some_rows(3)
     model = tiny_model()
     learner = TorchLearner(model, loss=LossConfig(), optimizer=OptimizerConfig(), temperature=0.7, ranks=OtherRefuses())
-    batches = make_batches(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
-    metrics, _ = learner.step(batches, denominators_of(rows), lr=1e-2)
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    metrics, _ = learner.step(batches, counted(rows), lr=1e-2)
     assert metrics["learner/skipped_steps"] == 1.0
     assert all(torch.equal(w, tiny_model().network.state_dict()[n]) for n, w in learner.weights())
 
 
 def test_a_rank_with_fewer_micro_batches_runs_empty_ones() -> None:
-    assert [len(TwoRanks(3).empty_batches(own)) for own in (0, 2, 3, 5)] == [3, 1, 0, 0]
-    (empty,) = TwoRanks(1).empty_batches(0)
+    assert [len(TwoRanks([3]).empty_batches(own)) for own in (0, 2, 3, 5)] == [3, 1, 0, 0]
+    assert TwoRanks([3, 1]).most([2, 4]) == [3, 4]
+    (empty,) = TwoRanks([1]).empty_batches(0)
     assert not empty.label_mask.any()
 
 
@@ -161,7 +241,7 @@ def test_empty_micro_batches_add_exactly_nothing() -> None:
 
     class WithEmpty(Ranks):
         def empty_batches(self, own: int) -> Any:
-            return TwoRanks(own + 2).empty_batches(own)
+            return TwoRanks([own + 2]).empty_batches(own)
 
     other = a_step(WithEmpty(), range(9))
     assert one["metrics"] == other["metrics"]

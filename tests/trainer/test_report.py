@@ -54,10 +54,10 @@ def test_the_plan_counts_steps_and_episodes() -> None:
     plan = make_plan(CONFIG)
     assert [(p.name, p.steps, p.episodes) for p in plan.phases] == [
         ("warm start", 10, 640),
-        ("panel before", 1, 256),
+        ("evaluation before", 1, 256),
         ("training", 40, 40 * 16 * 8),
-        ("panel during", 3, 3 * 256),
-        ("panel after", 1, 256),
+        ("evaluation during", 3, 3 * 256),
+        ("evaluation after", 1, 256),
     ]
     assert plan.seconds is None
     timed = make_plan(CONFIG, seconds={p.name: 2.0 for p in plan.phases})
@@ -66,7 +66,7 @@ def test_the_plan_counts_steps_and_episodes() -> None:
 
 def test_phases_of_no_steps_are_left_out() -> None:
     plain = RunConfig(format=1, name="a", steps=0, env=EnvConfig(id="x"))
-    assert [p.name for p in make_plan(plain).phases] == ["panel before"]
+    assert [p.name for p in make_plan(plain).phases] == ["evaluation before"]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
@@ -132,15 +132,15 @@ def test_bars_on_a_terminal() -> None:
     assert "success 0.5" in text
 
 
-def test_the_panel_table() -> None:
+def test_the_evaluation_table() -> None:
     shown, out = printer()
-    shown.print_panel_table([BEFORE, AFTER])
+    shown.print_evaluation_table([BEFORE, AFTER])
     text = out.getvalue()
     for words in ("0.250", "0.875", "0.830-0.910", "0.900", "256", "6.00"):
         assert words in text
     assert "Success 0.250 -> 0.875 (the intervals do not overlap)." in text
     assert "after: 2 episodes failed for reasons of ours" in text
-    shown.print_panel_table([BEFORE, replace(BEFORE, interval_low=0.25)])
+    shown.print_evaluation_table([BEFORE, replace(BEFORE, interval_low=0.25)])
     assert "(the intervals overlap)" in out.getvalue()
 
 
@@ -254,7 +254,7 @@ def test_a_learning_curve_is_drawn(tmp_path: Path) -> None:
     curve = read_curve(run)
     assert curve.steps.tolist() == list(range(1, 41))
     assert np.isnan(curve.returns[3])
-    assert [p.step for p in curve.panel] == [0, 40]
+    assert [p.step for p in curve.evaluation] == [0, 40]
     assert plot_run(run) == run / "learning_curve.png"
     assert min(picture_size(run / "learning_curve.png")) > 500
     plain = (run / "learning_curve.png").read_bytes()

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from trainer.config import EnvConfig, RunConfig
+from trainer.config.load import dump_config, load_config
 from trainer.run.folder import TEMPORARY_SUFFIX, RunFolder, read_metrics, write_atomic
 
 
@@ -42,7 +43,9 @@ def test_a_new_folder_never_takes_an_old_one(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_configuration_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = config(tmp_path)
+    written = tmp_path / "config.yaml"
+    written.write_text(dump_config(config(tmp_path)))
+    made = load_config(written)
     folder = RunFolder.create(made, output=tmp_path / "elsewhere")
     assert folder.path.parent == tmp_path / "elsewhere"
     assert RunFolder.open(folder.path).config == made
@@ -62,15 +65,15 @@ def test_metrics_are_on_disk_at_once_and_in_tensorboard(tmp_path: Path) -> None:
     with RunFolder.create(config(tmp_path)) as folder:
         folder.log({"loss": 0.5, "episodes": 64}, step=1)
         folder.log({"loss": float("nan")}, step=2)
-        folder.log({"success": 0.25}, step=0, phase="panel")
+        folder.log({"success": 0.25}, step=0, phase="evaluation")
         lines = folder.metrics_path.read_text().splitlines()
     assert [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines] == [
         {"phase": "train", "step": 1, "loss": 0.5, "episodes": 64},
         {"phase": "train", "step": 2, "loss": "nan"},
-        {"phase": "panel", "step": 0, "success": 0.25},
+        {"phase": "evaluation", "step": 0, "success": 0.25},
     ]
     assert events(folder, "train/loss") == [(1, 0.5)]
-    assert events(folder, "panel/success") == [(0, 0.25)]
+    assert events(folder, "evaluation/success") == [(0, 0.25)]
     assert [r["step"] for r in folder.read_metrics("train")] == [1, 2]
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_envs.card import EnvironmentCard
-from roll_envs.env import AnyText, TextEnv
+from roll_envs.env import AnyText, EnvironmentCard, TextEnv
 from roll_envs.parsing import make_action_format
 
 __all__ = ["CARD", "WordEnv", "fault_of"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from roll_envs.types import Group, Metrics
 from trainer.config.algorithm import FilterConfig, MaskConfig
-from trainer.data.table import FloatArray, StepTable, compare, equal
+from trainer.data.table import FloatArray, StepTable, compare, moments
 
 __all__ = ["apply_masks", "keep_groups"]
 
@@ -56,7 +56,7 @@ def _returns(group: Group) -> FloatArray:
 
 def _differs(group: Group) -> bool:
     returns = _returns(group)
-    return len(returns) > 1 and not equal(returns)
+    return moments(returns)[2] != 0.0
 
 
 def _success_share(group: Group) -> float:

@@ -31,7 +31,7 @@ __all__ = [
 
 def _part(name: str, found: object) -> Any:
     if not isinstance(found, Part):
-        raise TypeError(f"it is a {type(found).__name__}; it must be a roll_envs.registry.Part")
+        raise TypeError(f"it is a {type(found).__name__}; it must be a roll_envs.settings.Part")
     return found
 
 

@@ -11,10 +11,10 @@ Shapes: N sampled tokens, S sequences, M turns, E scored episodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,12 @@ __all__ = [
     "Episodes",
     "FloatArray",
     "IntArray",
+    "Reduction",
     "StepTable",
     "Tokens",
     "Turns",
     "accumulate_back",
     "compare",
-    "equal",
     "make_table",
     "sum_by",
     "tokens_of",
@@ -136,6 +136,14 @@ class Episodes:
     """Return of the greedy episode of the same task; NaN where none was scored."""
 
 
+class Reduction(Protocol):
+    """Joins the numbers of several processes, each with a table of its own: ``trainer.learner.ranks.Ranks``."""
+
+    def sum(self, numbers: Mapping[str, float]) -> dict[str, float]: ...
+
+    def most(self, numbers: Sequence[float]) -> list[float]: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepTable:
     """The three tables of a step and what joins them."""
@@ -151,6 +159,8 @@ class StepTable:
     """Groups that were collected, those without a scored episode too."""
     left_out: int
     """Episodes that are in no line: failed or cancelled ones, and those that ended before their first turn."""
+    ranks: Reduction | None = None
+    """Where other processes hold the rest of the step; statistics over all tokens are then of all of them."""
 
     def with_tokens(self, **columns: Any) -> StepTable:
         """The same step with other columns of :attr:`tokens`."""
@@ -312,9 +322,20 @@ def sum_by(label: IntArray, values: NDArray[Any], count: int) -> FloatArray:
     return np.asarray(np.bincount(label, weights=values, minlength=count), dtype=np.float64)
 
 
-def equal(values: FloatArray) -> bool:
-    """Whether values (one or more) have no spread but rounding."""
-    return bool(np.ptp(values) <= NO_SPREAD * max(1.0, float(np.abs(values).max())))
+def moments(values: FloatArray, ranks: Reduction | None = None) -> tuple[int, float, float]:
+    """Number, mean and variance (ddof 1) of ``values``, those of all ``ranks`` together; a variance of exactly 0 where
+    they have no spread but rounding, or are fewer than two."""
+
+    def total(number: float) -> float:
+        return number if ranks is None else ranks.sum({"": number})[""]
+
+    extremes = [float(values.max(initial=-np.inf)), float(-values.min(initial=np.inf))]
+    high, low = extremes if ranks is None else ranks.most(extremes)
+    count = int(total(len(values)))
+    mean = total(float(values.sum())) / max(count, 1)
+    if count < 2 or high + low <= NO_SPREAD * max(1.0, high, low):
+        return count, mean, 0.0
+    return count, mean, total(float(np.square(values - mean).sum())) / (count - 1)
 
 
 def accumulate_back(values: FloatArray, label: IntArray, factor: float) -> FloatArray:

@@ -16,7 +16,7 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner.gradients import cast_weights
 from trainer.learner.optimizers import make_optimizers, trained_weights
 from trainer.learner.ranks import Ranks
-from trainer.model.attention import use_row_attention
+from trainer.model.attention import use_packed_attention
 from trainer.model.forward import label_states, spread
 from trainer.model.network import load_weights, weights_of
 
@@ -33,7 +33,7 @@ class TorchCritic:
         """
         self._config, self._ranks = config, ranks or Ranks()
         body = cast_weights(copy.deepcopy(network.base_model), torch.float32)
-        use_row_attention(body)
+        use_packed_attention(body)
         width = int(network.config.hidden_size)
         first = next(body.parameters())
         self._device = first.device

@@ -96,10 +96,14 @@ class AdamWSettings(Settings):
     """Settings of AdamW."""
 
     betas: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = setting(
-        (0.9, 0.95), "AdamW betas."
+        (0.9, 0.95),
+        "AdamW betas.",
+        origin="0.95 as in the training of most language models; torch's 0.999 is slow for short runs",
     )
-    weight_decay: float = setting(0.0, "Weight decay of matrices; biases and norms have none.", ge=0)
-    decay_embeddings: bool = setting(True, "Weight decay of the embedding and the head too.")
+    weight_decay: float = setting(
+        0.0, "Weight decay of matrices; biases and norms have none.", ge=0, origin="off; verl's is 0.01"
+    )
+    decay_embeddings: bool = setting(True, "Weight decay of the embedding and the head too.", origin="torch")
 
 
 def trained_weights(network: Any, values: Sequence[torch.nn.Parameter] | None = None) -> list[TrainedWeight]:

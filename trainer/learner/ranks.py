@@ -47,6 +47,10 @@ class Ranks:
                 total[name] = total.get(name, 0.0) + value
         return total
 
+    def most(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of each number over the ranks, which all give equally many."""
+        return [max(found) for found in zip(*self._gather(list(numbers)), strict=True)]
+
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank: a step that one rank cannot take is skipped by all."""
         return any(self._gather(flag))
@@ -62,8 +66,8 @@ class Ranks:
         An empty micro-batch is one token without a label: it goes through forward and backward, where sharded backends
         exchange weights and gradients, and adds exactly 0.
         """
-        missing = max(self._gather(own)) - own
-        return [_empty_batch() for _ in range(missing)]
+        (most,) = self.most([own])
+        return [_empty_batch() for _ in range(int(most) - own)]
 
     def share(self, lengths: Sequence[int]) -> list[int]:
         """Indices of the sequences that this rank trains on, of all those of a step, by their ``lengths`` in tokens."""

@@ -1,21 +1,24 @@
-"""Attention over rows that stand end to end, each seeing itself only: no padding and no [T, T] mask.
+"""Attention over sequences that stand end to end, each seeing itself only: no padding and no [T, T] mask.
 
 The learner hands the model one long run of tokens, [1, N], that holds no padding at all; everything but attention
-treats tokens alone. Attention is registered with transformers under :data:`NAME` and is told where rows start by the
-keyword ``rows``, which the model passes through; a call without it (the engine's, with its own mask) is plain SDPA.
+treats tokens alone. Attention is registered with transformers under :data:`NAME` and is told where sequences start by
+the keyword ``layout``, which the model passes through; a call without it (the engine's, with its own mask) is plain
+SDPA.
 
-Rows that begin alike share what they have in common: the state of a token depends on the ids up to it alone, so it is
-computed once, and no number changes. The rows of a group share their first prompt, the turns of one state their whole
-prompt. Sorted by their ids, rows form a tree: each shares its beginning with the row before it, and is new from there
-on. Then a row has queries for its own tokens only, and keys and values for all.
+Sequences that begin alike share what they have in common: the state of a token depends on the ids up to it alone, so it
+is computed once, and no number changes. The sequences of a group share their first prompt, the turns of one state their
+whole prompt. Sorted by their ids, sequences form a tree: each shares its beginning with the one before it, and is new
+from there on. Then a sequence has queries for its own tokens only, and keys and values for all.
 
-Shapes: N tokens that are computed, H heads, E width of a head, P places of the padded buckets, Q those that ask.
+Shapes: S sequences, N tokens that are computed, H heads, E width of a head; of the padded buckets Q places that ask and
+P that are looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,121 +33,145 @@ from roll_envs.errors import ConfigError, RollError
 __all__ = [
     "LEAST_SHARED",
     "NAME",
+    "Bucket",
     "Kind",
-    "Rows",
-    "SharedRows",
+    "Layout",
+    "SharedPrefixes",
     "choose_attention",
-    "rows_of_positions",
-    "rows_of_tree",
+    "layout_of_positions",
+    "layout_of_tree",
     "share_prefixes",
-    "use_row_attention",
+    "use_packed_attention",
 ]
 
-NAME = "rows"
+NAME = "packed"
 """The name of this attention in transformers."""
 
 Kind = Literal["sdpa", "flash", "flex"]
-"""sdpa: rows of about one length together, everywhere; flash, flex: one kernel for all rows, CUDA only."""
+"""sdpa: sequences of about one length together, everywhere; flash, flex: one kernel for all, CUDA only."""
 
 _SLACK = 16
-"""Rows that are shorter by less than this, or by less than an eighth, share a bucket."""
+"""Sequences that are shorter by less than this, or by less than an eighth, share a bucket."""
 LEAST_SHARED = 4
-"""Rows that share fewer tokens than this are run apart: a tree costs more than it saves."""
+"""Sequences that share fewer tokens than this are run apart: a tree costs more than it saves."""
 
 
-class QueryBlock(NamedTuple):
-    """The queries of a bucket whose rows share tokens with others."""
+class Bucket(NamedTuple):
+    """Sequences of about one length, which attend together."""
 
-    width: int
-    """Tokens with which each row asks; shorter rows repeat their last one."""
-    mask: torch.Tensor
-    """bool [rows, 1, width, tokens]; what each sees: the row's tokens up to itself."""
+    sequences: int
+    """How many they are."""
+    keys: int
+    """Tokens that each looks at; shorter sequences repeat their last one."""
+    queries: int
+    """Tokens with which each asks; those with fewer repeat their last one."""
+    mask: torch.Tensor | None = None
+    """bool [sequences, 1, queries, keys]; each token sees its sequence up to itself. None: a plain causal one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Rows:
-    """Where the rows of a run of tokens stand, and how attention goes over them."""
+class Layout:
+    """Where the sequences of a run of tokens stand, and how attention goes over them."""
 
     kind: Kind
     starts: torch.Tensor
-    """int32 [R + 1]; where each row starts, then N."""
+    """int32 [S + 1]; where each sequence starts, then N."""
     longest: int
-    """Tokens of the longest row."""
-    buckets: tuple[tuple[int, int], ...] = ()
-    """(rows, tokens of each) of the buckets, one after the other in P (sdpa)."""
-    places: torch.Tensor | None = None
-    """int64 [P]; the token at each place, a row's last one where it is over. None: places are the tokens (sdpa)."""
-    place_of_token: torch.Tensor | None = None
-    """int64 [N]; the place of each token, among those that ask (sdpa)."""
-    query_blocks: tuple[QueryBlock, ...] = ()
-    """For each bucket what its rows ask with, where rows share tokens; empty where they ask with all of them (sdpa)."""
+    """Tokens of the longest sequence."""
+    buckets: tuple[Bucket, ...] = ()
+    """One after the other in Q and in P (sdpa)."""
     query_tokens: torch.Tensor | None = None
-    """int64 [Q]; the token at each place that asks, where rows share tokens (sdpa)."""
+    """int64 [Q]; the token at each place that asks. None: places are the tokens (sdpa)."""
+    key_tokens: torch.Tensor | None = None
+    """int64 [P]; the token at each place that is looked at, where that is not Q (sdpa)."""
+    place_of_token: torch.Tensor | None = None
+    """int64 [N]; the place in Q of each token (sdpa)."""
     block_mask: Any = None
     """A ``BlockMask`` (flex)."""
 
 
-def rows_of_positions(positions: torch.Tensor, kind: Kind = "sdpa") -> Rows:
-    """The rows of a run of tokens from its ``positions`` [N], which are 0 where a row starts.
+def layout_of_positions(positions: torch.Tensor, kind: Kind = "sdpa") -> Layout:
+    """The sequences of a run of tokens from its ``positions`` [N], which are 0 where a sequence starts.
 
-    Positions 0 1 2 0 1 2 0 1 2 make one bucket of 3 rows of 3, in place.
+    Positions 0 1 2 0 1 2 0 1 2 make one bucket of 3 sequences of 3, in place.
     """
     starts = torch.nonzero(positions == 0)[:, 0]
-    ends = torch.cat([starts[1:], starts.new_tensor([len(positions)])])
-    lengths = ends - starts
-    offsets = torch.cat([starts, ends[-1:]]).int()
-    rows = Rows(kind=kind, starts=offsets, longest=int(lengths.max()))
-    if kind == "flash":
-        return rows
-    if kind == "flex":
-        return _with_block_mask(rows, lengths)
-    return _with_buckets(rows, starts, lengths)
+    lengths = torch.diff(starts, append=starts.new_tensor([len(positions)]))
+    if kind == "sdpa":
+        return _bucketed(lengths)
+    block_mask = _block_mask(lengths) if kind == "flex" else None
+    return Layout(kind=kind, starts=_offsets(lengths), longest=int(lengths.max()), block_mask=block_mask)
 
 
-def _with_buckets(rows: Rows, starts: torch.Tensor, lengths: torch.Tensor) -> Rows:
-    ordered, order = lengths.sort(descending=True, stable=True)
-    sizes = ordered.tolist()
-    buckets: list[tuple[int, int]] = []
-    places: list[torch.Tensor] = []
-    bases = torch.empty_like(starts)  # the place where each row starts
+def layout_of_tree(tree: SharedPrefixes) -> Layout:
+    """The sequences of the tokens that ``tree`` keeps, for SDPA; one with no token of its own asks nothing."""
+    return _bucketed(tree.lengths, tree)
+
+
+def _offsets(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0)).int()
+
+
+def _bucketed(lengths: torch.Tensor, tree: SharedPrefixes | None = None) -> Layout:
+    own = lengths if tree is None else lengths - tree.shared  # tokens with which each asks
+    starts, own_starts = torch.cumsum(lengths, 0) - lengths, torch.cumsum(own, 0) - own
+    sizes = list(zip(lengths.tolist(), own.tolist(), strict=True))
+    order = sorted((s for s, (_, asks) in enumerate(sizes) if asks), key=lambda s: (-sizes[s][0], -sizes[s][1]))
+    buckets: list[Bucket] = []
+    query_tokens, key_tokens = [], []
+    bases = torch.zeros_like(lengths)  # the place in Q where each sequence starts
     first, used = 0, 0
-    for last in range(1, len(sizes) + 1):
-        width = sizes[first]
-        if last < len(sizes) and width - sizes[last] < max(_SLACK, width // 8):
+    for last in range(1, len(order) + 1):
+        widest = sizes[order[first]]
+        if last < len(order) and all(
+            abs(w - n) < max(_SLACK, w // 8) for w, n in zip(widest, sizes[order[last]], strict=True)
+        ):
             continue
-        members = order[first:last]
-        steps = torch.arange(width, device=starts.device)
-        # Behind its end a row repeats its last token, which the row's own tokens do not see.
-        places.append((starts[members, None] + torch.minimum(steps, lengths[members, None] - 1)).flatten())
-        bases[members] = used + width * torch.arange(last - first, device=starts.device)
-        buckets.append((last - first, width))
-        first, used = last, used + len(places[-1])
-    if len(buckets) == 1 and sizes[0] == sizes[-1]:
-        return replace(rows, buckets=tuple(buckets))
-    place_of_token = torch.arange(int(rows.starts[-1]), device=starts.device) + torch.repeat_interleave(
-        bases - starts, lengths
+        chosen = order[first:last]
+        members = torch.tensor(chosen, device=lengths.device)
+        count, keys, queries = len(chosen), widest[0], max(sizes[s][1] for s in chosen)
+        steps, seen = (torch.arange(n, device=lengths.device) for n in (queries, keys))
+        # Behind its end a sequence repeats its last token, which the sequence's own tokens do not see.
+        asking = torch.minimum(steps, own[members, None] - 1)
+        query_tokens.append((own_starts[members, None] + asking).flatten())
+        bases[members] = used + queries * torch.arange(count, device=lengths.device)
+        mask = None
+        if tree is not None:
+            looked_at = starts[members, None] + torch.minimum(seen, lengths[members, None] - 1)
+            key_tokens.append(tree.place_of_token[looked_at].flatten())
+            mask = (seen <= (tree.shared[members, None] + asking)[:, :, None])[:, None]
+        buckets.append(Bucket(count, keys, queries, mask))
+        first, used = last, used + count * queries
+    layout = Layout(kind="sdpa", starts=_offsets(lengths), longest=int(lengths.max()), buckets=tuple(buckets))
+    if tree is None and len(set(sizes)) == 1:
+        return layout
+    places = torch.arange(int(own.sum()), device=lengths.device) + torch.repeat_interleave(bases - own_starts, own)
+    return replace(
+        layout,
+        query_tokens=torch.cat(query_tokens),
+        key_tokens=torch.cat(key_tokens) if key_tokens else None,
+        place_of_token=places,
     )
-    return replace(rows, buckets=tuple(buckets), places=torch.cat(places), place_of_token=place_of_token)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SharedRows:
-    """A run of N tokens of R rows of which M tokens are computed."""
+class SharedPrefixes:
+    """A run of N tokens of S sequences of which M tokens are computed."""
 
     kept: torch.Tensor
     """int64 [M]; the tokens that are computed, in their order."""
     place_of_token: torch.Tensor
     """int64 [N]; for each token the place among ``kept`` of the one that stands for it."""
     lengths: torch.Tensor
-    """int64 [R]; tokens of each row."""
+    """int64 [S]; tokens of each sequence."""
     shared: torch.Tensor
-    """int64 [R]; how many of them, from the row's start on, are computed with another row; the others are its own."""
+    """int64 [S]; how many of them, from its start on, are computed with another sequence; the others are its own."""
 
 
-def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedRows | None:
-    """The tree of the rows of ``ids`` [N], ``positions`` [N] being 0 where a row starts; None where nothing is shared.
+def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedPrefixes | None:
+    """The tree of the sequences of ``ids`` [N], ``positions`` [N] being 0 where one starts; None if nothing is shared.
 
-    Rows 1 2 3 4 5 and 1 2 3 4 6 keep the tokens 0 to 4 and 9; the second shares 4.
+    Sequences 1 2 3 4 5 and 1 2 3 4 6 keep the tokens 0 to 4 and 9; the second shares 4.
     """
     numbers, places = ids.numpy(force=True), positions.numpy(force=True)
     starts = np.flatnonzero(places == 0)
@@ -155,7 +182,7 @@ def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedRows | N
     columns = np.arange(width)
     inside = columns < lengths[:, None]
     table = np.where(inside, numbers[np.minimum(starts[:, None] + columns, len(numbers) - 1)], -1)
-    keys = [row.tobytes() for row in table.astype(">i8")]  # bytes that sort as the ids do
+    keys = [ids.tobytes() for ids in table.astype(">i8")]  # bytes that sort as the ids do
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
     table, inside = table[order], inside[order]
     shared = np.zeros(len(starts), dtype=np.int64)
@@ -164,7 +191,7 @@ def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedRows | N
     shared[shared < LEAST_SHARED] = 0
     if not shared.any():
         return None
-    # Where a row is not new, the last row before it that was new there stands for it.
+    # Where a sequence is not new, the last one before it that was new there stands for it.
     own = np.where(columns >= shared[:, None], np.arange(len(order))[:, None], 0)
     source = order[np.maximum.accumulate(own, axis=0)]
     stands = (starts[source] + columns)[inside]
@@ -177,65 +204,19 @@ def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedRows | N
     in_order[order] = shared
     given = (kept, rank[representative], lengths, in_order)
     kept_t, place_of_token_t, lengths_t, shared_t = (torch.from_numpy(x).to(ids.device) for x in given)
-    return SharedRows(kept=kept_t, place_of_token=place_of_token_t, lengths=lengths_t, shared=shared_t)
+    return SharedPrefixes(kept=kept_t, place_of_token=place_of_token_t, lengths=lengths_t, shared=shared_t)
 
 
-def rows_of_tree(tree: SharedRows) -> Rows:
-    """The rows of the tokens that ``tree`` keeps, for SDPA; a row with no token of its own asks nothing."""
-    device = tree.lengths.device
-    starts = torch.cumsum(tree.lengths, 0) - tree.lengths  # among all tokens, shared ones counted in each row
-    offsets = torch.cat([starts, starts[-1:] + tree.lengths[-1:]]).int()
-    longest = int(tree.lengths.max())
-    own = tree.lengths - tree.shared
-    keys, queries = tree.lengths.tolist(), own.tolist()
-    order = sorted((r for r in range(len(keys)) if queries[r]), key=lambda r: (-keys[r], -queries[r]))
-    buckets, query_blocks = [], []
-    places, query_tokens = [], []
-    place_of_token = torch.empty(len(tree.kept), dtype=torch.int64, device=device)
-    first, used = 0, 0
-    for last in range(1, len(order) + 1):
-        width, lead = keys[order[first]], queries[order[first]]
-        if last < len(order) and all(
-            abs(w - n) < max(_SLACK, w // 8) for w, n in ((width, keys[order[last]]), (lead, queries[order[last]]))
-        ):
-            continue
-        members = torch.tensor(order[first:last], device=device)
-        lead = max(queries[r] for r in order[first:last])
-        ends = tree.lengths[members, None] - 1
-        steps = torch.minimum(torch.arange(width, device=device), ends)
-        places.append(tree.place_of_token[starts[members, None] + steps].flatten())
-        depths = tree.shared[members, None] + torch.arange(lead, device=device)
-        present = depths <= ends
-        tokens = tree.place_of_token[starts[members, None] + torch.minimum(depths, ends)]
-        query_tokens.append(tokens.flatten())
-        place_of_token[tokens[present]] = used + torch.arange(tokens.numel(), device=device).view_as(tokens)[present]
-        seen = torch.arange(width, device=device) <= torch.minimum(depths, ends)[:, :, None]
-        buckets.append((last - first, width))
-        query_blocks.append(QueryBlock(lead, seen[:, None]))
-        first, used = last, used + tokens.numel()
-    return Rows(
-        kind="sdpa",
-        starts=offsets,
-        longest=longest,
-        buckets=tuple(buckets),
-        places=torch.cat(places),
-        place_of_token=place_of_token,
-        query_blocks=tuple(query_blocks),
-        query_tokens=torch.cat(query_tokens),
-    )
-
-
-def _with_block_mask(rows: Rows, lengths: torch.Tensor) -> Rows:
+def _block_mask(lengths: torch.Tensor) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     number = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
 
-    def same_row_before(b: Any, h: Any, q: Any, k: Any) -> Any:
+    def same_sequence_before(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (number[q] == number[k]) & (q >= k)
 
     count = len(number)
-    mask = create_block_mask(same_row_before, None, None, count, count, device=str(lengths.device))
-    return replace(rows, block_mask=mask)
+    return create_block_mask(same_sequence_before, None, None, count, count, device=str(lengths.device))
 
 
 def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> Kind:
@@ -264,17 +245,17 @@ def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> Kin
     return "flash"
 
 
-def use_row_attention(network: Any) -> None:
+def use_packed_attention(network: Any) -> None:
     """Make the model's layers call this attention.
 
-    Raises :class:`ConfigError` for models whose layers mix tokens in other ways, which rows end to end would mix up.
+    Raises :class:`ConfigError` for models whose layers mix tokens in other ways, so that packed sequences would mix.
     """
     kinds = set(getattr(network.config, "layer_types", None) or ["full_attention"])
     strange = sorted(kinds - {"full_attention", "sliding_attention"})
     if strange:
         raise ConfigError(
-            f"{type(network).__name__} has layers of type {', '.join(strange)}; the learner packs rows and knows "
-            "full_attention and sliding_attention only. Use another model"
+            f"{type(network).__name__} has layers of type {', '.join(strange)}; the learner packs sequences and "
+            "knows full_attention and sliding_attention only. Use another model"
         )
     try:
         network.set_attn_implementation(NAME)
@@ -291,58 +272,61 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    rows: Rows | None = None,
+    layout: Layout | None = None,
     scaling: float | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: [1, H, N, E] in, [1, N, H, E] out. Without ``rows``, plain SDPA."""
-    if rows is None:
+    """What transformers calls: [1, H, N, E] in, [1, N, H, E] out. Without ``layout``, plain SDPA."""
+    if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **keywords)  # type: ignore[no-any-return]
     for name in ("softcap", "s_aux", "position_bias"):
         if keywords.get(name) is not None:
-            raise RollError(f"{type(module).__name__} asks for {name}, which attention over rows does not know")
+            raise RollError(f"{type(module).__name__} asks for {name}, which packed attention does not know")
     window = keywords.get("sliding_window")
-    if window is not None and rows.longest > window:
+    if window is not None and layout.longest > window:
         raise RollError(
-            f"a row of {rows.longest} tokens is longer than the model's sliding window of {window}, which attention "
-            "over rows does not cut; shorten the episodes (engine.max_tokens) or use another model"
+            f"a sequence of {layout.longest} tokens is longer than the model's sliding window of {window}, which "
+            "packed attention does not cut; shorten the episodes (engine.max_tokens) or use another model"
         )
-    run = {"sdpa": _sdpa, "flash": _flash, "flex": _flex}[rows.kind]
-    return run(query, key, value, rows, scaling), None
+    run = {"sdpa": _sdpa, "flash": _flash, "flex": _flex}[layout.kind]
+    return run(query, key, value, layout, scaling), None
 
 
-def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, scale: float | None) -> torch.Tensor:
-    """Causal SDPA bucket by bucket. Tokens behind a row's end see it, but it does not see them."""
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    """SDPA bucket by bucket. Tokens behind a sequence's end see it, but it does not see them."""
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":  # slow on CPUs, its backward above all
-        return _sdpa(q.float(), k.float(), v.float(), rows, scale).to(q.dtype)
-    grouped = k.shape[1] != q.shape[1]
+        return _sdpa(q.float(), k.float(), v.float(), layout, scale).to(q.dtype)
+
+    def asking(tokens: torch.Tensor) -> torch.Tensor:
+        if layout.query_tokens is None:
+            return tokens
+        return _Place.apply(tokens, layout.query_tokens, layout.place_of_token)  # type: ignore[no-untyped-call,no-any-return]
+
+    def looked_at(tokens: torch.Tensor) -> torch.Tensor:
+        return asking(tokens) if layout.key_tokens is None else tokens.index_select(0, layout.key_tokens)
+
+    def cut(tokens: torch.Tensor, widths: list[int]) -> list[torch.Tensor]:
+        parts = torch.split(tokens, [b.sequences * width for b, width in zip(layout.buckets, widths, strict=True)])
+        return [p.view(-1, width, *p.shape[1:]).transpose(1, 2) for p, width in zip(parts, widths, strict=True)]
+
     query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
-    if rows.places is not None and rows.query_tokens is not None:
-        query = _Place.apply(query, rows.query_tokens, rows.place_of_token)  # type: ignore[no-untyped-call]
-        key, value = key.index_select(0, rows.places), value.index_select(0, rows.places)
-    elif rows.places is not None:
-        query, key, value = (_Place.apply(x, rows.places, rows.place_of_token) for x in (query, key, value))  # type: ignore[no-untyped-call]
-
-    def bucket(tokens: torch.Tensor, start: int, count: int, width: int) -> torch.Tensor:
-        return tokens[start : start + count * width].view(count, width, *tokens.shape[1:]).transpose(1, 2)
-
-    results, asks, looks = [], 0, 0
-    for i, (count, width) in enumerate(rows.buckets):
-        lead, mask = rows.query_blocks[i] if rows.query_blocks else (width, None)
+    queries = cut(asking(query), [b.queries for b in layout.buckets])
+    keys, values = (cut(looked_at(x), [b.keys for b in layout.buckets]) for x in (key, value))
+    results = []
+    for asks, sees, gives, bucket in zip(queries, keys, values, layout.buckets, strict=True):
         out = scaled_dot_product_attention(
-            bucket(query, asks, count, lead),
-            bucket(key, looks, count, width),
-            bucket(value, looks, count, width),
-            attn_mask=mask,
-            is_causal=mask is None,
+            asks,
+            sees,
+            gives,
+            attn_mask=bucket.mask,
+            is_causal=bucket.mask is None,
             scale=scale,
-            enable_gqa=grouped,
+            enable_gqa=k.shape[1] != q.shape[1],
         )
         results.append(out.transpose(1, 2).flatten(0, 1))
-        asks, looks = asks + count * lead, looks + count * width
     joined = results[0] if len(results) == 1 else torch.cat(results)
-    if rows.place_of_token is not None:
-        joined = joined.index_select(0, rows.place_of_token)
+    if layout.place_of_token is not None:
+        joined = joined.index_select(0, layout.place_of_token)
     return joined[None]
 
 
@@ -369,17 +353,17 @@ def _varlen() -> Callable[..., Any] | None:
     return varlen_attn
 
 
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, scale: float | None) -> torch.Tensor:
-    """Flash attention of torch over rows of any length."""
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    """Flash attention of torch over sequences of any length."""
     varlen = _varlen()
     assert varlen is not None  # choose_attention has looked
     tokens = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
     out = varlen(
         *tokens,
-        rows.starts,
-        rows.starts,
-        rows.longest,
-        rows.longest,
+        layout.starts,
+        layout.starts,
+        layout.longest,
+        layout.longest,
         scale=scale,
         window_size=(-1, 0),
         enable_gqa=k.shape[1] != q.shape[1],
@@ -387,19 +371,19 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, scale:
     return out[None]  # type: ignore[no-any-return]
 
 
-_compiled: list[Callable[..., Any]] = []
-
-
-def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, scale: float | None) -> torch.Tensor:
-    """Flex attention; compiled on CUDA, where it skips the blocks in which no row sees another's tokens."""
+@cache
+def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    run: Callable[..., Any] = flex_attention
-    if q.is_cuda:
-        if not _compiled:
-            _compiled.append(torch.compile(flex_attention, dynamic=True))
-        run = _compiled[0]
-    out = run(q, k, v, block_mask=rows.block_mask, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    """Flex attention; compiled on CUDA, where it skips the blocks in which no sequence sees another's tokens."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    run: Any = _compiled_flex() if q.is_cuda else flex_attention
+    out = run(q, k, v, block_mask=layout.block_mask, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
     return out.transpose(1, 2)  # type: ignore[no-any-return]
 
 

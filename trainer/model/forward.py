@@ -8,7 +8,7 @@ positions fit into one chunk, its logits are kept for the backward pass; otherwi
 (a fourth product with the head where a full computation has three). All sums are in float32 or better, whatever the
 weights are kept in; the result is exact, not sampled.
 
-Shapes: B packed rows of a micro-batch, T positions, N positions that are run, n with a label, D width, V vocabulary.
+Shapes: B packed lines of a micro-batch, T positions, N positions that are run, n with a label, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer.data.batches import Batch
-from trainer.model.attention import Kind, rows_of_positions, rows_of_tree, share_prefixes
+from trainer.model.attention import Kind, layout_of_positions, layout_of_tree, share_prefixes
 
 __all__ = [
     "Head",
@@ -26,7 +26,7 @@ __all__ = [
     "label_scores",
     "label_states",
     "linear_logprobs",
-    "rows_within",
+    "positions_within",
     "spread",
     "up_to_the_last_label",
 ]
@@ -71,7 +71,7 @@ def head_of(network: Any) -> Head:
     return Head(layer.weight, layer.bias, getattr(config, "final_logit_softcapping", None))
 
 
-def rows_within(mib: float, vocabulary: int) -> int:
+def positions_within(mib: float, vocabulary: int) -> int:
     """How many positions' logits, in float32 and with what is computed from them, take ``mib`` MiB; at least 1.
 
     256 MiB and 151,936 ids give 220.
@@ -290,35 +290,35 @@ def label_states(body: Any, batch: Batch, attention: Kind = "sdpa") -> torch.Ten
 
 def _states(body: Any, batch: Batch, attention: Kind) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states [M, D] of the tokens that are run, and which of them stand before the n labels, int64 [n]. With
-    SDPA, beginnings that rows of the micro-batch share are run once."""
+    SDPA, beginnings that sequences of the micro-batch share are run once."""
     present = batch.segments >= 0
     ids, positions, mask = batch.ids[present], batch.positions[present], batch.label_mask[present]
     needed = up_to_the_last_label(positions, mask)
     ids, positions, labelled = ids[needed], positions[needed], mask[needed].nonzero()[:, 0]
     tree = share_prefixes(ids, positions) if attention == "sdpa" else None
     if tree is None:
-        rows = rows_of_positions(positions, attention)
+        layout = layout_of_positions(positions, attention)
     else:
-        rows, labelled = rows_of_tree(tree), tree.place_of_token[labelled]
+        layout, labelled = layout_of_tree(tree), tree.place_of_token[labelled]
         ids, positions = ids[tree.kept], positions[tree.kept]
     hidden = body(
         input_ids=ids[None],
         position_ids=positions[None],
         # Not read: where there is a mask of four dimensions, the model makes none of its own.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.ids.device),
-        rows=rows,
+        layout=layout,
         use_cache=False,
     ).last_hidden_state[0]
     return hidden, labelled
 
 
 def up_to_the_last_label(positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """bool [N]: the tokens of each row up to its last label; nothing that is asked for depends on those behind it. All
-    of them where there is no label at all."""
-    row = (positions == 0).cumsum(0) - 1
+    """bool [N]: the tokens of each sequence up to its last label; nothing that is asked for depends on those behind it.
+    All of them where there is no label at all."""
+    sequence = (positions == 0).cumsum(0) - 1
     places = torch.arange(len(positions), device=positions.device)
-    last = torch.full_like(places, -1).scatter_reduce(0, row[mask], places[mask], "amax")
-    needed = places <= last[row]
+    last = torch.full_like(places, -1).scatter_reduce(0, sequence[mask], places[mask], "amax")
+    needed = places <= last[sequence]
     return needed if bool(mask.any()) else torch.ones_like(mask)
 
 
@@ -328,14 +328,14 @@ def label_scores(
     """Log-probs of the labels and entropies of their distributions at the sampling temperature, [B, T]; 0 elsewhere."""
     hidden, labelled = _states(body, batch, attention)
     vocabulary = head.weight.shape[0]
-    # A label after one state is one number, however many rows have it.
+    # A label after one state is one number, however many sequences have it.
     pairs, which = torch.unique(labelled * vocabulary + batch.labels[batch.label_mask], return_inverse=True)
     scores = linear_logprobs(
         hidden.index_select(0, pairs // vocabulary),
         pairs % vocabulary,
         head,
         temperature=temperature,
-        chunk=rows_within(logits_mib, vocabulary),
+        chunk=positions_within(logits_mib, vocabulary),
     )
     logp, entropy = (spread(score.index_select(0, which), batch.label_mask) for score in scores)
     return logp, entropy

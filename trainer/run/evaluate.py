@@ -14,10 +14,10 @@ from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import RunFolder
 from trainer.run.results import PhaseResult, phase_result
 
-__all__ = ["evaluate_run", "play_panel"]
+__all__ = ["evaluate_run", "play_evaluation"]
 
 
-def play_panel(
+def play_evaluation(
     session: Session,
     name: str,
     *,
@@ -25,7 +25,7 @@ def play_panel(
     step: int,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> tuple[PhaseResult, Sequence[Trajectory]]:
-    """Play the held-out panel with the engine's current weights, once per task."""
+    """Play the held-out evaluation with the engine's current weights, once per task."""
     started = time.monotonic()
     groups = session.collect(held_out_tasks(session.config.env, tasks), 1, on_done)
     episodes = [group.trajectories[0] for group in groups]
@@ -58,5 +58,5 @@ def evaluate_run(
         session.engine.update_weights(weights_of(session.model.network), state.version)
         count = tasks if tasks is not None else config.evaluation.tasks
         step = int(state.progress.get("steps", state.step))
-        result, _ = play_panel(session, f"{config.env.id} at step {step}", tasks=count, step=step)
+        result, _ = play_evaluation(session, f"{config.env.id} at step {step}", tasks=count, step=step)
     return result

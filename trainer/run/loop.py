@@ -1,4 +1,4 @@
-"""The one training loop: warm start, panel before, reinforcement learning, panel after; and its exact resume.
+"""The one training loop: warm start, evaluation before, reinforcement learning, evaluation after; and its exact resume.
 
 All randomness follows from the configuration's seed and the identity of the step, task, episode and turn, so the state
 of a run is its weights, its optimiser and two counters. What is in flight when a run is killed is simply played again.
@@ -32,7 +32,7 @@ from trainer.run.checkpoint import (
     save_checkpoint,
     set_aside_after,
 )
-from trainer.run.evaluate import play_panel
+from trainer.run.evaluate import play_evaluation
 from trainer.run.folder import Interrupts, RunFolder
 from trainer.run.plan import make_plan
 from trainer.run.plot import plot_run
@@ -41,9 +41,9 @@ from trainer.run.results import PhaseResult, summary
 from trainer.run.update import StepParts, update
 from trainer.run.warm_start import warm_start_learner, warm_start_step
 
-__all__ = ["panel_success", "resume", "train"]
+__all__ = ["evaluation_success", "resume", "train"]
 
-WARM_START, TRAIN, PANEL = "warm_start", "train", "panel"
+WARM_START, TRAIN, EVALUATION = "warm_start", "train", "evaluation"
 SAMPLE_EPISODES = 16
 
 
@@ -56,7 +56,7 @@ class _Counters:
     version: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     """Which training tasks were drawn, and which are in flight."""
-    panels: list[PhaseResult] = field(default_factory=list)
+    evaluations: list[PhaseResult] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def spend(self, phase: str, started: float) -> None:
@@ -90,7 +90,7 @@ def resume(
             steps=saved["steps"],
             version=state.version,
             ledger=Ledger.load(state.cursor, saved),
-            panels=[PhaseResult(**panel) for panel in saved["panels"]],
+            evaluations=[PhaseResult(**evaluation) for evaluation in saved["evaluations"]],
             seconds=dict(saved["seconds"]),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -103,7 +103,7 @@ def resume(
         {
             WARM_START: counters.warm_steps,
             TRAIN: counters.steps,
-            PANEL: max((p.step for p in counters.panels), default=-1),
+            EVALUATION: max((p.step for p in counters.evaluations), default=-1),
         }
     )
     with Session(config) as session, Interrupts() as interrupts:
@@ -112,11 +112,11 @@ def resume(
         return run.go()
 
 
-def panel_success(progress: Mapping[str, Any]) -> float | None:
-    """Held-out success of a checkpoint's weights, from its ``progress``; None where no panel was played with them."""
-    panels = progress["panels"]
-    if panels and panels[-1]["step"] == progress["steps"]:
-        return float(panels[-1]["success"])
+def evaluation_success(progress: Mapping[str, Any]) -> float | None:
+    """Held-out success of a checkpoint's weights, from its ``progress``; None where it was not measured."""
+    evaluations = progress["evaluations"]
+    if evaluations and evaluations[-1]["step"] == progress["steps"]:
+        return float(evaluations[-1]["success"])
     return None
 
 
@@ -152,6 +152,7 @@ class _Run:
             correction=config.correction,
             settings=config.learner,
             threads=self.session.threads,
+            device=config.learner.device,
         )
         reference = None
         if config.reward.kl_coef or config.loss.kl_coef:
@@ -178,11 +179,11 @@ class _Run:
             if self._saved_at is None:
                 self._save()
             self._warm_start()
-            if self._panel_at(0) is None:
-                self._before = self._panel("after warm start" if config.warm_start.steps else "before training")
+            if self._evaluation_at(0) is None:
+                self._before = self._evaluation("after warm start" if config.warm_start.steps else "before training")
                 self._save()
             self._train()
-            last = self._final_panel()
+            last = self._final_evaluation()
         except KeyboardInterrupt:
             if (
                 not self.interrupts.interrupted_midway
@@ -219,9 +220,9 @@ class _Run:
         with self.report.phase("training", config.steps) as progress:
             progress.advance(counters.steps)
             while counters.steps < config.steps:
-                # What is due is read from the state, so that a run stopped before a panel plays it when it goes on.
-                if self._due(config.evaluation.every) and self._panel_at(counters.steps) is None:
-                    self._panel(f"step {counters.steps}")
+                # What is due is read from the state, so that a run stopped before an evaluation plays it later.
+                if self._due(config.evaluation.every) and self._evaluation_at(counters.steps) is None:
+                    self._evaluation(f"step {counters.steps}")
                     if config.checkpoint.keep_best:
                         self._save()
                 if self._due(config.checkpoint.every):
@@ -236,8 +237,8 @@ class _Run:
         steps = self.counters.steps
         return bool(every and steps and steps % every == 0)
 
-    def _panel_at(self, step: int) -> PhaseResult | None:
-        return next((panel for panel in self.counters.panels if panel.step == step), None)
+    def _evaluation_at(self, step: int) -> PhaseResult | None:
+        return next((evaluation for evaluation in self.counters.evaluations if evaluation.step == step), None)
 
     def _train_step(self) -> dict[str, float]:
         config, counters = self.config, self.counters
@@ -287,31 +288,31 @@ class _Run:
             self._save()
             raise
 
-    def _panel(self, name: str) -> Sequence[Trajectory]:
-        """Play the held-out panel, record it, keep sample episodes."""
+    def _evaluation(self, name: str) -> Sequence[Trajectory]:
+        """Play the held-out evaluation, record it, keep sample episodes."""
         config, counters = self.config, self.counters
         started = time.monotonic()
         self._sync_engine()
-        with self.report.phase(f"panel {name}", config.evaluation.tasks) as progress:
-            result, episodes = play_panel(
+        with self.report.phase(f"evaluation {name}", config.evaluation.tasks) as progress:
+            result, episodes = play_evaluation(
                 self.session,
                 name,
                 tasks=config.evaluation.tasks,
                 step=counters.steps,
                 on_done=lambda _: progress.advance(),
             )
-        self.session.failed_share(episodes, f"panel {name}")
+        self.session.failed_share(episodes, f"evaluation {name}")
         with self.interrupts.whole():
-            counters.panels.append(result)
-            counters.spend(PANEL, started)
+            counters.evaluations.append(result)
+            counters.spend(EVALUATION, started)
             numbers = {k: v for k, v in asdict(result).items() if k not in ("name", "step")}
-            self.folder.log(numbers, step=counters.steps, phase=PANEL)
-            self.folder.save_episodes(f"panel-step-{counters.steps:06d}", episodes[:SAMPLE_EPISODES])
+            self.folder.log(numbers, step=counters.steps, phase=EVALUATION)
+            self.folder.save_episodes(f"evaluation-step-{counters.steps:06d}", episodes[:SAMPLE_EPISODES])
         return episodes
 
-    def _final_panel(self) -> Sequence[Trajectory]:
-        if self._panel_at(self.counters.steps) is None:
-            episodes = self._panel("after training")
+    def _final_evaluation(self) -> Sequence[Trajectory]:
+        if self._evaluation_at(self.counters.steps) is None:
+            episodes = self._evaluation("after training")
             self._save()
             return episodes
         return ()
@@ -325,7 +326,7 @@ class _Run:
 
     def _save(self) -> None:
         counters, parts = self.counters, self.parts
-        place = (counters.warm_steps, counters.steps + len(counters.panels))
+        place = (counters.warm_steps, counters.steps + len(counters.evaluations))
         if self._saved_at == place:
             return
         state = CheckpointState(
@@ -342,7 +343,7 @@ class _Run:
             progress={
                 "warm_steps": counters.warm_steps,
                 "steps": counters.steps,
-                "panels": [asdict(p) for p in counters.panels],
+                "evaluations": [asdict(p) for p in counters.evaluations],
                 "seconds": counters.seconds,
                 **counters.ledger.save(),
                 **({"algorithm": parts.state.to_dict()} if parts else {}),
@@ -354,7 +355,7 @@ class _Run:
                 state,
                 keep=self.config.checkpoint.keep,
                 keep_best=self.config.checkpoint.keep_best,
-                score=panel_success,
+                score=evaluation_success,
             )
         self._saved_at = place
 
@@ -376,7 +377,7 @@ class _Run:
                 f"the checkpoint does not fit the optimiser of {self.folder.config_path}: {error}"
             ) from error
         restore_random_states(state.random)
-        self._saved_at = (self.counters.warm_steps, self.counters.steps + len(self.counters.panels))
+        self._saved_at = (self.counters.warm_steps, self.counters.steps + len(self.counters.evaluations))
 
     def _others(self) -> dict[str, Scorer]:
         """The networks beside the policy that a checkpoint holds."""
@@ -390,7 +391,7 @@ class _Run:
             name=config.name,
             env_id=config.env.id,
             seed=config.seed,
-            phases=counters.panels,
+            phases=counters.evaluations,
             total_seconds=sum(counters.seconds.values()),
             phase_seconds=counters.seconds,
             extra={"steps": counters.steps, "parameters": self.session.model.parameters},
@@ -401,7 +402,7 @@ class _Run:
         save_model(self.session.model, self.folder.path / "model")
         if counters.steps:
             plot_run(self.folder.path)
-        self.report.print_panel_table(counters.panels)
+        self.report.print_evaluation_table(counters.evaluations)
         self._show_episodes(last)
         return result
 

@@ -54,7 +54,7 @@ def make_plan(
 ) -> Plan:
     """The plan of ``config``. ``parameters`` (counted) replaces the estimate; ``seconds`` are estimates by phase name.
 
-    Phase names are ``warm start``, ``panel before``, ``training``, ``panel during``, ``panel after``.
+    Phase names are ``warm start``, ``evaluation before``, ``training``, ``evaluation during``, ``evaluation after``.
     """
     times = seconds or {}
     phases = [
@@ -83,9 +83,9 @@ def estimate_parameters(model: ModelConfig, vocabulary: int = VOCABULARY) -> int
 
 
 def _phases(config: RunConfig) -> list[tuple[str, int, str, int, str]]:
-    rollout, panel, warm = config.rollout, config.evaluation, config.warm_start
+    rollout, evaluation, warm = config.rollout, config.evaluation, config.warm_start
     per_step = rollout.groups_per_step * rollout.group_size
-    during = (config.steps - 1) // panel.every if panel.every and config.steps else 0
+    during = (config.steps - 1) // evaluation.every if evaluation.every and config.steps else 0
     updates = config.learner.minibatches * config.learner.epochs
     return [
         (
@@ -96,7 +96,7 @@ def _phases(config: RunConfig) -> list[tuple[str, int, str, int, str]]:
             f"{warm.episodes_per_step} episodes of a teacher that plays the oracle's action {warm.oracle_share:.0%} "
             "of the time",
         ),
-        ("panel before", 1, "panel", panel.tasks, f"{panel.tasks} held-out tasks"),
+        ("evaluation before", 1, "evaluation", evaluation.tasks, f"{evaluation.tasks} held-out tasks"),
         (
             "training",
             config.steps,
@@ -105,8 +105,8 @@ def _phases(config: RunConfig) -> list[tuple[str, int, str, int, str]]:
             f"{rollout.groups_per_step} tasks x {rollout.group_size} episodes, "
             f"{updates} optimiser step{'' if updates == 1 else 's'} each",
         ),
-        ("panel during", during, "panels", during * panel.tasks, f"every {panel.every} steps"),
-        ("panel after", 1 if config.steps else 0, "panel", panel.tasks, "the same tasks"),
+        ("evaluation during", during, "evaluations", during * evaluation.tasks, f"every {evaluation.every} steps"),
+        ("evaluation after", 1 if config.steps else 0, "evaluation", evaluation.tasks, "the same tasks"),
     ]
 
 

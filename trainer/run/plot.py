@@ -34,8 +34,8 @@ class Curve:
     steps: Floats
     success: Floats
     returns: Floats
-    panel: tuple[PhaseResult, ...]
-    """Held-out panels with the step they were measured at."""
+    evaluation: tuple[PhaseResult, ...]
+    """Held-out evaluations with the step they were measured at."""
 
 
 def read_curve(folder: str | os.PathLike[str]) -> Curve:
@@ -43,7 +43,7 @@ def read_curve(folder: str | os.PathLike[str]) -> Curve:
     path = Path(folder) / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-        panel = tuple(PhaseResult(**phase) for phase in summary["phases"])
+        evaluation = tuple(PhaseResult(**phase) for phase in summary["phases"])
         records = [r for r in read_metrics(folder, "train") if isinstance(r.get(SUCCESS), int | float)]
         return Curve(
             env_id=summary["env"],
@@ -51,7 +51,7 @@ def read_curve(folder: str | os.PathLike[str]) -> Curve:
             steps=np.array([r["step"] for r in records], dtype=float),
             success=np.array([r[SUCCESS] for r in records], dtype=float),
             returns=np.array([_number(r.get(RETURN)) for r in records], dtype=float),
-            panel=panel,
+            evaluation=evaluation,
         )
     except FileNotFoundError:
         raise RollError(f"{path} is missing: the run has not finished; finish it with roll-train resume") from None
@@ -68,8 +68,8 @@ def plot_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None 
         top.plot(curve.steps, _smooth(curve.success), color=BLUE, linewidth=2, label="training episodes (smoothed)")
         bottom.plot(curve.steps, curve.returns, color=GREY, alpha=0.3, linewidth=1)
         bottom.plot(curve.steps, _smooth(curve.returns), color=INK, linewidth=1.6)
-    if curve.panel:
-        _draw_panel(top, curve.panel)
+    if curve.evaluation:
+        _draw_evaluation(top, curve.evaluation)
     return _finish(figure, top, bottom, Path(out) if out is not None else Path(folder) / "learning_curve.png")
 
 
@@ -87,9 +87,9 @@ def plot_runs(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[
     _draw_spread(bottom, curves, [c.returns for c in curves], INK, None)
     length = max((float(c.steps.max()) for c in curves if c.steps.size), default=1.0)
     for i, curve in enumerate(curves):
-        if curve.panel:  # side by side, or the intervals of the seeds hide each other
+        if curve.evaluation:  # side by side, or the intervals of the seeds hide each other
             shift = (i - (len(curves) - 1) / 2) * length * 0.008
-            _draw_panel(top, curve.panel, label=i == 0, small=True, shift=shift)
+            _draw_evaluation(top, curve.evaluation, label=i == 0, small=True, shift=shift)
     return _finish(figure, top, bottom, Path(out))
 
 
@@ -119,14 +119,14 @@ def _figure(title: str, subtitle: str) -> tuple[Any, tuple[Any, Any]]:
     return figure, (top, bottom)
 
 
-def _draw_panel(
-    axes: Any, panel: Sequence[PhaseResult], *, label: bool = True, small: bool = False, shift: float = 0.0
+def _draw_evaluation(
+    axes: Any, evaluation: Sequence[PhaseResult], *, label: bool = True, small: bool = False, shift: float = 0.0
 ) -> None:
-    success = np.array([p.success for p in panel])
-    low = np.array([p.interval_low for p in panel])
-    high = np.array([p.interval_high for p in panel])
+    success = np.array([p.success for p in evaluation])
+    low = np.array([p.interval_low for p in evaluation])
+    high = np.array([p.interval_high for p in evaluation])
     axes.errorbar(
-        [p.step + shift for p in panel],
+        [p.step + shift for p in evaluation],
         success,
         yerr=np.maximum(0, np.stack([success - low, high - success])),
         fmt="o",
@@ -137,11 +137,11 @@ def _draw_panel(
         capsize=2 if small else 3,
         clip_on=False,
         zorder=5,
-        label=f"held-out panel of {panel[0].tasks} tasks (95% interval)" if label else None,
+        label=f"held-out evaluation of {evaluation[0].tasks} tasks (95% interval)" if label else None,
     )
     if small:
         return
-    for point, offset in ((panel[0], (8, -12)), (panel[-1], (-30, -14))):
+    for point, offset in ((evaluation[0], (8, -12)), (evaluation[-1], (-30, -14))):
         axes.annotate(
             f"{point.success:.2f}", (point.step, point.success), offset, textcoords="offset points",
             fontsize=8, fontweight="bold", color=ORANGE, annotation_clip=False,

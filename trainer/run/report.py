@@ -89,9 +89,9 @@ class Report:
         with progress:
             yield progress
 
-    def print_panel_table(self, phases: Sequence[PhaseResult]) -> None:
-        """The held-out panel at each point of the run, and the change from the first to the last."""
-        table = Table(title="Held-out panel", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    def print_evaluation_table(self, phases: Sequence[PhaseResult]) -> None:
+        """The held-out evaluation at each point of the run, and the change from the first to the last."""
+        table = Table(title="Held-out evaluation", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("Phase")
         for name in ("Success", "95% interval", "Turns", "Valid actions", "Return", "Tasks", "Seconds"):
             table.add_column(name, justify="right")

@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "transformers", "gymnasium", "roll-envs", "numpy")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseResult:
-    """The held-out panel at one point of a run."""
+    """The held-out evaluation at one point of a run."""
 
     name: str
     tasks: int
@@ -40,7 +40,7 @@ class PhaseResult:
 
 
 def phase_result(name: str, trajectories: Iterable[Trajectory], *, seconds: float, step: int = 0) -> PhaseResult:
-    """Measure episodes of the panel; those that failed or were cancelled are counted in ``failed`` and left out."""
+    """Measure evaluated episodes; those that failed or were cancelled are counted in ``failed`` and left out."""
     everything = list(trajectories)
     scored = [t for t in everything if t.scored]
     turns = [turn for t in scored for turn in t.turns]

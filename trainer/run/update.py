@@ -8,7 +8,7 @@ critic and the policy take their optimiser steps. Each of these adds columns to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -27,6 +27,7 @@ from trainer.data.sequences import TokenSequence, sequences_of
 from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, make_table
 from trainer.learner import Critic, Learner, Scorer
 from trainer.learner.optimizers import learning_rate
+from trainer.learner.ranks import Ranks
 
 __all__ = ["StepParts", "update"]
 
@@ -41,6 +42,8 @@ class StepParts:
     """For estimators that need values."""
     reference: Scorer | None = None
     """For KL terms."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that train together, each with groups of its own; those of the learner."""
 
 
 def update(
@@ -62,9 +65,9 @@ def update(
     """
     sequences = sequences_of(groups)
     metrics: Metrics = {"learner/sequences": float(len(sequences))}
-    if not sequences:
+    if not parts.ranks.any(bool(sequences)):
         return metrics
-    table = make_table(groups, sequences, greedy)
+    table = replace(make_table(groups, sequences, greedy), ranks=parts.ranks)
     metrics.update({**staleness_metrics(table.tokens, version), **sequence_metrics(table)})
     table = _scored(config, parts, sequences, table)
     for change in (
@@ -75,7 +78,7 @@ def update(
         table, measured = change(table=table)
         metrics.update(measured)
     if parts.critic is not None:
-        metrics.update(_train_critic(config, parts.critic, sequences, table.tokens, step))
+        metrics.update(_train_critic(config, parts, sequences, table.tokens, step))
     if parts.critic is None or step >= config.critic.warmup_steps:
         metrics.update(_train_policy(config, parts, sequences, table.tokens, step))
     metrics["learner/tokens"] = float(sum(len(s.ids) for s in sequences))
@@ -148,6 +151,8 @@ def _train_policy(
         for _ in range(settings.epochs)
         for minibatch in ([whole] if _single(config) else split_minibatches(sequences, settings.minibatches, rng))
     ]
+    (most,) = parts.ranks.most([len(minibatches)])  # all ranks take equally many steps
+    minibatches += [[] for _ in range(int(most) - len(minibatches))]
     everything = bool(loss.entropy_coef or loss.kl_coef) or not part.only_advantages
     assert tokens.advantage is not None
     assert tokens.weight is not None
@@ -174,7 +179,7 @@ def _train_policy(
         denominators = denominators_of(tokens, minibatch)
         chosen = _selected(config, part, tokens, minibatch, rng)
         used = minibatch if everything else _with_advantage(chosen, minibatch)
-        if not used or not denominators.tokens:
+        if not parts.ranks.any(bool(used and denominators.tokens)):
             continue
         batches = _batched(config, sequences, chosen, used)
         mine = replace(denominators_of(chosen, used), tokens=denominators.tokens, sequences=denominators.sequences)
@@ -246,9 +251,10 @@ def _merged(sequences: Sequence[TokenSequence], tokens: Tokens, *, by_turns: boo
 
 
 def _train_critic(
-    config: RunConfig, critic: Critic, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
+    config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
 ) -> Metrics:
-    settings = config.critic
+    settings, critic = config.critic, parts.critic
+    assert critic is not None
     assert tokens.value is not None
     if tokens.return_ is None:
         raise ValueError(f"estimator {config.advantage.name!r} asks for a critic and gives it nothing to learn")
@@ -256,13 +262,15 @@ def _train_critic(
     rng = np.random.default_rng([config.seed, step, 1])
     sums: dict[str, list[float]] = {}
     for _ in range(settings.epochs):
-        for minibatch in split_minibatches(sequences, settings.minibatches, rng):
+        minibatches = split_minibatches(sequences, settings.minibatches, rng)
+        (most,) = parts.ranks.most([len(minibatches)])
+        for minibatch in minibatches + [[] for _ in range(int(most) - len(minibatches))]:
             denominators = denominators_of(tokens, minibatch)
-            if not denominators.tokens:
+            if not parts.ranks.any(denominators.tokens > 0):
                 continue
             # Sequences with the same ids are run once, each with its own return.
             same = _same(sequences, tokens, minibatch)
-            returns = np.full((max(map(len, same.values())), len(tokens.sequence)), np.nan)
+            returns = np.full((max(map(len, same.values()), default=1), len(tokens.sequence)), np.nan)
             for first, copies in same.items():
                 returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of(copies)].reshape(len(copies), -1)
             batches = make_batches(

@@ -19,14 +19,17 @@ __all__ = ["warm_start_learner", "warm_start_step"]
 
 def warm_start_learner(session: Session) -> Learner:
     """The learner of this phase: cross-entropy is the policy gradient with advantages of 1."""
-    config = session.config
+    config, learner = session.config, session.config.learner
+    if "lora_rank" in (learner.model_extra or {}):  # adapters are for what a model can do already
+        learner = learner.model_copy(update={"lora_rank": 0})
     return make_learner(
         session.model,
         loss=LossConfig(name="reinforce"),
         optimizer=config.optimizer,
         temperature=1.0,
-        settings=config.learner.model_copy(update={"lora_rank": 0}),  # adapters are for what is learnt already
+        settings=learner,
         threads=session.threads,
+        device=learner.device,
     )
 
 

@@ -12,7 +12,7 @@ from roll_envs.settings import Part, Settings, setting
 from roll_envs.types import Metrics
 from trainer.config import AdvantageConfig
 from trainer.config.parts import ESTIMATORS, part_settings
-from trainer.data.table import FloatArray, IntArray, StepTable, compare, equal
+from trainer.data.table import FloatArray, IntArray, Reduction, StepTable, compare, moments
 
 __all__ = ["Estimate", "Estimator", "Normalize", "estimate_advantages", "normalized", "whitened"]
 
@@ -97,17 +97,15 @@ def normalized(
     return np.where(found.differs, (values - found.mean) / scale, 0.0)
 
 
-def whitened(advantages: FloatArray) -> FloatArray:
+def whitened(advantages: FloatArray, ranks: Reduction | None = None) -> FloatArray:
     """All tokens together to mean 0 and deviation 1: ``(x - mean) / sqrt(var(ddof=1) + 1e-8)``; 0 without spread.
 
-    1, 0, 0, 1 give 0.866025, -0.866025, -0.866025, 0.866025. Count, sum, sum of squares and extremes are all that it
-    takes of the tokens.
+    1, 0, 0, 1 give 0.866025, -0.866025, -0.866025, 0.866025. With ``ranks``, over the tokens of all of them.
     """
-    count = len(advantages)
-    if count < 2 or equal(advantages):
-        return np.zeros(count)
-    centred = advantages - advantages.sum() / count
-    return np.asarray(centred / np.sqrt(np.square(centred).sum() / (count - 1) + 1e-8), dtype=np.float64)
+    _, mean, variance = moments(advantages, ranks)
+    if variance == 0.0:
+        return np.zeros(len(advantages))
+    return np.asarray((advantages - mean) / np.sqrt(variance + 1e-8), dtype=np.float64)
 
 
 def estimate_advantages(config: AdvantageConfig, table: StepTable) -> tuple[StepTable, Metrics]:
@@ -127,7 +125,7 @@ def estimate_advantages(config: AdvantageConfig, table: StepTable) -> tuple[Step
                 f"the {len(table.episode_of_token)} sampled tokens"
             )
     advantages = np.asarray(found.advantages, dtype=np.float64)
-    advantages = whitened(advantages) if config.whiten else advantages
+    advantages = whitened(advantages, table.ranks) if config.whiten else advantages
     if config.clip is not None:
         advantages = np.clip(advantages, -config.clip, config.clip)
     metrics = {**_group_metrics(table), **_size_metrics(advantages), **found.metrics}

@@ -73,8 +73,8 @@ def kl_cov(inputs: LossInputs, settings: KlCovSettings) -> tuple[torch.Tensor, T
     The ``covariance_share`` of all tokens of the step with the largest covariance (at least one) are chosen. (r 1.5,
     A 1): -1.5; chosen, with 1: -1.5 + 0.405465 = -1.094535.
 
-    2e-4 and 1 are the authors'. Before the policy has moved the penalty has no gradient, and this is ``reinforce``: with
-    ``proximal: recompute`` the ratio of the first optimiser step is exactly 1, because the slope of ``|log r|`` is
+    2e-4 and 1 are the authors'. Before the policy has moved the penalty has no gradient, and this is ``reinforce``:
+    with ``proximal: recompute`` the ratio of the first optimiser step is exactly 1, because the slope of ``|log r|`` is
     +-1 however small log r is, so that recomputed log-probs would push tokens by the sign of their rounding.
     """
     log_r, chosen = log_ratio(inputs.logp, inputs.old_logp), _selected(inputs)
