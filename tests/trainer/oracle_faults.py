@@ -161,8 +161,8 @@ FAULTS = [
     Fault(
         "the critic has one minibatch",
         UPDATE,
-        "in split_minibatches(sequences, settings.minibatches, rng):",
-        "in split_minibatches(sequences, 1, rng):",
+        "minibatches = split_minibatches(sequences, settings.minibatches, rng)",
+        "minibatches = split_minibatches(sequences, 1, rng)",
     ),
     Fault("the critic shuffles as the policy", UPDATE, "[config.seed, step, 1]", "[config.seed, step]"),
     Fault(
@@ -223,8 +223,8 @@ FAULTS = [
     Fault(
         "sequences see their neighbours",
         BATCHES,
-        '"segments": place(np.repeat(segments, lengths)',
-        '"segments": place(np.repeat(segments // 2, lengths)',
+        '"segments": place(np.repeat(layout.segments, lengths)',
+        '"segments": place(np.repeat(layout.segments // 2, lengths)',
     ),
     Fault("turns of labels", BATCHES, "place(tokens.turn_number[lines]", "place(tokens.turn_number[lines] // 2"),
     Fault(
@@ -314,7 +314,9 @@ FAULTS = [
         "np.where(tokens.predicted, tokens.proximal_logp - tokens.reference_logp, 0.0)",
         "tokens.sampler_logp - tokens.reference_logp",
     ),
-    Fault("no whitening", ADVANTAGES, "whitened(advantages) if config.whiten", "advantages if config.whiten"),
+    Fault(
+        "no whitening", ADVANTAGES, "whitened(advantages, table.ranks) if config.whiten", "advantages if config.whiten"
+    ),
     Fault(
         "no lower clip of advantages",
         ADVANTAGES,
