@@ -114,6 +114,7 @@ CASES: dict[str, Case] = {
         settings=PLAIN | {"mask.truncated_answers": True}, groups=SAME_IDS_OTHER_CUT
     ),
     "the same ids and another reward": Case(settings=PLAIN, groups=TWINS),
+    "the same ids in two minibatches": Case(settings=PLAIN | {"learner.minibatches": 2}, groups=TWINS),
     "the same ids and other returns of a critic": Case(settings=CRITIC | {"critic.clip": 0.01}, groups=TWINS, steps=3),
     "the same ids, corrected each for itself": Case(
         settings=PLAIN | {"correction.name": "tis", "correction.high": 1.05}, groups=TWINS
