@@ -99,7 +99,8 @@ with Session(config) as session:
         first += groups
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-print(json.dumps({"ms_per_turn": 1e3 * seconds / turns, "cpu_ms": 1e3 * cpu / turns, "peak_gib": peak, "seconds": seconds}))
+result = {"ms_per_turn": 1e3 * seconds / turns, "cpu_ms": 1e3 * cpu / turns, "peak_gib": peak, "seconds": seconds}
+print(json.dumps(result))
 '''
 
 STEP = r"""

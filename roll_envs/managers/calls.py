@@ -83,6 +83,8 @@ class Work(Generic[T]):
     claim: list[None] = field(default_factory=lambda: [None])
     """Work on another thread is either handed in or given up: whoever pops this (that thread, or the driving thread
     when a deadline comes) decides. ``list.pop`` is atomic, so no lock is needed."""
+    in_place: list[None] = field(default_factory=lambda: [None])
+    """The same for work that was begun in place: popped by the driving thread when it is done, or by the watchdog."""
     given_up: bool = False
     relieved_in: str = ""
     """During which kind of call the driving thread was relieved."""
@@ -151,8 +153,8 @@ class Calls(Generic[T]):
         self._do, self._hand_in, self._discard, self._drive = do, hand_in, discard, drive
         self._max_workers = min(max_workers, _MAX_WORKERS)
         self._times: defaultdict[str, CallTimes] = defaultdict(CallTimes)
-        self._in_place: list[Work[T]] = []
-        """The work that is done in place; popped by the driving thread when it is done, or by the watchdog."""
+        self._in_place: Work[T] | None = None
+        """The last work that was begun in place."""
         self._jobs: queue.SimpleQueue[Work[T] | None] = queue.SimpleQueue()
         self._workers = self._open_jobs = 0
         self._threads: list[threading.Thread] = []
@@ -186,10 +188,10 @@ class Calls(Generic[T]):
         """What came of the work; None when it took so long that another thread drives now."""
         work.since = time.monotonic()
         work.until = work.since + _SLICE_S
-        self._in_place.append(work)
+        self._in_place = work
         done = self._do(work)
         try:
-            self._in_place.pop()
+            work.in_place.pop()
         except IndexError:
             self._return(work, done)
             return None
@@ -278,11 +280,12 @@ class Calls(Generic[T]):
         while not self._closed:
             self.busy.wait()
             time.sleep(GRACE_S / 2)
+            work = self._in_place
+            if work is None or time.monotonic() - work.since < GRACE_S:
+                continue
             try:
-                if time.monotonic() - self._in_place[0].since < GRACE_S:
-                    continue
-                work = self._in_place.pop()
-            except IndexError:  # no work at the moment
+                work.in_place.pop()
+            except IndexError:  # it is done, or was relieved before
                 continue
             # The driving thread sees that it was relieved when its work is done: until the next one starts, all state
             # belongs to this thread.
