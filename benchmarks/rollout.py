@@ -92,14 +92,14 @@ with Session(config) as session:
     size = config.rollout.group_size
     groups = max(1, running // size)
     session.collect(draw(0, min(groups, 48)), size)  # makes the environments
-    turns, first, started = 0, 1000, time.perf_counter()
+    turns, first, started, cpu = 0, 1000, time.perf_counter(), time.process_time()
     while turns < turns_wanted:
         played = session.collect(draw(first, groups), size)
         turns += sum(len(t.turns) for g in played for t in g.trajectories)
         first += groups
-    seconds = time.perf_counter() - started
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-print(json.dumps({"ms_per_turn": 1e3 * seconds / turns, "peak_gib": peak, "seconds": seconds}))
+print(json.dumps({"ms_per_turn": 1e3 * seconds / turns, "cpu_ms": 1e3 * cpu / turns, "peak_gib": peak, "seconds": seconds}))
 '''
 
 STEP = r"""

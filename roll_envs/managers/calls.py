@@ -249,6 +249,9 @@ class Calls(Generic[T]):
             except IndexError:  # given up before it began
                 self._discard(work)
                 continue
+            if self._closed:
+                self._discard(work)
+                continue
             work.place, work.since = Place.WORKER, time.monotonic()
             work.until = work.since + _SLICE_S
             work.claim.append(None)

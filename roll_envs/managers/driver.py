@@ -1,6 +1,6 @@
 """EpisodeDriver: one thread drives thousands of episodes, each of which ends exactly once, whatever goes wrong.
 
-:meth:`EpisodeDriver._calls_of` says which calls play an episode, :mod:`roll_envs.managers.calls` which thread makes
+:mod:`roll_envs.managers.attempt` says which calls play an episode, :mod:`roll_envs.managers.calls` which thread makes
 them; here episodes are begun, parked while a policy answers, given up at their deadlines, and ended or tried again. A
 failure is retried from the start within a budget; it is never a reward.
 
@@ -14,29 +14,20 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from roll_envs.errors import DeadlineExceededError, RollError
-from roll_envs.managers.calls import Call, Calls, Pause, Place, Work
-from roll_envs.managers.episode import (
-    CloseRequest,
-    CompletionRequest,
-    Env,
-    EpisodeSettings,
-    Request,
-    Respond,
-    StepRequest,
-    perform,
-)
-from roll_envs.managers.episode import episode as play
+from roll_envs.managers.attempt import Attempt, Collection, EpisodeLimits, calls_of, close_quietly, failed
+from roll_envs.managers.calls import Calls, Pause, Place, Work
+from roll_envs.managers.episode import Env, EpisodeSettings, Respond
 from roll_envs.managers.stream import GroupStream, OnDone
 from roll_envs.policy import Policy
-from roll_envs.types import Group, Outcome, Task, Trajectory
+from roll_envs.types import Group, Task, Trajectory
 
 __all__ = ["EpisodeDriver", "EpisodeLimits"]
 
@@ -48,50 +39,7 @@ _CLOSERS = 8
 """Threads that close environments at the end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpisodeLimits:
-    """Deadlines in seconds and budgets of a driver."""
-
-    max_running: int = 128
-    attempts: int = 3
-    turn_timeout_s: float = 120.0
-    env_timeout_s: float = 60.0
-    episode_timeout_s: float = 600.0
-
-
-@dataclass(slots=True, eq=False)
-class _Collection:
-    """What the episodes of one :meth:`EpisodeDriver.start` share."""
-
-    stream: GroupStream
-    settings: EpisodeSettings
-    answerer: Policy | Respond
-
-
-@dataclass(slots=True, eq=False)
-class _Episode:
-    """One attempt at an episode."""
-
-    collection: _Collection
-    number: int
-    """Place of its task in the stream's tasks."""
-    task: Task
-    member: int
-    attempt: int = 1
-    started: float = 0.0
-    env: Env | None = None
-    calls: Generator[Call, tuple[Any, BaseException | None], Trajectory] | None = None
-    next_call: Call | None = None
-    """What is called next; None where the answer to the last call is awaited."""
-    work: Work[_Episode] | None = None
-    """Its work now; what is handed in for another one is too late."""
-    reason: str = ""
-    """Why it failed."""
-    given_up: RollError | None = None
-    """What it is told instead of its next answer."""
-
-
-_Inbox = deque[tuple[Work[_Episode], Any]]
+_Inbox = deque[tuple[Work[Attempt], Any]]
 
 
 class EpisodeDriver:
@@ -108,8 +56,8 @@ class EpisodeDriver:
         self._inbox: _Inbox = deque()
         """Work that was done, with what came of it."""
         self._wake = threading.Event()
-        self._pending: deque[_Episode] = deque()
-        self._running: set[_Episode] = set()
+        self._pending: deque[Attempt] = deque()
+        self._running: set[Attempt] = set()
         self._streams: set[GroupStream] = set()
         self._envs: dict[str, list[Env]] = {}
         """Environments that wait for their next episode."""
@@ -139,7 +87,7 @@ class EpisodeDriver:
         ``on_done`` is called once for each ended episode, in the thread that iterates over the stream.
         """
         stream = GroupStream(tasks, group_size, on_done, self.close)
-        collection = _Collection(stream, settings, answerer)
+        collection = Collection(stream, settings, answerer)
         with self._starting:
             if self._closed:
                 raise _closed_error()
@@ -147,7 +95,7 @@ class EpisodeDriver:
                 return stream
             self._streams.add(stream)
             self._pending.extend(
-                _Episode(collection, place, task, member)
+                Attempt(collection, place, task, member)
                 for place, task in enumerate(tasks)
                 for member in range(group_size)
             )
@@ -186,54 +134,7 @@ class EpisodeDriver:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, until - time.monotonic()))
 
-    # -- the calls of one episode, on any thread ---------------------------------------------------------------------
-
-    def _calls_of(self, episode: _Episode) -> Generator[Call, tuple[Any, BaseException | None], Trajectory]:
-        """The calls that play an episode, in their order; each is answered with its value and its error."""
-        task, limit_s = episode.task, self._limits.env_timeout_s
-        doing, error = "", None
-        if episode.env is None:
-            doing = f"the making of {task.env_id}"
-            _, error = yield Call(doing, limit_s, self._make_env_of, (episode,))
-            if error is not None:
-                return _failed(episode, _describe(error, doing))
-        playing = play(task, episode.member, episode.collection.settings)
-        value: Any = None
-        while True:
-            request, failure = yield Call("the context function", limit_s, _resume, (playing, value, error))
-            if isinstance(request, Trajectory):
-                return request
-            if failure is not None and episode.env is not None:  # told to give up before the episode went on
-                request = CloseRequest(failure)
-            elif failure is not None:
-                return _failed(episode, _describe(failure, "the context function"))
-            if isinstance(request, CloseRequest) and not episode.reason:
-                episode.reason = _describe(request.error, doing if error is not None else "the context function")
-            call = self._call_for(episode, request)
-            doing = call.doing
-            value, error = yield call
-            if failure is not None:
-                return _failed(episode, episode.reason)
-
-    def _call_for(self, episode: _Episode, request: Request) -> Call:
-        """The call that answers what the episode wants."""
-        limits, env, env_id = self._limits, episode.env, episode.task.env_id
-        if isinstance(request, CompletionRequest):
-            doing, answerer = f"{episode.collection.settings.answerer}'s answer", episode.collection.answerer
-            if isinstance(answerer, Policy):
-                return Call(doing, limits.turn_timeout_s, _submit, (answerer, request, limits.turn_timeout_s))
-            return Call(doing, limits.turn_timeout_s, answerer, (env, request.prompt_ids, request.sampling))
-        if isinstance(request, CloseRequest):
-            episode.env = None
-            doing = f"the closing of {env_id}"
-            return Call(doing, limits.env_timeout_s, _close_quietly, (env,), f" (which had failed: {episode.reason})")
-        name = "step" if isinstance(request, StepRequest) else "reset"
-        return Call(f"{name} of {env_id}", limits.env_timeout_s, perform, (env, request))
-
-    def _make_env_of(self, episode: _Episode) -> None:
-        episode.env = self._make_env(episode.task)
-
-    def _do(self, work: Work[_Episode]) -> Future[Any] | Trajectory | Pause | None:
+    def _do(self, work: Work[Attempt]) -> Future[Any] | Trajectory | Pause | None:
         """Make calls until the episode waits for a future, is over, is given up (None) or pauses."""
         episode, answer = work.episode, work.answer
         assert episode.calls is not None
@@ -255,7 +156,7 @@ class EpisodeDriver:
                 return made[0]
             answer = made
 
-    def _hand_in(self, work: Work[_Episode], done: Any) -> None:
+    def _hand_in(self, work: Work[Attempt], done: Any) -> None:
         """Give the driving thread what came of work; wakes it once for many."""
         self._inbox.append((work, done))
         if not self._wake.is_set():
@@ -305,14 +206,14 @@ class EpisodeDriver:
             episode.started = time.monotonic()
             kept = self._envs.get(_env_key(episode.task))
             episode.env = kept.pop() if kept else None
-            episode.calls = self._calls_of(episode)
+            episode.calls = calls_of(episode, self._limits, self._make_env)
             episode.next_call = next(episode.calls)
             self._running.add(episode)
             episode.work = Work(episode)
             self._inbox.append((episode.work, Pause.TIME_IS_UP))
             self._calls.busy.set()
 
-    def _take(self, work: Work[_Episode], done: Any) -> bool:
+    def _take(self, work: Work[Attempt], done: Any) -> bool:
         """Go on with an episode whose work was handed in; False when this thread was relieved."""
         episode, answer = work.episode, None
         self._calls.take_back(work)
@@ -338,7 +239,7 @@ class EpisodeDriver:
             self._settle(episode.work, result[0])
         return True
 
-    def _settle(self, work: Work[_Episode], done: Future[Any] | Trajectory) -> None:
+    def _settle(self, work: Work[Attempt], done: Future[Any] | Trajectory) -> None:
         """Wait for the future in which an episode's work ended, or end it."""
         if isinstance(done, Trajectory):
             self._finish(work.episode, done)
@@ -346,13 +247,13 @@ class EpisodeDriver:
         work.place, work.answer, work.since = Place.ANSWERER, done, time.monotonic()
         done.add_done_callback(partial(self._hand_in_future, work))
 
-    def _hand_in_future(self, work: Work[_Episode], future: Future[Any]) -> None:
+    def _hand_in_future(self, work: Work[Attempt], future: Future[Any]) -> None:
         try:
             self._hand_in(work, (future.result(), None))
         except BaseException as error:  # of an engine, or of somebody who cancelled it
             self._hand_in(work, (None, error))
 
-    def _finish(self, episode: _Episode, trajectory: Trajectory) -> None:
+    def _finish(self, episode: Attempt, trajectory: Trajectory) -> None:
         """End an attempt: the episode is over, or tried again."""
         self._running.remove(episode)
         failed, stream = trajectory.outcome.kind == "failed", episode.collection.stream
@@ -360,7 +261,7 @@ class EpisodeDriver:
             self._envs.setdefault(_env_key(episode.task), []).append(episode.env)
         episode.work = None
         if failed and episode.attempt < self._limits.attempts:
-            again = _Episode(episode.collection, episode.number, episode.task, episode.member, episode.attempt + 1)
+            again = Attempt(episode.collection, episode.number, episode.task, episode.member, episode.attempt + 1)
             self._pending.append(again)
         else:
             done = trajectory if episode.attempt == 1 else replace(trajectory, attempts=episode.attempt)
@@ -385,14 +286,14 @@ class EpisodeDriver:
                 self._give_up(episode, work, error)
         self._next_scan = time.monotonic() + _SCAN_S
 
-    def _give_up(self, episode: _Episode, work: Work[_Episode], error: RollError) -> None:
+    def _give_up(self, episode: Attempt, work: Work[Attempt], error: RollError) -> None:
         if work.place is Place.ANSWERER:
             self._hand_in(work, (None, error))
             work.answer.cancel()
         elif work.place is not Place.DRIVER and self._calls.give_up(work):
             # The environment is in use by that thread, which closes it if it ever returns.
             episode.reason = str(error)
-            self._finish(episode, _failed(episode, episode.reason))
+            self._finish(episode, failed(episode, episode.reason))
         elif not episode.reason and (work.place is Place.DRIVER or not isinstance(error, DeadlineExceededError)):
             # It is told at its next turn. Work that is handed in at this moment is in time for its own deadline.
             episode.given_up, episode.reason = error, str(error)
@@ -414,45 +315,13 @@ def _env_key(task: Task) -> str:
     return f"{task.env_id}|{sorted(task.kwargs.items())!r}"
 
 
-def _failed(episode: _Episode, reason: str) -> Trajectory:
-    outcome = Outcome(kind="failed", reason=episode.reason or reason)
-    return Trajectory(task=episode.task, member=episode.member, turns=(), outcome=outcome)
-
-
-def _submit(policy: Policy, request: CompletionRequest, timeout_s: float) -> Future[Any]:
-    return policy.submit(request.prompt_ids, request.sampling, timeout_s=timeout_s)
-
-
-def _resume(
-    playing: Generator[Request, Any, Trajectory], value: Any, error: BaseException | None
-) -> Request | Trajectory:
-    """What the episode wants next, or the episode when it is over."""
-    try:
-        return playing.send(value) if error is None else playing.throw(error)
-    except StopIteration as end:
-        ended: Trajectory = end.value
-        return ended
-
-
-def _describe(error: BaseException, during: str) -> str:
-    try:
-        return str(error) if isinstance(error, RollError) else f"{during} raised {type(error).__name__}: {error}"
-    except Exception:  # an exception of others whose own text fails
-        return f"{during} raised {type(error).__name__}"
-
-
 def _close_all(envs: deque[Any]) -> None:
     while envs:
         with contextlib.suppress(IndexError):  # another thread may take the last one
-            _close_quietly(envs.popleft())
+            close_quietly(envs.popleft())
 
 
-def _discard(work: Work[_Episode]) -> None:
+def _discard(work: Work[Attempt]) -> None:
     """Close what work on another thread left, which nobody waits for."""
     if work.episode.env is not None:
-        _close_quietly(work.episode.env)
-
-
-def _close_quietly(env: Any) -> None:
-    with contextlib.suppress(BaseException):  # it may have failed before, and fail again; that is recorded already
-        env.close()
+        close_quietly(work.episode.env)

@@ -23,6 +23,7 @@ from roll_envs.verifiers.mathematics.plain_numbers import plain_number
 from roll_envs.verifiers.mathematics.structure import Unreadable, read
 from roll_envs.verifiers.mathematics.tidy import tidy
 from roll_envs.verifiers.mathematics.units import Unit, read_unit
+from roll_envs.verifiers.mathematics.verifier import MathVerifier
 from roll_envs.verifiers.workers import Outcome, WorkerPool
 
 PAIRS = [
@@ -230,7 +231,7 @@ class Pool:
 def with_pool(*outcomes: Outcome) -> tuple[Any, Pool]:
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
     pool = Pool(*outcomes)
-    return make_verifier("math", pool=pool), pool
+    return MathVerifier(pool=pool), pool  # type: ignore[arg-type]
 
 
 def test_who_is_at_fault() -> None:

@@ -182,7 +182,7 @@ def kl_losses(s: Settings, t: Tokens) -> Tensor:
     """The KL to the reference of each token [n]."""
     assert t.reference is not None
     d = (t.logp - t.reference).clamp(-20, 20)
-    value = {"k1": d, "k2": d.square() / 2, "k3": (-d).exp() - 1 + d}[s["loss.kl_estimator"]]
+    value = {"k1": d, "k2": d.square() / 2, "k3": ((-d).exp() - 1 + d).clamp(max=10)}[s["loss.kl_estimator"]]
     if not s["loss.kl_unbiased"]:
         return value
     slope = (t.logp - t.sampler).clamp(-20, 20).exp() * d  # ratio times the derivative of d^2 / 2

@@ -430,11 +430,11 @@ def test_weights_come_as_a_stream_and_one_name_of_tied_ones_is_enough(engine: HF
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda w: w.pop("model.norm.weight"), "1 weights of the model are not in the stream: model.norm.weight"),
+        (lambda w: w.pop("model.norm.weight"), "does not fit the configured model: model.norm.weight is missing$"),
         (lambda w: w.update({"model.norms.weight": w.pop("model.norm.weight")}), "did you mean 'model.norm.weight'"),
         (
             lambda w: w.update({"model.norm.weight": torch.ones(1)}),
-            r"'model.norm.weight' is \[1\]; the model's is \[16\]",
+            r"model.norm.weight has shape \(1,\), the model's \(16,\)$",
         ),
     ],
     ids=["missing", "unknown", "shape"],

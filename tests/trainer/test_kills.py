@@ -100,7 +100,11 @@ def assert_same_to_the_bit(one: Path, other: Path) -> None:
     assert (left.step, left.version, left.cursor) == (right.step, right.version, right.cursor)
     assert left.progress.get("algorithm") == right.progress.get("algorithm")
     assert left.others.keys() == right.others.keys()
-    for a, b in [(left.model, right.model), *((left.others[name], right.others[name]) for name in left.others)]:
+    for first, second in [
+        (left.model, right.model),
+        *((left.others[name], right.others[name]) for name in left.others),
+    ]:
+        a, b = dict(first()), dict(second())
         assert a.keys() == b.keys()
         for name in a:
             assert torch.equal(a[name], b[name]), name

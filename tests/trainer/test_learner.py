@@ -530,7 +530,7 @@ def test_weights_leave_and_come_back_as_a_stream() -> None:
     assert all(torch.equal(w, other.network.state_dict()[n]) for n, w in source.network.state_dict().items())
     assert all(w.data_ptr() == source.network.state_dict()[n].data_ptr() for n, w in weights_of(source.network))
     for spoilt, reason in (
-        ({"x": torch.zeros(1)}, "the model has no x"),
+        ({"x": torch.zeros(1)}, "no weight 'x'"),
         ({names[0]: torch.zeros(1, 2)}, rf"{names[0]} has shape \(1, 2\), the model's \("),
     ):
         with pytest.raises(CheckpointError, match=reason):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ class Call:
     greedy: tuple[float | None, ...]
     policy: dict[str, torch.Tensor]
     reference: dict[str, torch.Tensor]
+    critic: dict[str, torch.Tensor]
+    """Empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +68,7 @@ def _copy(weights: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in dict(weights).items()}
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def _watch(folder: Path, settings: dict[str, Any]) -> Watched:
     calls: list[Call] = []
     greedy: dict[int, float] = {}
     collect_greedy = Session.collect_greedy
@@ -79,7 +81,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
                 groups=tuple(groups),
                 greedy=tuple(given["greedy"]),
                 policy=_copy(parts.learner.weights()),
-                reference=_copy(parts.reference.weights()),
+                reference=_copy(parts.reference.weights()) if parts.reference else {},
+                critic=_copy(parts.critic.weights()) if parts.critic else {},
             )
         )
         return update(config, parts, groups, **given)
@@ -95,8 +98,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.run.loop.update", watched_update)
         patch.setattr(Session, "collect_greedy", watched_greedy)
-        path, _ = run(tmp_path_factory.mktemp("wiring"), **SETTINGS)
+        path, _ = run(folder, **settings)
     return Watched(path=path, calls=calls, greedy=greedy)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    return _watch(tmp_path_factory.mktemp("wiring"), SETTINGS)
 
 
 def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -146,3 +154,37 @@ def test_each_step_has_the_rate_of_its_number(watched: Watched) -> None:
     found = [(step, r["learner/lr"]) for step, r in enumerate(read_metrics(watched.path, "train")) if "learner/lr" in r]
     assert found == [(step, pytest.approx(learning_rate(settings, step))) for step, _ in found]
     assert len(found) > 2
+
+
+def test_the_critic_learns_alone_for_its_first_steps(tmp_path: Path) -> None:
+    alone, steps = 2, 4
+    seen = _watch(
+        tmp_path,
+        {
+            "steps": steps,
+            "advantage": {"name": "gae"},
+            "critic": {"lr": 3e-3, "warmup_steps": alone, "clip": None},
+            "learner": {"minibatches": 1},
+            "optimizer": {"lr": 1e-2, "lr_schedule": "linear", "lr_warmup_steps": 1},
+            "evaluation": {"tasks": 2, "every": 0},
+            "checkpoint": {"every": 0},
+        },
+    )
+    policies, critics = [call.policy for call in seen.calls], [call.critic for call in seen.calls]
+    assert [_same(a, b) for a, b in pairwise(policies)] == [step < alone for step in range(steps - 1)]
+    assert not any(_same(a, b) for a, b in pairwise(critics))
+    assert [call.version for call in seen.calls] == [seen.calls[0].version + step for step in range(steps)]
+    # The first critic is the policy of that moment below a head of 0, so that its first values are 0.
+    shared = {name.replace("body.", "model."): value for name, value in critics[0].items() if name.startswith("body.")}
+    assert shared
+    assert all(torch.equal(value, policies[0][name]) for name, value in shared.items())
+    assert not any(value.any() for name, value in critics[0].items() if name.startswith("head."))
+    # The policy's schedule goes by the number of the training step, those of the critic alone too.
+    settings = DEFAULTS | {
+        "steps": steps,
+        "optimizer.lr": 1e-2,
+        "optimizer.lr_schedule": "linear",
+        "optimizer.lr_warmup_steps": 1,
+    }
+    rates = [record.get("learner/lr") for record in read_metrics(seen.path, "train")]
+    assert rates == [None] * alone + [pytest.approx(learning_rate(settings, step)) for step in range(alone, steps)]

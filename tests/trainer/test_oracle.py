@@ -19,6 +19,7 @@ from oracle_cases import DEFAULTS, draw_groups, draw_settings
 from oracle_losses import Undecided
 from oracle_rewards import Settings
 from oracle_sequences import Shape, logprobs
+from oracle_small_cases import CASES, Case, written_groups
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from roll_envs.types import Group, Metrics
@@ -134,10 +135,13 @@ def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 
-def compare(seed: int, changes: Settings | None = None, steps: int = STEPS) -> None:
-    """Both take ``steps`` training steps; fails at the first number that differs, with the configuration."""
-    drawn = draw_settings(seed) if changes is None else {"seed": seed, **changes}
-    settings = DEFAULTS | drawn
+def compare(case: Case, *, drawn: bool = False) -> None:
+    """Both take the case's training steps; fails at the first number that differs, with the configuration.
+
+    A ``drawn`` case in which rounding decides is skipped.
+    """
+    settings = DEFAULTS | case.settings
+    seed = settings["seed"]
     trainer = Trainer(settings)
     oracle = Oracle(settings, trainer.first, SHAPE, trainer.adapters)
     temperature = settings["sampling.temperature"]
@@ -147,17 +151,21 @@ def compare(seed: int, changes: Settings | None = None, steps: int = STEPS) -> N
             return logprobs(oracle.weights, ids, temperature, SHAPE).numpy()
 
     rng = np.random.default_rng([seed, 3])
-    for step in range(steps):
-        groups = draw_groups(seed, step, step + 1, VOCABULARY, policy)
-        greedy: list[float | None] = []
-        if settings["advantage.name"] == "remax":
+    for step in range(case.steps):
+        if case.groups is None:
+            groups = draw_groups(seed, step, step + 1, VOCABULARY, policy)
+        else:
+            groups = written_groups(case.groups, step, step + 1, policy)
+        greedy: Sequence[float | None] = case.greedy or []
+        if settings["advantage.name"] == "remax" and not greedy:
             greedy = [None if rng.random() < 0.2 else float(rng.normal()) for _ in groups]
         found = trainer.update(groups, step=step, version=step + 1, greedy=greedy)
         try:
             wanted = oracle.update(groups, step=step, version=step + 1, greedy=greedy)
         except Undecided:
+            assert drawn, "a number that is 0 but for rounding decides: write another case"
             pytest.skip("a number that is 0 but for rounding decides")
-        place = f"seed {seed}, step {step}: {drawn}"
+        place = f"step {step}: {case.settings}"
         for name, value in wanted.items():
             assert name in found, f"{name} is missing; {place}"
             assert math.isclose(found[name], value, rel_tol=TOLERANCE, abs_tol=TOLERANCE), (
@@ -178,12 +186,17 @@ def _compare_weights(what: str, found: dict[str, torch.Tensor], wanted: dict[str
         assert error < TOLERANCE, f"{what}: {name} differs by {error}; {place}"
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_trainer_does_what_the_oracle_does_in_small_cases(name: str) -> None:
+    compare(CASES[name])
+
+
 @pytest.mark.parametrize("seed", range(36))
 def test_the_trainer_does_what_the_oracle_does(seed: int) -> None:
-    compare(seed)
+    compare(Case(settings=draw_settings(seed), steps=STEPS), drawn=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(36, 400))
 def test_the_trainer_does_what_the_oracle_does_over_many_configurations(seed: int) -> None:
-    compare(seed)
+    compare(Case(settings=draw_settings(seed), steps=STEPS), drawn=True)

@@ -15,8 +15,8 @@ from roll_envs.managers import History, load_context
 from roll_envs.policy import Renderer
 from roll_envs.types import Completion, Message, Outcome, Task, Trajectory, Turn
 from trainer.data.sequences import to_sequences
+from trainer.model.network import build_tokenizer
 from trainer.model.renderer import ChatRenderer
-from trainer.model.tokenizer import build_tokenizer
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"

@@ -18,8 +18,8 @@ from roll_envs.errors import ConfigError
 from roll_envs.managers import load_context
 from roll_envs.types import Message
 from trainer.data.sequences import to_sequences
+from trainer.model.network import build_tokenizer
 from trainer.model.renderer import ChatRenderer
-from trainer.model.tokenizer import build_tokenizer
 
 OPEN = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 

@@ -18,8 +18,8 @@ from template_episodes import INJECTIONS, INSTRUCTIONS, ODD, Reply, check_episod
 
 from roll_envs.errors import ConfigError
 from roll_envs.types import Message
+from trainer.model.network import build_tokenizer
 from trainer.model.renderer import ChatRenderer
-from trainer.model.tokenizer import build_tokenizer
 
 NAMES = template_names()
 MISSING = "no chat templates are here: install the package trl without its dependencies, or set ROLL_CHAT_TEMPLATES"

@@ -13,9 +13,8 @@ from roll_envs.errors import ConfigError
 from roll_envs.testing import CounterEnv
 from roll_envs.types import Message
 from trainer.config import ModelConfig
-from trainer.model.network import build_model, load_model, save_model
+from trainer.model.network import build_model, build_tokenizer, load_model, save_model, words_of
 from trainer.model.renderer import ChatRenderer
-from trainer.model.tokenizer import build_tokenizer, words_of
 
 TOKENIZER = build_tokenizer(["Left", "Right", "<answer>", "</answer>", "√", " || "])
 FIRST_WORD = 5 + 256

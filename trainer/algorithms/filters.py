@@ -56,7 +56,7 @@ def _returns(group: Group) -> FloatArray:
 
 def _differs(group: Group) -> bool:
     returns = _returns(group)
-    return moments(returns)[2] > 0.0
+    return moments(returns)[2] != 0.0
 
 
 def _success_share(group: Group) -> float:

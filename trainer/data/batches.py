@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -170,6 +170,46 @@ _COLUMNS: tuple[tuple[str, str, type], ...] = (
 """Tensors of a batch that are made of a column of tokens, where there is one."""
 
 
+class _Layout(NamedTuple):
+    """Where sequences stand in one flat buffer that holds all micro-batches, one after the other."""
+
+    starts: IntArray
+    """Of each sequence."""
+    segments: IntArray
+    """Number of each sequence within its bin."""
+    shapes: list[tuple[int, int]]
+    """(B, T) of each micro-batch."""
+
+    def place(self, values: Any, at: IntArray, dtype: type, padding: int = 0) -> list[torch.Tensor]:
+        """``values`` [..., n] at the flat positions ``at`` [n], cut into micro-batches [..., B, T]."""
+        values = np.asarray(values)
+        ends = np.cumsum([b * t for b, t in self.shapes])
+        buffer: NDArray[Any] = np.full((*values.shape[:-1], ends[-1]), padding, dtype=dtype)
+        buffer[..., at] = values
+        return [
+            torch.from_numpy(buffer[..., end - b * t : end].reshape(*values.shape[:-1], b, t))
+            for end, (b, t) in zip(ends, self.shapes, strict=True)
+        ]
+
+
+def _layout(lengths: IntArray, pack_tokens: int, tokens_per_microbatch: int) -> _Layout:
+    """Sequences of these lengths in bins, and the bins in micro-batches as wide as their widest bin."""
+    bins = pack(lengths, pack_tokens)
+    widths = np.array([lengths[members].sum() for members in bins], dtype=np.int64)
+    starts, segments = np.empty(len(lengths), dtype=np.int64), np.empty(len(lengths), dtype=np.int64)
+    shapes: list[tuple[int, int]] = []
+    size = 0
+    for batch in _microbatches(widths, tokens_per_microbatch):
+        width = int(widths[batch].max())
+        for b, bin_index in enumerate(batch):
+            members = bins[bin_index]
+            starts[members] = size + b * width + np.cumsum(lengths[members]) - lengths[members]
+            segments[members] = np.arange(len(members))
+        shapes.append((len(batch), width))
+        size += len(batch) * width
+    return _Layout(starts, segments, shapes)
+
+
 def make_batches(
     sequences: Sequence[TokenSequence],
     tokens: Tokens,
@@ -196,47 +236,23 @@ def make_batches(
     chosen = [sequences[i] for i in used]
     lengths = _lengths(chosen)
     total = int(lengths.sum())
-    bins = pack(lengths, pack_tokens)
-    widths = np.array([lengths[members].sum() for members in bins], dtype=np.int64)
-    shapes: list[tuple[int, int]] = []
-    starts = np.empty(len(chosen), dtype=np.int64)  # where each sequence starts in the flat buffer of all batches
-    segments = np.empty(len(chosen), dtype=np.int64)
-    size = 0
-    for batch in _microbatches(widths, tokens_per_microbatch):
-        width = int(widths[batch].max())
-        for b, bin_index in enumerate(batch):
-            members = bins[bin_index]
-            starts[members] = size + b * width + np.cumsum(lengths[members]) - lengths[members]
-            segments[members] = np.arange(len(members))
-        shapes.append((len(batch), width))
-        size += len(batch) * width
-    ends = np.cumsum([b * t for b, t in shapes])
-
-    def place(values: Any, at: IntArray, dtype: type, padding: int = 0) -> list[torch.Tensor]:
-        """``values`` [..., n] at the flat positions ``at`` [n], cut into batches."""
-        values = np.asarray(values)
-        buffer: NDArray[Any] = np.full((*values.shape[:-1], size), padding, dtype=dtype)
-        buffer[..., at] = values
-        return [
-            torch.from_numpy(buffer[..., end - b * t : end].reshape(*values.shape[:-1], b, t))
-            for end, (b, t) in zip(ends, shapes, strict=True)
-        ]
-
+    layout = _layout(lengths, pack_tokens, tokens_per_microbatch)
+    place = layout.place
     position = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    everywhere = np.repeat(starts, lengths) + position
+    everywhere = np.repeat(layout.starts, lengths) + position
     ids = np.fromiter(chain.from_iterable(s.ids for s in chosen), dtype=np.int64, count=total)
     # A token of the table stands where it is predicted, one position before its own.
     lines = tokens.of(used)
     lines = lines[tokens.learnt[lines]]
     where_starts = np.zeros(len(sequences), dtype=np.int64)
-    where_starts[list(used)] = starts
+    where_starts[list(used)] = layout.starts
     predicting = where_starts[tokens.sequence[lines]] + tokens.position[lines] - 1
     advantage = np.zeros(len(tokens.sequence)) if tokens.advantage is None else tokens.advantage
     old = tokens.sampler_logp if tokens.proximal_logp is None else tokens.proximal_logp
     columns = {
         "ids": place(ids, everywhere, np.int64),
         "positions": place(position, everywhere, np.int64),
-        "segments": place(np.repeat(segments, lengths), everywhere, np.int64, -1),
+        "segments": place(np.repeat(layout.segments, lengths), everywhere, np.int64, -1),
         "sequence": place(np.repeat(np.arange(len(chosen)), lengths), everywhere, np.int64, -1),
         "labels": place(ids[position > 0], everywhere[position > 0] - 1, np.int64),
         "label_mask": place(np.ones(len(lines)), predicting, np.bool_),
@@ -254,7 +270,7 @@ def make_batches(
         there = ~np.isnan(returns[:, lines])
         columns["returns"] = place(np.where(there, returns[:, lines], 0.0), predicting, np.float32)
         columns["return_mask"] = place(there, predicting, np.bool_)
-    return [Batch(**{name: column[i] for name, column in columns.items()}) for i in range(len(shapes))]
+    return [Batch(**{name: column[i] for name, column in columns.items()}) for i in range(len(layout.shapes))]
 
 
 def scatter_back(batches: Sequence[Batch], values: Sequence[torch.Tensor], tokens: Tokens) -> FloatArray:

@@ -333,10 +333,9 @@ def moments(values: FloatArray, ranks: Reduction | None = None) -> tuple[int, fl
     high, low = extremes if ranks is None else ranks.most(extremes)
     count = int(total(len(values)))
     mean = total(float(values.sum())) / max(count, 1)
-    squares = total(float(np.square(values - mean).sum()))
     if count < 2 or high + low <= NO_SPREAD * max(1.0, high, low):
         return count, mean, 0.0
-    return count, mean, squares / (count - 1)
+    return count, mean, total(float(np.square(values - mean).sum())) / (count - 1)
 
 
 def accumulate_back(values: FloatArray, label: IntArray, factor: float) -> FloatArray:

@@ -22,11 +22,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from roll_envs.errors import DeadlineExceededError, EngineError, UnknownNameError
+from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
 from trainer.engines import Capabilities, Engine
 from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
-from trainer.model.network import LanguageModel, choose_device
+from trainer.model.network import LanguageModel, choose_device, load_weights
 
 __all__ = ["HFEngine"]
 
@@ -136,7 +136,7 @@ class HFEngine(Engine):
                 request.end_span(self.version)
                 self._network.renew(request.sequence)
             try:
-                load_stream(self._network.network, source)
+                load_weights(self._network.network, source, "the update", error=EngineError)
             except BaseException as error:
                 self._incomplete = f"the update to weight version {version} failed and must be repeated: {error}"
                 self._fail_all(EngineError(self._incomplete))
@@ -340,26 +340,3 @@ def choose_ids(
     drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     ids = torch.where(greedy[:, None], logp.argmax(-1)[:, None], drawn.clamp(max=logp.shape[-1] - 1))
     return ids, logp.gather(1, ids)
-
-
-@torch.no_grad()
-def load_stream(network: torch.nn.Module, source: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy a stream of names and tensors into ``network``, one at a time.
-
-    Raises :class:`EngineError` for names that the network does not have, shapes that differ, and weights that no name
-    came for; the network then has some of the new weights.
-    """
-    targets = network.state_dict(keep_vars=True)
-    places = {name: id(tensor) for name, tensor in targets.items()}  # tied names lead to one tensor
-    missing = set(places.values())
-    for name, tensor in source:
-        if name not in targets:
-            raise EngineError(str(UnknownNameError("weight", name, targets)))
-        if tensor.shape != targets[name].shape:
-            raise EngineError(f"weight {name!r} is {list(tensor.shape)}; the model's is {list(targets[name].shape)}")
-        targets[name].copy_(tensor)
-        missing.discard(places[name])
-    if missing:
-        names = sorted(name for name, place in places.items() if place in missing)
-        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise EngineError(f"{len(names)} weights of the model are not in the stream: {listed}")

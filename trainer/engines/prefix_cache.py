@@ -145,16 +145,12 @@ class KeyValueSlots(Cache):  # type: ignore[misc]
     def begin(self, slots: torch.Tensor, places: torch.Tensor, visible: int) -> None:
         """Say where the next forward pass writes: its T tokens go to ``slots`` [T] at ``places`` [T], all below
         ``visible``."""
-        self._grow(visible)
         self._slots, self._places = slots, places
-
-    def _grow(self, needed: int) -> None:
         capacity = self.keys.shape[3]
-        if needed <= capacity:
-            return
-        extra = max(needed, 2 * capacity) - capacity
-        self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
-        self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
+        if visible > capacity:
+            extra = max(visible, 2 * capacity) - capacity
+            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
+            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
 
     def copy(self, pairs: Sequence[tuple[int, int]], places: int) -> None:
         """Give slot ``b`` the first ``places`` places of slot ``a``, for every pair (a, b). All are read before any is

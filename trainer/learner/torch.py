@@ -209,14 +209,14 @@ class TorchLearner:
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
         total = 0.0
-        for found in self._microbatches(batches, denominators, on_policy):
+        run = partial(self._microbatch, denominators=denominators, on_policy=on_policy)
+        everything = [*batches, *self._ranks.empty_batches(len(batches))]
+        for found in map(run, everything) if self._pool is None else self._pool.map(run, everything):
             self._masters.add_gradients(found.gradients)
             before.append(found.logp)
             total += found.loss
             for name, value in found.metrics.items():
                 sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
-        for empty in self._ranks.empty_batches(len(batches)):
-            self._masters.add_gradients(self._run_empty(empty))
         self._ranks.add_gradients(self._masters.values)
         admitted, norm = self._guard.admits(self._masters.values)
         if admitted:
@@ -233,39 +233,29 @@ class TorchLearner:
         result |= {"loss/total": counted["loss/total"], "learner/grad_norm": norm, "learner/lr": lr}
         if not admitted:  # numbers that are not finite would spoil the means of a training step
             result = {name: value for name, value in result.items() if math.isfinite(value)}
-        return {**result, "learner/skipped_steps": float(not admitted)}, before
-
-    def _microbatches(self, batches: Sequence[Batch], denominators: Denominators, on_policy: bool) -> Iterator[_Result]:
-        """What every micro-batch adds, in order; on several threads when there are some."""
-        run = partial(self._microbatch, denominators=denominators, on_policy=on_policy)
-        yield from map(run, batches) if self._pool is None else self._pool.map(run, batches)
+        return {**result, "learner/skipped_steps": float(not admitted)}, before[: len(batches)]
 
     def _microbatch(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Result:
+        """Forward and backward; the loss and gradient of a micro-batch without labels are 0."""
         worker = self._workers.get()  # there are as many as threads
+        labelled = bool(batch.label_mask.any())
         try:
             with _checkpointing(worker.checkpointed):
                 batch = batch.to(worker.forward.device)
                 logp, entropies = worker.forward(batch)
-                used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
-                loss, metrics = policy_loss(
-                    self._loss, used, logp, denominators, entropies, correction=self._correction
-                )
+                metrics: dict[str, torch.Tensor] = {}
+                if not labelled:
+                    loss = (logp.sum() + entropies.sum()) * 0.0
+                else:
+                    used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
+                    loss, metrics = policy_loss(
+                        self._loss, used, logp, denominators, entropies, correction=self._correction
+                    )
                 torch.autograd.backward(loss)
             gradients = self._masters.take_gradients(worker.parameters)
         finally:
             self._workers.put(worker)
         return _Result(gradients=gradients, logp=logp.detach(), loss=float(loss.detach()), metrics=metrics)
-
-    def _run_empty(self, batch: Batch) -> list[torch.Tensor | None]:
-        """Forward and backward of a micro-batch without labels, whose gradient is 0."""
-        worker = self._workers.get()
-        try:
-            with _checkpointing(worker.checkpointed):
-                logp, entropies = worker.forward(batch.to(worker.forward.device))
-                torch.autograd.backward((logp.sum() + entropies.sum()) * 0.0)
-            return self._masters.take_gradients(worker.parameters)
-        finally:
-            self._workers.put(worker)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and current weights in Hugging Face form, one at a time: views, or a layer merged with its adapter."""

@@ -1,8 +1,13 @@
-"""The policy model, built small from a seed or loaded from a folder, with its tokenizer; and weights as streams."""
+"""The policy model and its tokenizer, built small from a seed or loaded from a folder; and weights as streams.
+
+The tokenizer that is built knows bytes and a few whole words: any text can be encoded, so that the model can read any
+environment, and the words of the environment's own answers are one token each, so that an answer is a few tokens.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +17,20 @@ from typing import Any, Protocol, TypeAlias
 import gymnasium
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from transformers.utils.logging import disable_progress_bar
 
-from roll_envs.errors import CheckpointError, ConfigError
+from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
+from roll_envs.parsing import FreeFormat
 from trainer.config import ModelConfig
-from trainer.model.tokenizer import build_tokenizer, words_of
 
 __all__ = [
+    "CHAT_TEMPLATE",
     "LanguageModel",
     "WeightSource",
     "build_model",
+    "build_tokenizer",
     "check_model_folder",
     "choose_device",
     "load_model",
@@ -30,6 +38,7 @@ __all__ = [
     "save_model",
     "weight_file",
     "weights_of",
+    "words_of",
     "write_weights",
 ]
 
@@ -46,6 +55,15 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 """Names of the safetensors format."""
+
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+END, PAD = "<|end|>", "<|pad|>"
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""One token opens a message and one ends it: the shortest template that keeps roles apart."""
 
 WeightSource: TypeAlias = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 """Gives names and tensors one at a time, the same ones each time it is called; such as ``learner.weights``."""
@@ -93,17 +111,24 @@ def weights_of(network: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def load_weights(network: Any, weights: Iterable[tuple[str, torch.Tensor]], source: str = "the checkpoint") -> None:
+def load_weights(
+    network: Any,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    source: str = "the checkpoint",
+    *,
+    error: type[RollError] = CheckpointError,
+) -> None:
     """Copy a stream of weights into ``network`` in place, one at a time; a weight with several names needs one.
 
-    Raises :class:`CheckpointError` when they do not fit; ``network`` is then not to be used.
+    Raises ``error`` for unknown names, weights that no name came for and shapes that differ; ``network`` then has some
+    of the new weights and is not to be used.
     """
     own = network.state_dict(keep_vars=True)
     missing = {id(value): name for name, value in reversed(own.items())}
     problems: list[str] = []
     for name, value in weights:
         if name not in own:
-            problems.append(f"the model has no {name}")
+            problems.append(str(UnknownNameError("weight", name, own)))
             continue
         missing.pop(id(own[name]), None)
         if own[name].shape == value.shape:
@@ -113,7 +138,36 @@ def load_weights(network: Any, weights: Iterable[tuple[str, torch.Tensor]], sour
     problems += [f"{name} is missing" for name in missing.values()]
     if problems:
         listed = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
-        raise CheckpointError(f"{source} does not fit the configured model: {listed}")
+        raise error(f"{source} does not fit the configured model: {listed}")
+
+
+def words_of(env: gymnasium.Env[str, str]) -> tuple[str, ...]:
+    """The words that become one token each: the action names and tags of the environment's answers, its vocabulary,
+    and the symbols outside ASCII that its instructions explain."""
+    form = getattr(env.unwrapped, "action_format", None) or FreeFormat(name="text", example="", tag="")
+    instructions, vocabulary = getattr(env.unwrapped, "instructions", ""), getattr(env.unwrapped, "vocabulary", ())
+    tags = [t for t in (form.tag, "think" if form.think else "") if t]
+    marks = [w for t in tags for w in (f"<{t}>", f"</{t}>")]
+    joiner = [f" {form.separator} "] if form.max_actions > 1 else []
+    symbols = sorted({c for c in instructions if not c.isascii() and not c.isspace()})
+    return tuple(dict.fromkeys([*marks, *joiner, *form.actions, *vocabulary, *symbols]))
+
+
+def build_tokenizer(words: Iterable[str] = ()) -> Any:
+    """A ``PreTrainedTokenizerFast`` over bytes and ``words``, with :data:`CHAT_TEMPLATE`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([PAD, END, *ROLES, *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in (PAD, END, *ROLES)])
+    plain = [w for w in dict.fromkeys(words) if len(w.encode()) > 1 and not re.fullmatch(r"<\|.*\|>", w)]
+    core.add_tokens([AddedToken(w, normalized=False, special=False) for w in plain])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
 
 
 def build_model(config: ModelConfig, env: gymnasium.Env[str, str], seed: int) -> LanguageModel:

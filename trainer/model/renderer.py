@@ -46,7 +46,7 @@ class ChatRenderer:
     """A :class:`roll_envs.policy.Renderer` over a Hugging Face tokenizer that has a chat template.
 
     ``variables`` are given to the template (``{"enable_thinking": False}``). ``rewrites_history`` tells whether an
-    ordinary next message changes how the template shows earlier ones: each turn is then a row of its own.
+    ordinary next message changes how the template shows earlier ones: each turn is then a sequence of its own.
 
     Raises :class:`ConfigError` when the template refuses a plain conversation, or nothing is known to end a reply: the
     tokenizer has no ``eos_token`` and the template closes a reply with no special token.
@@ -58,6 +58,7 @@ class ChatRenderer:
         added = {int(i): token for i, token in tokenizer.added_tokens_decoder.items()}
         special = {i for i, token in added.items() if token.special}
         self._special = frozenset(special | {int(i) for i in tokenizer.all_special_ids})
+        self._decoded: dict[tuple[int, ...], str] = {}
         self._markers = _Spelled(tokenizer, self._special, [])
         """Looked for in replies: what stands there was sampled, and markers beyond the special ones may have been."""
         self._controls = _Spelled(
@@ -143,8 +144,15 @@ class ChatRenderer:
         return kept + tail
 
     def decode(self, ids: Sequence[int]) -> str:
-        kept = [i for i in ids if i not in self._special]
-        return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        key = tuple(ids)
+        text = self._decoded.get(key)
+        if text is None:
+            if len(self._decoded) >= _CACHED:
+                self._decoded.clear()
+            kept = [i for i in key if i not in self._special]
+            text = str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            self._decoded[key] = text
+        return text
 
     # -- text to ids -------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,12 @@ import re
 import secrets
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -32,7 +33,6 @@ from trainer.run.results import versions
 
 __all__ = [
     "CheckpointState",
-    "NamedGenerator",
     "RandomStates",
     "best_checkpoints",
     "capture_random_states",
@@ -53,18 +53,15 @@ _PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor)
 _CHUNK = 2**20
 """Bytes of a file that are read and hashed at a time."""
 
-NamedGenerator: TypeAlias = random.Random | np.random.Generator | torch.Generator
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomStates:
-    """States of the global generators of Python, numpy and torch, and of generators known by name."""
+    """States of the global generators of Python, numpy and torch."""
 
     python_state: Any
     numpy_state: Any
     torch_state: torch.Tensor
     cuda_states: tuple[torch.Tensor, ...] = ()
-    generators: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,7 +230,8 @@ def _load(folder: Path) -> CheckpointState:
         name = "optimizer.pt"
         optimizer = torch.load(folder / name, map_location="cpu", weights_only=True)
         name = "random.pt"
-        states = RandomStates(**torch.load(folder / name, map_location="cpu", weights_only=True))
+        saved = torch.load(folder / name, map_location="cpu", weights_only=True)
+        states = RandomStates(**{name: saved[name] for name in RandomStates.__dataclass_fields__})
         return CheckpointState(
             step=progress["step"],
             version=progress["version"],
@@ -252,46 +250,43 @@ def _load(folder: Path) -> CheckpointState:
 
 def _check_files(folder: Path) -> list[str]:
     """The names of all files, each checked against the manifest."""
-    manifest = _read_manifest(folder)
-    names = list(dict.fromkeys((*_FILES, *manifest["files"])))
+    files = _files_of_manifest(folder)
+    names = list(dict.fromkeys((*_FILES, *files)))
     for name in names:
-        entry = manifest["files"].get(name)
-        if entry is None:
+        if name not in files:
             raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
-        try:
-            size, found = _size_and_sha256(folder / name)
-        except FileNotFoundError:
-            raise CheckpointError(f"checkpoint {folder}: {name} is missing") from None
-        except OSError as error:
-            raise CheckpointError(f"checkpoint {folder}: {name} cannot be read ({error.strerror or error})") from error
-        if size != entry["size"]:
-            raise CheckpointError(f"checkpoint {folder}: {name} has {size} bytes where {entry['size']} were written")
-        if found != entry["sha256"]:
+        digest = hashlib.sha256()
+        with _reading(folder, name) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+            size, expected = file.tell(), files[name]["size"]
+        if size != expected:
+            raise CheckpointError(f"checkpoint {folder}: {name} has {size} bytes where {expected} were written")
+        if digest.hexdigest() != files[name]["sha256"]:
             raise CheckpointError(f"checkpoint {folder}: {name} is corrupt (its SHA-256 is not the one written)")
     return names
 
 
-def _size_and_sha256(path: Path) -> tuple[int, str]:
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
+@contextmanager
+def _reading(folder: Path, name: str) -> Iterator[IO[bytes]]:
+    """A file of a checkpoint; raises :class:`CheckpointError` where it cannot be read."""
     try:
-        manifest = json.loads(path.read_bytes())
-        version, entries = manifest["format"], manifest["files"]
-        whole = all(isinstance(e["size"], int) and isinstance(e["sha256"], str) for e in entries.values())
+        with (folder / name).open("rb") as file:
+            yield file
     except FileNotFoundError:
-        raise CheckpointError(
-            f"checkpoint {folder}: manifest.json is missing, so it is not a whole checkpoint"
-        ) from None
+        raise CheckpointError(f"checkpoint {folder}: {name} is missing, so it is not whole") from None
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder}: manifest.json cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"checkpoint {folder}: {name} cannot be read ({error.strerror or error})") from error
+
+
+def _files_of_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of each file."""
+    try:
+        with _reading(folder, "manifest.json") as file:
+            manifest = json.load(file)
+        version, files = manifest["format"], dict(manifest["files"])
+        if not all(isinstance(e["size"], int) and isinstance(e["sha256"], str) for e in files.values()):
+            raise ValueError("sizes and hashes")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder}: manifest.json is corrupt ({error})") from error
     if version != FORMAT:
@@ -300,9 +295,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             f"checkpoint {folder}: its format is {version!r}, this release reads {FORMAT}; "
             f"load it with the release that saved it (roll-envs {saver})"
         )
-    if not whole:
-        raise CheckpointError(f"checkpoint {folder}: manifest.json is corrupt (sizes and hashes)")
-    return dict(manifest)
+    return files
 
 
 def _find(path: Path) -> Path:
@@ -351,59 +344,23 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def capture_random_states(generators: Mapping[str, NamedGenerator] | None = None) -> RandomStates:
+def capture_random_states() -> RandomStates:
     """The states now. Only plain values and tensors, so that they load without running code."""
     return RandomStates(
         python_state=random.getstate(),
         numpy_state=_plain(np.random.get_state(legacy=False)),
         torch_state=torch.get_rng_state(),
         cuda_states=tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else (),
-        generators={name: _state(generator) for name, generator in (generators or {}).items()},
     )
 
 
-def restore_random_states(states: RandomStates, generators: Mapping[str, NamedGenerator] | None = None) -> None:
-    """Put the states back. Raises CheckpointError when a named generator was not saved, is of another kind, or was
-    saved and is not asked for."""
-    wanted = dict(generators or {})
-    if set(wanted) != set(states.generators):
-        missing, extra = sorted(set(wanted) - set(states.generators)), sorted(set(states.generators) - set(wanted))
-        raise CheckpointError(
-            f"the checkpoint holds other random generators than the run: missing {missing}, not wanted {extra}; "
-            "resume with the release that saved it"
-        )
-    for name, generator in wanted.items():
-        _restore(name, generator, states.generators[name])
+def restore_random_states(states: RandomStates) -> None:
+    """Put the states back."""
     random.setstate(states.python_state)
     np.random.set_state(_arrays(states.numpy_state))
     torch.set_rng_state(states.torch_state)
     if states.cuda_states and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(list(states.cuda_states))
-
-
-def _state(generator: NamedGenerator) -> Any:
-    if isinstance(generator, random.Random):
-        return {"kind": "python", "state": generator.getstate()}
-    if isinstance(generator, np.random.Generator):
-        return {"kind": "numpy", "state": _plain(generator.bit_generator.state)}
-    return {"kind": "torch", "state": generator.get_state()}
-
-
-def _restore(name: str, generator: NamedGenerator, saved: Any) -> None:
-    try:
-        if isinstance(generator, random.Random) and saved["kind"] == "python":
-            generator.setstate(saved["state"])
-        elif isinstance(generator, np.random.Generator) and saved["kind"] == "numpy":
-            generator.bit_generator.state = _arrays(saved["state"])
-        elif isinstance(generator, torch.Generator) and saved["kind"] == "torch":
-            generator.set_state(saved["state"])
-        else:
-            raise TypeError(f"saved {saved['kind']}, wanted {type(generator).__name__}")
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the saved state of the random generator {name!r} does not fit ({error}); "
-            "resume with the release that saved it"
-        ) from error
 
 
 def _plain(value: Any) -> Any:

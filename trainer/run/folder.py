@@ -147,7 +147,8 @@ class RunFolder:
         text = self.episodes_path / f"{label}.txt"
         records = (json.dumps(episode_record(t)) for t in trajectories)
         write_atomic(self.episodes_path / f"{label}.jsonl", "".join(line + "\n" for line in records))
-        write_atomic(text, _storable("\n\n".join(episode_text(t) for t in trajectories)))
+        # A lone surrogate, which a model may well produce, becomes a question mark.
+        write_atomic(text, "\n\n".join(episode_text(t) for t in trajectories).encode("utf-8", errors="replace"))
         return text
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
@@ -204,10 +205,12 @@ def read_metrics(path: str | os.PathLike[str], phase: str | None = None) -> list
 
 def _append_line(path: Path, line: str) -> None:
     data = (line + "\n").encode()
-    with disk_errors(path), open(path, "ab", buffering=0) as file:
+    with disk_errors(path), open(path, "ab+", buffering=0) as file:
         size = file.tell()
-        if size and not _ends_with_newline(path):
-            data = b"\n" + data
+        if size:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a line that a crash cut off
+                data = b"\n" + data
         try:
             written = file.write(data)
             if written != len(data):
@@ -216,12 +219,6 @@ def _append_line(path: Path, line: str) -> None:
             with contextlib.suppress(OSError):
                 file.truncate(size)
             raise
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 def _lines(path: Path) -> list[str]:
@@ -244,11 +241,6 @@ def _finite(value: float) -> float | str:
     if not math.isfinite(number):
         return str(number)
     return int(number) if isinstance(value, int) else number
-
-
-def _storable(text: str) -> str:
-    """Text that UTF-8 can hold: a lone surrogate, which a model may well produce, becomes a question mark."""
-    return text.encode("utf-8", errors="replace").decode()
 
 
 def _summary_writer(path: Path) -> Any:
