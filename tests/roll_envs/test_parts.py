@@ -224,5 +224,16 @@ def test_a_package_that_is_installed_later_is_found(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     assert "late" not in verifier_names()
     install(tmp_path, "late-set", {"late": "roll_envs.verifiers.qa:F1Verifier"}, {}, group="roll_envs.verifiers")
-    assert "late" in verifier_names()
     assert roll_envs.make_verifier("late", threshold=0.5)("b c", "b").passed
+    assert "late" in verifier_names()
+
+
+def test_of_one_package_that_is_installed_twice_the_first_on_the_path_counts(tmp_path: Path) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    install(new, "full-set", {"ends": "full_set:Ends"}, {"full_set": MODULE}, group="roll_envs.verifiers")
+    install(old, "full-set", {"ends": "gone:Ends", "ended": "gone:Ends"}, {}, group="roll_envs.verifiers")
+    program = (
+        "import roll_envs; from roll_envs.verifiers import verifier_names\n"
+        "print(type(roll_envs.make_verifier('ends')).__name__, 'ended' in verifier_names())"
+    )
+    assert run_python(program, new, old) == "Ends False\n"
