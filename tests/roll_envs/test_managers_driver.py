@@ -156,7 +156,7 @@ def test_every_episode_ends_exactly_once_whatever_goes_wrong(seed: int) -> None:
     tasks = [task(i, max_turns=6 + i) for i in range(30)]
     injected = Injected(seed, 0.4, FAULTS[1:])
     ended: list[Trajectory] = []
-    limits = {"turn_timeout_s": 0.4, "env_timeout_s": 0.4, "episode_timeout_s": 20.0}
+    limits = {"turn_timeout_s": 1.0, "env_timeout_s": 1.0, "episode_timeout_s": 20.0}
     with driver(injected.make, injected.respond, max_running=8, attempts=2, **limits) as faulty:
         groups = faulty.play(tasks, 1, ended.append)
         played = episodes(groups)
