@@ -27,8 +27,8 @@ __all__ = [
     "accepted_names",
     "checked_arguments",
     "described_settings",
+    "description_and_origin",
     "refuse_unknown",
-    "setting",
     "settings_model",
 ]
 
@@ -43,17 +43,20 @@ _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, protected_namesp
 class Settings(BaseModel):
     """Settings of a part, declared beside its code: frozen, strict about types, without unknown keys.
 
-    A part without settings of its own uses this class as it is.
+    The docstring under a field describes it in the references; what follows ``Default:`` in it says where the default
+    is from (a paper, another trainer, "off"), which ``roll-train explain`` shows. Limits are pydantic's
+    (``Field(0.2, ge=0)``). A part without settings of its own uses this class as it is.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
-def setting(default: Any, description: str, *, origin: str = "", **limits: Any) -> Any:
-    """A field of a :class:`Settings` class: its default, one sentence for the reference, and where the default is from
-    (a paper, another trainer, "off"), which ``roll-train explain`` shows. ``limits`` are pydantic's (``gt``, ``ge``,
-    ``le``, ...)."""
-    return Field(default, description=description, json_schema_extra={"origin": origin} if origin else None, **limits)
+def description_and_origin(field: FieldInfo) -> tuple[str, str]:
+    """What the docstring under a field of a :class:`Settings` class says, and what it says of the default."""
+    description, _, origin = " ".join((field.description or "").split()).partition(" Default: ")
+    return description, origin.removesuffix(".")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +149,7 @@ def described_settings(model: type[BaseModel]) -> list[dict[str, str]]:
             "name": name,
             "type": field.title or str(getattr(field.annotation, "__name__", field.annotation)),
             "default": "(required)" if field.is_required() else repr(field.default),
-            "description": field.description or "",
+            "description": description_and_origin(field)[0],
         }
         for name, field in _fields(model).items()
     ]

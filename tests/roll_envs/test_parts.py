@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 import roll_envs
+from pydantic import Field
 from roll_envs import EnvironmentCard, Sandbox, Score
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 from roll_envs.testing import CounterEnv
 from roll_envs.tools import Tool, ToolResult, ToolSpec
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 class EndsSettings(Settings):
     """Its declaration as a model."""
 
-    ending: str = setting(".", "What an answer must end with.")
-    bonus: float = setting(0.0, "Added to the value.", ge=0)
+    ending: str = "."
+    "What an answer must end with."
+    bonus: float = Field(0.0, ge=0)
+    "Added to the value. Default: ours."
 
 
 class Ends:

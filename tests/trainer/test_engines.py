@@ -15,7 +15,7 @@ from tiny import tiny_model
 
 from roll_envs.errors import ConfigError, EngineError, PluginError, UnknownNameError
 from roll_envs.policy import Policy
-from roll_envs.settings import Part, Settings, setting
+from roll_envs.settings import Part, Settings
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
 from trainer.engines import ENGINES, HF, Capabilities, Engine, EnginePart, HFSettings, check_can_train, make_engine
@@ -62,7 +62,8 @@ def test_the_built_in_engine_starts_from_a_folder(tmp_path: Path) -> None:
 
 def test_an_engine_of_a_program_gets_settings_size_and_device() -> None:
     class Own(Settings):
-        max_running: int = setting(2, "Its own meaning of this key.")
+        max_running: int = 2
+        """Its own meaning of this key."""
 
     got: list[object] = []
 

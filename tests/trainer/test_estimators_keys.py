@@ -9,6 +9,7 @@ import pytest
 from view_builders import EpisodeView, estimated
 
 from roll_envs.errors import ConfigError
+from roll_envs.settings import description_and_origin
 from trainer.config.algorithm import AdvantageConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import ESTIMATORS, part_settings
@@ -64,7 +65,7 @@ def test_an_estimator_reads_the_settings_it_declares_and_each_says_what_it_is(na
     declared = ESTIMATORS.find(name).settings.model_fields
     assert set(declared) == ESTIMATOR_KEYS[name]
     assert OTHER.keys() == set().union(*ESTIMATOR_KEYS.values())
-    assert all(f.description and f.json_schema_extra["origin"] for f in declared.values())  # type: ignore[index, call-overload]
+    assert all(all(description_and_origin(field)) for field in declared.values())
 
     def behaviour(**config: Any) -> list[Any]:
         # HGPO takes the episode's advantage only where it has a weight.

@@ -21,12 +21,14 @@ from trainer.data.table import make_table
 
 CODE = """
 import numpy as np
-from roll_envs.settings import Settings, setting
+from pydantic import Field
+from roll_envs.settings import Settings
 from trainer.algorithms.estimators import Estimate, Estimator
 
 
 class SignSettings(Settings):
-    factor: float = setting(1.0, "Size of the advantages.", gt=0)
+    factor: float = Field(1.0, gt=0)
+    "Size of the advantages."
 
 
 def plain_signs(table, settings):

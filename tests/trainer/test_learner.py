@@ -13,12 +13,13 @@ import torch
 from episode_builders import batches_of, counted, group, scattered, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import Field
 from tiny import full_logits, tiny_model
 from torch.overrides import TorchFunctionMode
 
 import trainer.learner.torch
 from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 from roll_envs.types import SamplingParams
 from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig, RunConfig
@@ -410,7 +411,8 @@ def test_backends_by_name() -> None:
 
 def test_a_backend_is_one_object_registered_by_name() -> None:
     class OwnSettings(Settings):
-        shards: int = setting(1, "Ranks that share a layer.", ge=1)
+        shards: int = Field(1, ge=1)
+        """Ranks that share a layer."""
 
     given: dict[str, Any] = {}
 

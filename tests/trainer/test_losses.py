@@ -224,11 +224,12 @@ def test_registered_losses_are_found_and_names_are_not_taken_twice() -> None:
 
 
 LOSS_OF_ANOTHER_PACKAGE = """
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 from trainer.algorithms.losses import Loss
 
 class HalvedSettings(Settings):
-    factor: float = setting(1.0, "Of the loss.")
+    factor: float = 1.0
+    "Of the loss."
 
 def plain(inputs, settings):
     return -0.5 * inputs.advantages * inputs.logp, {}

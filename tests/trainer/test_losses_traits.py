@@ -13,6 +13,7 @@ from loss_inputs import LossRow, losses_of, packed, random_rows
 from pydantic import ValidationError
 
 from roll_envs.errors import ConfigError
+from roll_envs.settings import description_and_origin
 from trainer.algorithms.losses import StepTokens
 from trainer.cli import main
 from trainer.config import CorrectionConfig, LossConfig
@@ -103,7 +104,7 @@ def test_a_loss_reads_the_settings_it_declares_and_each_says_what_it_is(name: st
     spec = LOSSES.find(name)
     declared = spec.settings.model_fields
     assert set(declared) == LOSS_KEYS[name]
-    assert all(f.description and f.json_schema_extra["origin"] for f in declared.values())
+    assert all(all(description_and_origin(field)) for field in declared.values())
     assert OTHER.keys() == set().union(*LOSS_KEYS.values())
     rng = np.random.default_rng(1)
     step = StepTokens(old_logp=rng.normal(0, 2, 300), advantages=rng.normal(size=300))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from roll_envs.errors import ConfigError
-from roll_envs.settings import Part, Settings, setting
+from roll_envs.settings import Part, Settings
 from trainer.config import AdvantageConfig, EnvConfig, LearnerConfig, RunConfig
 from trainer.config.keys import part_keys
 from trainer.config.load import dump_config, parse_config, resolve
@@ -23,9 +23,12 @@ MINIMAL = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
 class TunedSettings(Settings):
     """Of a made-up engine and backend."""
 
-    depth: int = setting(2, "How deep.", origin="a book", ge=1)
-    pair: tuple[float, float] = setting((0.5, 1.0), "Two numbers.")
-    mode: str | None = setting(None, "A mode.")
+    depth: int = Field(2, ge=1)
+    """How deep. Default: a book."""
+    pair: tuple[float, float] = (0.5, 1.0)
+    """Two numbers."""
+    mode: str | None = None
+    """A mode."""
 
 
 @dataclass(frozen=True, kw_only=True)

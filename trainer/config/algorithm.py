@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 
 __all__ = [
     "AdvantageConfig",
@@ -59,38 +59,31 @@ def changed(section: Section, keys: Iterable[str]) -> dict[str, Any]:
 class RewardConfig(Section):
     """Rewards of the environment, before advantages are taken: shaping, normalisation, KL."""
 
-    clip: AboveZero | None = setting(None, "Each turn's reward is cut to [-clip, clip], first of all.", origin="off")
-    scale: float = setting(1.0, "Factor on each turn's reward.", origin="as the environment pays")
-    shift: float = setting(
-        0.0, "Added to each episode's last turn, after the factor.", origin="as the environment pays"
-    )
-    normalize_mean: Scope = setting("none", "Whose mean is taken off each episode's return.", origin="off; as ROLL")
-    normalize_std: Scope = setting("none", "Whose standard deviation rewards are divided by.", origin="off; as ROLL")
-    overlong_tokens: Positive | None = setting(
-        None, "DAPO's soft overlong penalty: longest answer of a turn, in tokens; null leaves it out.", origin="off"
-    )
-    overlong_buffer: Positive = setting(
-        4096,
-        "The penalty grows over so many tokens before the longest.",
-        origin="DAPO's paper, for answers of 20480 tokens",
-    )
-    overlong_factor: NonNegative = setting(1.0, "The penalty of the longest answer.", origin="DAPO's paper")
-    kl_coef: NonNegative = setting(
-        0.0,
-        "KL to the reference taken off the reward of each token.",
-        origin="off; ROLL's 0.2 turns a reference on in silence",
-    )
-    kl_estimator: Literal["k1", "k2", "k3", "abs"] = setting(
-        "k1", "Estimator of that KL.", origin="k1, the one that is unbiased in a reward"
-    )
-    kl_target: AboveZero | None = setting(
-        None, "Target of an adaptive coefficient; null: a fixed one.", origin="off: a fixed coefficient"
-    )
-    kl_horizon: Positive = setting(
-        10_000,
-        "Episodes over which the adaptive coefficient follows the target.",
-        origin="Ziegler et al. 2019, ROLL, verl",
-    )
+    clip: AboveZero | None = None
+    """Each turn's reward is cut to [-clip, clip], first of all. Default: off."""
+    scale: float = 1.0
+    """Factor on each turn's reward. Default: as the environment pays."""
+    shift: float = 0.0
+    """Added to each episode's last turn, after the factor. Default: as the environment pays."""
+    normalize_mean: Scope = "none"
+    """Whose mean is taken off each episode's return. Default: off; as ROLL."""
+    normalize_std: Scope = "none"
+    """Whose standard deviation rewards are divided by. Default: off; as ROLL."""
+    overlong_tokens: Positive | None = None
+    """DAPO's soft overlong penalty: longest answer of a turn, in tokens; null leaves it out. Default: off."""
+    overlong_buffer: Positive = 4096
+    """The penalty grows over so many tokens before the longest. Default: DAPO's paper, for answers of 20480 tokens."""
+    overlong_factor: NonNegative = 1.0
+    """The penalty of the longest answer. Default: DAPO's paper."""
+    kl_coef: NonNegative = 0.0
+    """KL to the reference taken off the reward of each token.
+    Default: off; ROLL's 0.2 turns a reference on in silence."""
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+    """Estimator of that KL. Default: k1, the one that is unbiased in a reward."""
+    kl_target: AboveZero | None = None
+    """Target of an adaptive coefficient; null: a fixed one. Default: off: a fixed coefficient."""
+    kl_horizon: Positive = 10_000
+    """Episodes over which the adaptive coefficient follows the target. Default: Ziegler et al. 2019, ROLL, verl."""
 
     @model_validator(mode="after")
     def _overlong_fits(self) -> Self:
@@ -107,21 +100,17 @@ class RewardConfig(Section):
 class FilterConfig(Section):
     """Which groups of episodes are learnt from."""
 
-    zero_variance: bool = setting(
-        False,
-        "Leave out groups whose returns are all equal (DAPO).",
-        origin="off; such groups have no gradient in any case",
-    )
-    top_share: Annotated[float, Field(gt=0, le=1)] = setting(
-        1.0, "Keep this share of the groups, those with the most spread of returns (StarPO-S).", origin="off"
-    )
-    success_low: Share = setting(0.0, "Leave out groups whose share of successes is below this.", origin="off")
-    success_high: Share = setting(1.0, "Leave out groups whose share of successes is above this.", origin="off")
-    refill_rounds: Count = setting(
-        0,
-        "Rounds of further tasks to make up for groups left out (DAPO: 10).",
-        origin="off; DAPO's and verl's 10 belong to algorithm: dapo",
-    )
+    zero_variance: bool = False
+    """Leave out groups whose returns are all equal (DAPO). Default: off; such groups have no gradient in any case."""
+    top_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep this share of the groups, those with the most spread of returns (StarPO-S). Default: off."""
+    success_low: Share = 0.0
+    """Leave out groups whose share of successes is below this. Default: off."""
+    success_high: Share = 1.0
+    """Leave out groups whose share of successes is above this. Default: off."""
+    refill_rounds: Count = 0
+    """Rounds of further tasks to make up for groups left out (DAPO: 10).
+    Default: off; DAPO's and verl's 10 belong to algorithm: dapo."""
 
     @model_validator(mode="after")
     def _window_fits(self) -> Self:
@@ -140,67 +129,52 @@ class FilterConfig(Section):
 class MaskConfig(Section):
     """Which episodes are left out of the loss, though they count in the statistics; and what others weigh."""
 
-    truncated_answers: bool = setting(
-        False, "Leave out turns whose answer was cut at the longest length.", origin="off"
-    )
-    truncated_episodes: bool = setting(False, "Leave out episodes that ended at their turn limit.", origin="off")
-    error_max_tokens: Positive | None = setting(
-        None, "Leave out unsuccessful episodes with more sampled tokens than this.", origin="off"
-    )
-    difficulty_weight: NonNegative = setting(
-        0.0, "Weight of episodes grows by this much from tasks always solved to tasks never solved.", origin="off"
-    )
-    length_weight: NonNegative = setting(
-        0.0, "Weight of episodes grows by this much from the longest of the step to the shortest.", origin="off"
-    )
+    truncated_answers: bool = False
+    """Leave out turns whose answer was cut at the longest length. Default: off."""
+    truncated_episodes: bool = False
+    """Leave out episodes that ended at their turn limit. Default: off."""
+    error_max_tokens: Positive | None = None
+    """Leave out unsuccessful episodes with more sampled tokens than this. Default: off."""
+    difficulty_weight: NonNegative = 0.0
+    """Weight of episodes grows by this much from tasks always solved to tasks never solved. Default: off."""
+    length_weight: NonNegative = 0.0
+    """Weight of episodes grows by this much from the longest of the step to the shortest. Default: off."""
 
 
 class AdvantageConfig(PartSection):
     """The advantage estimator; its own settings stand in this section too."""
 
-    name: str = setting(
-        "grpo",
-        "Registered estimator; docs/algorithms.md lists them.",
-        origin="GRPO, the common one that needs no critic",
-    )
-    whiten: bool = setting(
-        False,
-        "Advantages of all tokens of the step get mean 0 and deviation 1.",
-        origin="off; PPO's recipes turn it on",
-    )
-    clip: AboveZero | None = setting(None, "Advantages are cut to [-clip, clip], last of all.", origin="off")
+    name: str = "grpo"
+    """Registered estimator; docs/algorithms.md lists them. Default: GRPO, the common one that needs no critic."""
+    whiten: bool = False
+    """Advantages of all tokens of the step get mean 0 and deviation 1. Default: off; PPO's recipes turn it on."""
+    clip: AboveZero | None = None
+    """Advantages are cut to [-clip, clip], last of all. Default: off."""
 
 
 class LossConfig(PartSection):
     """The policy loss; its own settings stand in this section too."""
 
-    name: str = setting("clip", "Registered loss; docs/algorithms.md lists them.", origin="PPO's")
-    proximal: Literal["recompute", "sampler"] = setting(
-        "recompute",
-        "The policy the ratio is taken to: the weights before the training step (decoupled PPO), or as the sampler "
-        "said.",
-        origin="AReaL: the sampler is not exactly the policy",
-    )
-    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = setting(
-        "token-mean",
-        "How the losses of tokens become one number; denominators are global.",
-        origin="DAPO: every token weighs the same",
-    )
-    constant_tokens: Positive = setting(
-        1024,
-        "Tokens per sequence that 'constant' divides by, whatever the sequences are (Dr. GRPO).",
-        origin="ours; set it to the longest sequence",
-    )
-    entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", origin="off")
-    kl_coef: NonNegative = setting(
-        0.0, "Weight of the KL to the reference.", origin="off; as DAPO and most recent recipes"
-    )
-    kl_estimator: Literal["k1", "k2", "k3"] = setting("k3", "Estimator of that KL.", origin="k3 as DeepSeekMath")
-    kl_unbiased: bool = setting(
-        False,
-        "Give the KL its unbiased gradient (k2's, times the ratio to the sampler), at the same value.",
-        origin="off as DeepSeekMath; DeepSeek-V3.2 corrects it",
-    )
+    name: str = "clip"
+    """Registered loss; docs/algorithms.md lists them. Default: PPO's."""
+    proximal: Literal["recompute", "sampler"] = "recompute"
+    """The policy the ratio is taken to: the weights before the training step (decoupled PPO), or as the sampler said.
+    Default: AReaL: the sampler is not exactly the policy."""
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = "token-mean"
+    """How the losses of tokens become one number; denominators are global.
+    Default: DAPO: every token weighs the same."""
+    constant_tokens: Positive = 1024
+    """Tokens per sequence that 'constant' divides by, whatever the sequences are (Dr. GRPO).
+    Default: ours; set it to the longest sequence."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus. Default: off."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference. Default: off; as DAPO and most recent recipes."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that KL. Default: k3 as DeepSeekMath."""
+    kl_unbiased: bool = False
+    """Give the KL its unbiased gradient (k2's, times the ratio to the sampler), at the same value.
+    Default: off as DeepSeekMath; DeepSeek-V3.2 corrects it."""
 
     @model_validator(mode="after")
     def _constant_is_read(self) -> Self:
@@ -214,48 +188,32 @@ class LossConfig(PartSection):
 class CorrectionConfig(Section):
     """Correction for sequences that were sampled by other weights, or another engine, than the proximal policy's."""
 
-    name: Literal["none", "tis", "mis", "icepop"] = setting(
-        "none",
-        "tis cuts the weight at high; mis, and icepop per token, drop what is outside [low, high].",
-        origin="off; the mismatch is always measured",
-    )
-    level: Literal["token", "turn-product", "sequence-product", "sequence-mean"] = setting(
-        "token",
-        "Ratio (learner over sampler) per token, product over the turn or sequence, or geometric mean over the "
-        "sequence.",
-        origin="the token's, as verl, SkyRL and slime",
-    )
-    low: NonNegative = setting(0.5, "Least ratio that is kept (mis, icepop).", origin="slime's example")
-    high: AboveZero = setting(
-        2.0,
-        "Greatest ratio that is kept, or the bound (tis; SkyRL: 5 for a sequence).",
-        origin="verl, slime and SkyRL for tokens",
-    )
-    reject: Literal["none", "token", "turn-product", "sequence-product", "sequence-mean"] = setting(
-        "none", "Also drop what has a ratio of this level outside [reject_low, reject_high].", origin="off"
-    )
-    reject_low: NonNegative | None = setting(
-        None,
-        "Least ratio that is not rejected (sequence-mean: 0.999 in verl, 0.99 in SkyRL). verl's ratio is the inverse, "
-        "sampler over learner: its bounds [a, b] are [1 / b, 1 / a] here.",
-        origin="off",
-    )
-    reject_high: AboveZero | None = setting(
-        None, "Greatest ratio that is not rejected (sequence-mean: 1.001 in verl, 1.01 in SkyRL).", origin="off"
-    )
-    veto: NonNegative = setting(
-        0.0,
-        "A sequence with a token's ratio below this is dropped (1e-4 in slime).",
-        origin="off; slime's example 1e-4",
-    )
-    sequence_delta: AboveZero | None = setting(
-        None,
-        "Sequences with negative advantage whose mean log-ratio fell by more are dropped (OPSM: 1e-4).",
-        origin="off; slime's OPSM 1e-4",
-    )
-    second_moment: AboveZero | None = setting(
-        None, "Drop the tokens that moved most until the mean squared log-ratio is this (M2PO: 0.04).", origin="off"
-    )
+    name: Literal["none", "tis", "mis", "icepop"] = "none"
+    """tis cuts the weight at high; mis, and icepop per token, drop what is outside [low, high].
+    Default: off; the mismatch is always measured."""
+    level: Literal["token", "turn-product", "sequence-product", "sequence-mean"] = "token"
+    """Ratio (learner over sampler) per token, product over the turn or sequence, or geometric mean over the sequence.
+    Default: the token's, as verl, SkyRL and slime."""
+    low: NonNegative = 0.5
+    """Least ratio that is kept (mis, icepop). Default: slime's example."""
+    high: AboveZero = 2.0
+    """Greatest ratio that is kept, or the bound (tis; SkyRL: 5 for a sequence).
+    Default: verl, slime and SkyRL for tokens."""
+    reject: Literal["none", "token", "turn-product", "sequence-product", "sequence-mean"] = "none"
+    """Also drop what has a ratio of this level outside [reject_low, reject_high]. Default: off."""
+    reject_low: NonNegative | None = None
+    """Least ratio that is not rejected (sequence-mean: 0.999 in verl, 0.99 in SkyRL). verl's ratio is the inverse,
+    sampler over learner: its bounds [a, b] are [1 / b, 1 / a] here.
+    Default: off."""
+    reject_high: AboveZero | None = None
+    """Greatest ratio that is not rejected (sequence-mean: 1.001 in verl, 1.01 in SkyRL). Default: off."""
+    veto: NonNegative = 0.0
+    """A sequence with a token's ratio below this is dropped (1e-4 in slime). Default: off; slime's example 1e-4."""
+    sequence_delta: AboveZero | None = None
+    """Sequences with negative advantage whose mean log-ratio fell by more are dropped (OPSM: 1e-4).
+    Default: off; slime's OPSM 1e-4."""
+    second_moment: AboveZero | None = None
+    """Drop the tokens that moved most until the mean squared log-ratio is this (M2PO: 0.04). Default: off."""
 
     @property
     def weighs(self) -> bool:
@@ -304,28 +262,25 @@ def correction_problems(loss: LossConfig, correction: CorrectionConfig) -> list[
 class CriticConfig(Section):
     """The critic of estimators that need values; a network of its own, begun from the policy's weights."""
 
-    lr: NonNegative = setting(1e-4, "Learning rate.", origin="ours, for the small model; 1e-5 is usual for large ones")
-    clip: AboveZero | None = setting(
-        0.2,
-        "Values move at most this far per training step; null: freely.",
-        origin="SkyRL and slime; verl's and AReaL's 0.5 is looser",
-    )
-    warmup_steps: Count = setting(0, "Training steps in which the critic alone learns.", origin="ROLL")
-    minibatches: Positive = setting(
-        1, "Optimiser steps per training step.", origin="ours: one step for one step of the policy"
-    )
-    epochs: Positive = setting(
-        1, "Passes over the rows of a training step.", origin="ours: one step for one step of the policy"
-    )
-    tokens_per_microbatch: Positive = setting(
-        8192, "Tokens per forward and backward pass.", origin="memory alone; changes nothing else"
-    )
-    max_grad_norm: AboveZero = setting(1.0, "Gradient clipping.", origin="as every trainer")
+    lr: NonNegative = 1e-4
+    """Learning rate. Default: ours, for the small model; 1e-5 is usual for large ones."""
+    clip: AboveZero | None = 0.2
+    """Values move at most this far per training step; null: freely.
+    Default: SkyRL and slime; verl's and AReaL's 0.5 is looser."""
+    warmup_steps: Count = 0
+    """Training steps in which the critic alone learns. Default: ROLL."""
+    minibatches: Positive = 1
+    """Optimiser steps per training step. Default: ours: one step for one step of the policy."""
+    epochs: Positive = 1
+    """Passes over the rows of a training step. Default: ours: one step for one step of the policy."""
+    tokens_per_microbatch: Positive = 8192
+    """Tokens per forward and backward pass. Default: memory alone; changes nothing else."""
+    max_grad_norm: AboveZero = 1.0
+    """Gradient clipping. Default: as every trainer."""
 
 
 class ReferenceConfig(Section):
     """The reference policy of KL terms: the weights at the start of reinforcement learning."""
 
-    refresh_every: Count = setting(
-        0, "Take the current weights every so many training steps; 0: never.", origin="DeepSeekMath's first policy"
-    )
+    refresh_every: Count = 0
+    """Take the current weights every so many training steps; 0: never. Default: DeepSeekMath's first policy."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from roll_envs.settings import Part
+from roll_envs.settings import Part, description_and_origin
 from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.schema import RunConfig
 
@@ -70,7 +70,7 @@ def _keys_of(model: type[BaseModel], prefix: tuple[str, ...]) -> KeyTable:
             path = (*prefix, name)
             nested = info.annotation if isinstance(info.annotation, type) else None
             inner = nested if nested is not None and issubclass(nested, BaseModel) else None
-            extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+            description, origin = description_and_origin(info)
             found[path] = Key(
                 path=path,
                 section=inner is not None,
@@ -78,8 +78,8 @@ def _keys_of(model: type[BaseModel], prefix: tuple[str, ...]) -> KeyTable:
                 required=info.is_required(),
                 default=None if info.is_required() or inner else info.get_default(call_default_factory=True),
                 allowed="a section (keys and values)" if inner else allowed_words(properties[name]),
-                description=_summary(inner) if inner else info.description or "",
-                origin=str(extra.get("origin", "")),
+                description=_summary(inner) if inner else description,
+                origin=origin,
             )
             if inner is not None:
                 walk(inner, schema["$defs"][inner.__name__]["properties"], path)

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from roll_envs.settings import setting
 from trainer.config.algorithm import (
     AdvantageConfig,
     CorrectionConfig,
@@ -62,24 +61,33 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 class EnvConfig(Section):
     """Which environment is played."""
 
-    id: str = Field(description="Registered environment id, e.g. roll/FrozenLake-v0.")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
+    id: str
+    """Registered environment id, e.g. roll/FrozenLake-v0."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
 
 
 class ModelConfig(Section):
     """The policy model: built here from a seed, or loaded from a folder."""
 
-    path: str | None = setting(None, "Folder of a Hugging Face model and tokenizer; null builds a small one.")
-    architecture: Literal["llama", "qwen2"] = setting("llama", "Family of the small model.")
-    hidden_size: Positive = setting(96, "Width of the small model.")
-    layers: Positive = setting(3, "Number of layers of the small model.")
-    heads: Positive = setting(4, "Attention heads of the small model.")
-    mlp_ratio: Annotated[float, Field(gt=0)] = setting(3.0, "Width of the MLP over the width of the model.")
-    rope_theta: Annotated[float, Field(gt=0)] = setting(
-        30.0, "Base of the rotary positions of the small model; small, since its sequences are short."
-    )
-    init_std: Annotated[float, Field(gt=0)] = setting(0.1, "Standard deviation of the small model's first weights.")
-    max_positions: Positive = setting(1024, "Longest sequence in tokens.")
+    path: str | None = None
+    """Folder of a Hugging Face model and tokenizer; null builds a small one."""
+    architecture: Literal["llama", "qwen2"] = "llama"
+    """Family of the small model."""
+    hidden_size: Positive = 96
+    """Width of the small model."""
+    layers: Positive = 3
+    """Number of layers of the small model."""
+    heads: Positive = 4
+    """Attention heads of the small model."""
+    mlp_ratio: Annotated[float, Field(gt=0)] = 3.0
+    """Width of the MLP over the width of the model."""
+    rope_theta: Annotated[float, Field(gt=0)] = 30.0
+    """Base of the rotary positions of the small model; small, since its sequences are short."""
+    init_std: Annotated[float, Field(gt=0)] = 0.1
+    """Standard deviation of the small model's first weights."""
+    max_positions: Positive = 1024
+    """Longest sequence in tokens."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -99,16 +107,18 @@ class ModelConfig(Section):
 class ContextConfig(Section):
     """What the next prompt shows of the episode so far."""
 
-    kind: Literal["everything", "last", "function"] = setting("everything", "All turns, the last k, or code.")
-    turns: Count = setting(1, "k of kind 'last': how many past turns are shown beside the observation.")
-    function: str | None = setting(None, "module:name of a context function, for kind 'function'.")
-    system_prompt: str | None = setting(None, "Replaces the environment's instructions; '' leaves them out.")
-    observation_template: str | None = setting(
-        None, "Text of each user message, with {observation} in it; null is the observation alone."
-    )
-    template: dict[str, Any] = Field(
-        default_factory=dict, description="Variables of the chat template, e.g. {enable_thinking: false}."
-    )
+    kind: Literal["everything", "last", "function"] = "everything"
+    """All turns, the last k, or code."""
+    turns: Count = 1
+    """k of kind 'last': how many past turns are shown beside the observation."""
+    function: str | None = None
+    """module:name of a context function, for kind 'function'."""
+    system_prompt: str | None = None
+    """Replaces the environment's instructions; '' leaves them out."""
+    observation_template: str | None = None
+    """Text of each user message, with {observation} in it; null is the observation alone."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, e.g. {enable_thinking: false}."""
 
     @field_validator("observation_template")
     @classmethod
@@ -139,122 +149,142 @@ class ContextConfig(Section):
 class SamplingConfig(Section):
     """How the engine samples, in training and in evaluation alike."""
 
-    temperature: Annotated[float, Field(gt=0)] = setting(1.0, "Sampling temperature.")
-    max_new_tokens: Positive = setting(16, "Longest answer of one turn, in tokens.")
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature."""
+    max_new_tokens: Positive = 16
+    """Longest answer of one turn, in tokens."""
 
 
 class EngineConfig(PartSection):
     """The inference engine; its own settings stand in this section too."""
 
-    name: str = setting("hf", "Registered engine; 'hf' is the built-in one.")
-    device: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "Where the engine computes, if it does here; auto is a GPU where there is one."
-    )
-    max_tokens: Positive = setting(1024, "Longest prompt + answer a request may have, in tokens.")
+    name: str = "hf"
+    """Registered engine; 'hf' is the built-in one."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the engine computes, if it does here; auto is a GPU where there is one."""
+    max_tokens: Positive = 1024
+    """Longest prompt + answer a request may have, in tokens."""
 
 
 class WarmStartConfig(Section):
     """Supervised learning on demonstrations of a poor teacher, before reinforcement learning."""
 
-    steps: Count = setting(0, "Optimiser steps; 0 leaves the phase out.")
-    episodes_per_step: Positive = setting(64, "Demonstration episodes per optimiser step.")
-    oracle_share: Share = setting(0.3, "How often the teacher plays the oracle's action; else a random one.")
-    lr: Annotated[float, Field(ge=0)] = setting(1e-3, "Peak learning rate.")
-    lr_schedule: Literal["constant", "linear", "cosine"] = setting("cosine", "Decay after the warm-up.")
-    lr_warmup_steps: Count = setting(20, "Steps of linear warm-up.")
+    steps: Count = 0
+    """Optimiser steps; 0 leaves the phase out."""
+    episodes_per_step: Positive = 64
+    """Demonstration episodes per optimiser step."""
+    oracle_share: Share = 0.3
+    """How often the teacher plays the oracle's action; else a random one."""
+    lr: Annotated[float, Field(ge=0)] = 1e-3
+    """Peak learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Decay after the warm-up."""
+    lr_warmup_steps: Count = 20
+    """Steps of linear warm-up."""
 
 
 class RolloutConfig(Section):
     """Collecting episodes."""
 
-    groups_per_step: Positive = setting(16, "Tasks per training step.")
-    group_size: Positive = setting(8, "Episodes per task, all from the same start.")
-    max_running: Positive = setting(128, "Episodes that run at the same time.")
-    attempts: Positive = setting(3, "Starts of an episode before an infrastructure failure is final.")
-    turn_timeout_s: Seconds = setting(120.0, "Longest wait for one answer of the engine.")
-    env_timeout_s: Seconds = setting(60.0, "Longest reset or step of an environment.")
-    episode_timeout_s: Seconds = setting(600.0, "Longest episode.")
-    max_failed_share: Share = setting(0.5, "A step with more failed episodes than this stops the run.")
+    groups_per_step: Positive = 16
+    """Tasks per training step."""
+    group_size: Positive = 8
+    """Episodes per task, all from the same start."""
+    max_running: Positive = 128
+    """Episodes that run at the same time."""
+    attempts: Positive = 3
+    """Starts of an episode before an infrastructure failure is final."""
+    turn_timeout_s: Seconds = 120.0
+    """Longest wait for one answer of the engine."""
+    env_timeout_s: Seconds = 60.0
+    """Longest reset or step of an environment."""
+    episode_timeout_s: Seconds = 600.0
+    """Longest episode."""
+    max_failed_share: Share = 0.5
+    """A step with more failed episodes than this stops the run."""
 
 
 class OptimizerConfig(PartSection):
     """The optimiser of both phases, and its schedule in the reinforcement-learning phase; its own settings too."""
 
-    name: str = setting("adamw", "Registered optimiser.", origin="as every trainer")
-    lr: Annotated[float, Field(ge=0)] = setting(
-        1e-4,
-        "Peak learning rate; 0 leaves the model as it is.",
-        origin="ours, for the small model; 1e-6 is usual for large ones",
-    )
-    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
-        "constant", "Decay after the warm-up; wsd is stable until the last lr_decay_share of the steps.", origin="verl"
-    )
-    lr_warmup_steps: Count = setting(0, "Steps of linear warm-up.", origin="verl")
-    lr_min_share: Share = setting(0.05, "Share of the peak at which a decaying schedule ends.", origin="ours")
-    lr_decay_share: Share = setting(
-        0.2,
-        "Share of the steps after the warm-up in which wsd decays.",
-        origin="Hu et al. 2024 (MiniCPM) decay the last tenth to fifth",
-    )
-    max_grad_norm: Annotated[float, Field(gt=0)] = setting(1.0, "Gradient clipping.", origin="as every trainer")
-    skip_norm: Annotated[float, Field(gt=0)] | None = setting(
-        None,
-        "A step whose gradient norm is above this, or not finite, is skipped; null: only the latter.",
-        origin="only steps that are not finite",
-    )
-    max_skipped: Count = setting(5, "Skipped steps in a row before the next one stops the run.", origin="ours")
+    name: str = "adamw"
+    """Registered optimiser. Default: as every trainer."""
+    lr: Annotated[float, Field(ge=0)] = 1e-4
+    """Peak learning rate; 0 leaves the model as it is.
+    Default: ours, for the small model; 1e-6 is usual for large ones."""
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Decay after the warm-up; wsd is stable until the last lr_decay_share of the steps. Default: verl."""
+    lr_warmup_steps: Count = 0
+    """Steps of linear warm-up. Default: verl."""
+    lr_min_share: Share = 0.05
+    """Share of the peak at which a decaying schedule ends. Default: ours."""
+    lr_decay_share: Share = 0.2
+    """Share of the steps after the warm-up in which wsd decays.
+    Default: Hu et al. 2024 (MiniCPM) decay the last tenth to fifth."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradient clipping. Default: as every trainer."""
+    skip_norm: Annotated[float, Field(gt=0)] | None = None
+    """A step whose gradient norm is above this, or not finite, is skipped; null: only the latter.
+    Default: only steps that are not finite."""
+    max_skipped: Count = 5
+    """Skipped steps in a row before the next one stops the run. Default: ours."""
 
 
 class LearnerConfig(PartSection):
     """How sequences become optimiser steps; the backend's own settings stand in this section too."""
 
-    backend: str = setting("torch", "Registered learner backend.", origin="the only one that needs nothing else")
-    device: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "Where the learner computes; auto is a GPU where there is one.", origin="where it is quickest"
-    )
-    minibatches: Positive = setting(
-        1, "Optimiser steps per training step (sequences are dealt out evenly).", origin="on policy"
-    )
-    epochs: Positive = setting(1, "Passes over the sequences of a training step.", origin="on policy")
-    pack_tokens: Positive = setting(
-        512,
-        "Tokens that sequences are packed into; a longer sequence stands alone.",
-        origin="memory and speed alone; changes nothing else",
-    )
-    tokens_per_microbatch: Positive = setting(
-        8192, "Tokens per forward and backward pass.", origin="memory and speed alone; changes nothing else"
-    )
+    backend: str = "torch"
+    """Registered learner backend. Default: the only one that needs nothing else."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the learner computes; auto is a GPU where there is one. Default: where it is quickest."""
+    minibatches: Positive = 1
+    """Optimiser steps per training step (sequences are dealt out evenly). Default: on policy."""
+    epochs: Positive = 1
+    """Passes over the sequences of a training step. Default: on policy."""
+    pack_tokens: Positive = 512
+    """Tokens that sequences are packed into; a longer sequence stands alone.
+    Default: memory and speed alone; changes nothing else."""
+    tokens_per_microbatch: Positive = 8192
+    """Tokens per forward and backward pass. Default: memory and speed alone; changes nothing else."""
 
 
 class EvaluationConfig(Section):
     """Held-out tasks: the same at every evaluation, sampled at the training temperature."""
 
-    tasks: Positive = setting(256, "Number of held-out tasks.")
-    every: Count = setting(0, "Also evaluate every so many training steps; 0: before and after only.")
+    tasks: Positive = 256
+    """Number of held-out tasks."""
+    every: Count = 0
+    """Also evaluate every so many training steps; 0: before and after only."""
 
 
 class CheckpointConfig(Section):
     """Saving for resume."""
 
-    every: Count = setting(10, "Save every so many training steps (and at the end); 0: at the end only.")
-    keep: Positive = setting(2, "Newest checkpoints that are kept.")
-    keep_best: Count = setting(
-        0, "Also keep so many of the checkpoints with the highest held-out success (saved at each evaluation)."
-    )
+    every: Count = 10
+    """Save every so many training steps (and at the end); 0: at the end only."""
+    keep: Positive = 2
+    """Newest checkpoints that are kept."""
+    keep_best: Count = 0
+    """Also keep so many of the checkpoints with the highest held-out success (saved at each evaluation)."""
 
 
 class RunConfig(Section):
     """One run, complete by itself."""
 
-    format: Literal[1] = Field(description="Version of the configuration schema.")
-    name: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(description="Name of the run, part of its folder's name.")
-    seed: Seed = setting(0, "Seed of everything: weights, tasks, sampling, batches.")
-    steps: Count = Field(description="Training steps of the reinforcement-learning phase.")
-    algorithm: str | None = setting(
-        None, "A published recipe whose settings stand where this file says nothing; docs/algorithms.md."
-    )
-    output: str = setting("runs", "Folder in which the run's own folder is made.")
-    cluster: Literal["local"] = setting("local", "Where the parts run: all in this process.")
+    format: Literal[1]
+    """Version of the configuration schema."""
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    """Name of the run, part of its folder's name."""
+    seed: Seed = 0
+    """Seed of everything: weights, tasks, sampling, batches."""
+    steps: Count
+    """Training steps of the reinforcement-learning phase."""
+    algorithm: str | None = None
+    """A published recipe whose settings stand where this file says nothing; docs/algorithms.md."""
+    output: str = "runs"
+    """Folder in which the run's own folder is made."""
+    cluster: Literal["local"] = "local"
+    """Where the parts run: all in this process."""
     env: EnvConfig
     model: ModelConfig = Field(default_factory=ModelConfig)
     context: ContextConfig = Field(default_factory=ContextConfig)

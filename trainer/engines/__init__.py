@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic import Field
+
 from roll_envs.errors import ConfigError, EngineError, PluginError
 from roll_envs.policy import Policy
-from roll_envs.settings import Part, Settings, setting
+from roll_envs.settings import Part, Settings
 from trainer.config import EngineConfig
 from trainer.config.parts import ENGINES, part_settings
 
@@ -127,7 +129,8 @@ def check_can_train(name: str, engine: Engine) -> None:
 class HFSettings(Settings):
     """Settings of the built-in engine."""
 
-    max_running: int = setting(128, "Requests that share one forward pass.", ge=1)
+    max_running: int = Field(128, ge=1)
+    """Requests that share one forward pass."""
 
 
 def _make_hf(model: LanguageModel | Path, settings: HFSettings, *, max_tokens: int, device: str) -> Engine:

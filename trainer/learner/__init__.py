@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from roll_envs.settings import Part, Settings, setting
+from pydantic import Field
+
+from roll_envs.settings import Part, Settings
 from roll_envs.types import Metrics
 from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
 from trainer.config.parts import BACKENDS, part_settings
@@ -136,45 +138,29 @@ def make_learner(
 class TorchSettings(Settings):
     """Settings of the plain PyTorch backend."""
 
-    threads: int = setting(
-        0,
-        "Micro-batches side by side, and torch threads of the engine; 0 chooses by size.",
-        ge=0,
-        origin="speed alone; changes nothing else",
-    )
-    attention: Literal["auto", "sdpa", "flash", "flex"] = setting(
-        "auto",
-        "Kernel for packed sequences; flash and flex need CUDA, auto is flash where it runs, else sdpa.",
-        origin="speed alone",
-    )
-    logits_mib: float = setting(
-        256.0,
-        "Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice.",
-        gt=0,
-        origin="memory alone; changes nothing else",
-    )
-    gradient_checkpointing: bool = setting(
-        False,
-        "Keep only the inputs of layers and compute the rest twice: less memory, more time.",
-        origin="off: memory against time",
-    )
-    precision: Literal["float32", "bfloat16"] = setting(
-        "float32",
-        "Of weights and activations; bfloat16 has float32 master copies in the optimiser.",
-        origin="exact; bfloat16 is for GPUs, and CPUs that compute in it",
-    )
-    lora_rank: int = setting(
-        0,
-        "Rank of the adapters that are trained instead of the weights; 0 trains the weights.",
-        ge=0,
-        origin="off: all weights are trained",
-    )
-    lora_alpha: float = setting(32.0, "Adapters are scaled by lora_alpha / lora_rank.", gt=0, origin="peft's examples")
-    lora_targets: tuple[str, ...] = setting(
-        (),
-        "Adapted layers by the ends of their names, e.g. q_proj; none: all linear layers but the head.",
-        origin="all linear layers, as QLoRA's paper",
-    )
+    threads: int = Field(0, ge=0)
+    """Micro-batches side by side, and torch threads of the engine; 0 chooses by size.
+    Default: speed alone; changes nothing else."""
+    attention: Literal["auto", "sdpa", "flash", "flex"] = "auto"
+    """Kernel for packed sequences; flash and flex need CUDA, auto is flash where it runs, else sdpa.
+    Default: speed alone."""
+    logits_mib: float = Field(256.0, gt=0)
+    """Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice.
+    Default: memory alone; changes nothing else."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of layers and compute the rest twice: less memory, more time.
+    Default: off: memory against time."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of weights and activations; bfloat16 has float32 master copies in the optimiser.
+    Default: exact; bfloat16 is for GPUs, and CPUs that compute in it."""
+    lora_rank: int = Field(0, ge=0)
+    """Rank of the adapters that are trained instead of the weights; 0 trains the weights.
+    Default: off: all weights are trained."""
+    lora_alpha: float = Field(32.0, gt=0)
+    """Adapters are scaled by lora_alpha / lora_rank. Default: peft's examples."""
+    lora_targets: tuple[str, ...] = ()
+    """Adapted layers by the ends of their names, e.g. q_proj; none: all linear layers but the head.
+    Default: all linear layers, as QLoRA's paper."""
 
 
 def _make_torch(model: LanguageModel, **arguments: Any) -> Learner:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import Field
 
 from roll_envs.errors import UnknownNameError
-from roll_envs.settings import Part, Settings, setting
+from roll_envs.settings import Part, Settings
 from trainer.config import OptimizerConfig
 from trainer.config.parts import OPTIMIZERS, part_settings
 
@@ -95,15 +95,12 @@ class OptimizerPart(Part):
 class AdamWSettings(Settings):
     """Settings of AdamW."""
 
-    betas: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = setting(
-        (0.9, 0.95),
-        "AdamW betas.",
-        origin="0.95 as in the training of most language models; torch's 0.999 is slow for short runs",
-    )
-    weight_decay: float = setting(
-        0.0, "Weight decay of matrices; biases and norms have none.", ge=0, origin="off; verl's is 0.01"
-    )
-    decay_embeddings: bool = setting(True, "Weight decay of the embedding and the head too.", origin="torch")
+    betas: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = (0.9, 0.95)
+    """AdamW betas. Default: 0.95 as in the training of most language models; torch's 0.999 is slow for short runs."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay of matrices; biases and norms have none. Default: off; verl's is 0.01."""
+    decay_embeddings: bool = True
+    """Weight decay of the embedding and the head too. Default: torch."""
 
 
 def trained_weights(network: Any, values: Sequence[torch.nn.Parameter] | None = None) -> list[TrainedWeight]:

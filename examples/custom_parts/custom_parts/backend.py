@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from roll_envs.settings import setting
+from pydantic import Field
+
 from trainer.config.parts import BACKENDS
 from trainer.learner import BackendPart, Learner, TorchSettings
 
@@ -14,7 +15,8 @@ from trainer.learner import BackendPart, Learner, TorchSettings
 class TimedSettings(TorchSettings):
     """Keys of the section ``learner`` that this backend reads: PyTorch's and one of its own."""
 
-    warn_s: float = setting(60.0, "Optimiser steps that take longer are counted in learner/slow_steps.", gt=0)
+    warn_s: float = Field(60.0, gt=0)
+    """Optimiser steps that take longer are counted in learner/slow_steps."""
 
 
 class TimedLearner:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 from roll_envs.types import Completion, SamplingParams
 from trainer.config.parts import ENGINES
 from trainer.engines import Engine, EnginePart
@@ -18,7 +18,8 @@ from trainer.engines import Engine, EnginePart
 class LoggedSettings(Settings):
     """Keys of the section ``engine`` that this engine reads."""
 
-    log: str = setting("answers.jsonl", "File that a line is added to for every answer.")
+    log: str = "answers.jsonl"
+    """File that a line is added to for every answer."""
 
 
 class LoggedEngine(Engine):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from pydantic import Field
 
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 from trainer.algorithms.estimators import Estimate, Estimator
 from trainer.data.table import StepTable
 
@@ -12,7 +13,8 @@ from trainer.data.table import StepTable
 class RankSettings(Settings):
     """Keys of the section ``advantage`` that this estimator reads."""
 
-    spread: float = setting(1.0, "Advantage of the best episode of a group; the worst has minus that.", gt=0)
+    spread: float = Field(1.0, gt=0)
+    """Advantage of the best episode of a group; the worst has minus that."""
 
 
 def ranks(table: StepTable, settings: RankSettings) -> Estimate:

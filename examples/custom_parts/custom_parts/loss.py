@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 from trainer.algorithms.losses.types import Loss, LossInputs, TokenMetrics, log_ratio
 
 
 class SpoSettings(Settings):
     """Keys of the section ``loss`` that this loss reads."""
 
-    width: float = setting(0.2, "Distance of the ratio from 1 at which the gradient is 0.", gt=0)
+    width: float = Field(0.2, gt=0)
+    """Distance of the ratio from 1 at which the gradient is 0."""
 
 
 def spo(inputs: LossInputs, settings: SpoSettings) -> tuple[torch.Tensor, TokenMetrics]:

@@ -7,8 +7,8 @@ token, across turns and sequences alike. The end of an episode has value 0.
 from __future__ import annotations
 
 import numpy as np
+from pydantic import Field
 
-from roll_envs.settings import setting
 from trainer.algorithms.estimators.types import Estimate, Estimator, TokenDiscount
 from trainer.data.table import FloatArray, IntArray, StepTable, accumulate_back, sum_by
 
@@ -16,12 +16,15 @@ __all__ = ["generalized_advantages"]
 
 
 class GaeSettings(TokenDiscount):
-    lam: float = setting(0.95, "Lambda per token.", origin="0.95 as GAE's paper and ROLL; verl's is 1", ge=0, le=1)
+    lam: float = Field(0.95, ge=0, le=1)
+    """Lambda per token. Default: 0.95 as GAE's paper and ROLL; verl's is 1."""
 
 
 class BiLevelSettings(GaeSettings):
-    high_gamma: float = setting(0.95, "Discount per turn of the upper level.", origin="RAGEN", ge=0, le=1)
-    high_lam: float = setting(1.0, "Lambda per turn of the upper level.", origin="RAGEN", ge=0, le=1)
+    high_gamma: float = Field(0.95, ge=0, le=1)
+    """Discount per turn of the upper level. Default: RAGEN."""
+    high_lam: float = Field(1.0, ge=0, le=1)
+    """Lambda per turn of the upper level. Default: RAGEN."""
 
 
 def generalized_advantages(

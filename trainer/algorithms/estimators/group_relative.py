@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 from roll_envs.types import Metrics
 from trainer.algorithms.estimators.types import Epsilon, Estimate, Estimator, Normalized, normalized, whitened
 from trainer.data.table import NO_SPREAD, FloatArray, StepTable, compare
@@ -19,11 +19,9 @@ __all__ = ["GroupSettings", "episode_advantages"]
 
 
 class GroupSettings(Normalized):
-    across_steps: bool = setting(
-        False,
-        "An episode counts once per turn in its group's mean and deviation.",
-        origin="off as in GiGPO's paper; verl-agent's is on",
-    )
+    across_steps: bool = False
+    """An episode counts once per turn in its group's mean and deviation.
+    Default: off as in GiGPO's paper; verl-agent's is on."""
 
 
 def episode_advantages(table: StepTable, settings: GroupSettings) -> FloatArray:

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 
 import numpy as np
+from pydantic import Field
 from rapidfuzz.distance import Indel
 
-from roll_envs.settings import setting
 from roll_envs.types import Metrics
 from trainer.algorithms.estimators.group_relative import GroupSettings, episode_advantages
 from trainer.algorithms.estimators.returns import turn_returns
@@ -70,14 +70,11 @@ def _anchor_metrics(states: IntArray) -> Metrics:
 
 
 class GigpoSettings(TurnDiscount, GroupSettings):
-    step_weight: float = setting(1.0, "Weight of the step advantage.", origin="GiGPO's paper", ge=0)
-    similarity: float = setting(
-        1.0,
-        "Anchor observations this alike are one state; 1: only identical ones.",
-        origin="identical states, as in GiGPO's paper; verl-agent offers 0.95",
-        gt=0,
-        le=1,
-    )
+    step_weight: float = Field(1.0, ge=0)
+    """Weight of the step advantage. Default: GiGPO's paper."""
+    similarity: float = Field(1.0, gt=0, le=1)
+    """Anchor observations this alike are one state; 1: only identical ones.
+    Default: identical states, as in GiGPO's paper; verl-agent offers 0.95."""
 
 
 def gigpo(table: StepTable, settings: GigpoSettings) -> Estimate:
@@ -104,15 +101,12 @@ def gigpo(table: StepTable, settings: GigpoSettings) -> Estimate:
 
 
 class HgpoSettings(TurnDiscount, GroupSettings):
-    history: int = setting(
-        2, "Longest history that states are compared by.", origin="verl-agent's history_length", ge=1
-    )
-    history_power: float = setting(
-        1.0, "Longer histories weigh (k + 1) to this power.", origin="verl-agent's HGPO", ge=0
-    )
-    base_weight: float = setting(
-        0.0, "Weight of the episode advantage beside the histories.", origin="verl-agent's HGPO", ge=0
-    )
+    history: int = Field(2, ge=1)
+    """Longest history that states are compared by. Default: verl-agent's history_length."""
+    history_power: float = Field(1.0, ge=0)
+    """Longer histories weigh (k + 1) to this power. Default: verl-agent's HGPO."""
+    base_weight: float = Field(0.0, ge=0)
+    """Weight of the episode advantage beside the histories. Default: verl-agent's HGPO."""
 
 
 def hgpo(table: StepTable, settings: HgpoSettings) -> Estimate:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
-from roll_envs.settings import Part, Settings, setting
+from roll_envs.settings import Part, Settings
 from roll_envs.types import Metrics
 from trainer.config import AdvantageConfig
 from trainer.config.parts import ESTIMATORS, part_settings
@@ -64,25 +65,23 @@ class Estimator(Part):
 
 
 class Epsilon(Settings):
-    epsilon: float = setting(1e-6, "Added to standard deviations.", origin="verl, ROLL, SkyRL; TRL's is 1e-4", gt=0)
+    epsilon: float = Field(1e-6, gt=0)
+    """Added to standard deviations. Default: verl, ROLL, SkyRL; TRL's is 1e-4."""
 
 
 class Normalized(Epsilon):
-    normalize: Normalize = setting("mean_std", "What is normalised by.", origin="DeepSeekMath")
+    normalize: Normalize = "mean_std"
+    """What is normalised by. Default: DeepSeekMath."""
 
 
 class TurnDiscount(Settings):
-    gamma: float = setting(
-        1.0,
-        "Discount per turn.",
-        origin="1 as verl-agent's default; its scripts and GiGPO's paper use 0.95",
-        ge=0,
-        le=1,
-    )
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per turn. Default: 1 as verl-agent's default; its scripts and GiGPO's paper use 0.95."""
 
 
 class TokenDiscount(Settings):
-    token_gamma: float = setting(1.0, "Discount per sampled token.", origin="1 as every trainer", ge=0, le=1)
+    token_gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per sampled token. Default: 1 as every trainer."""
 
 
 def normalized(

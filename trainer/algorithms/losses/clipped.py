@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roll_envs.settings import Settings, setting
+from pydantic import Field
+
+from roll_envs.settings import Settings
 from trainer.algorithms.losses.types import (
     Loss,
     LossInputs,
@@ -35,14 +37,13 @@ def clipped(
 
 
 class ClipSettings(RatioSettings):
-    clip_low: float = setting(0.2, _LOW, origin="DAPO", ge=0)
-    clip_high: float = setting(0.28, _HIGH, origin="DAPO's higher 0.28", ge=0)
-    dual_clip: float | None = setting(
-        None,
-        "Bound for negative advantages, in ratios; INTELLECT-2's and TRL's delta.",
-        origin="off; verl's 3.0 is always on",
-        gt=1,
-    )
+    clip_low: float = Field(0.2, ge=0)
+    """Ratio is cut below 1 - clip_low. Default: DAPO."""
+    clip_high: float = Field(0.28, ge=0)
+    """Ratio is cut above 1 + clip_high. Default: DAPO's higher 0.28."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound for negative advantages, in ratios; INTELLECT-2's and TRL's delta.
+    Default: off; verl's 3.0 is always on."""
 
 
 def clip(inputs: LossInputs, settings: ClipSettings) -> tuple[torch.Tensor, TokenMetrics]:
@@ -67,7 +68,8 @@ def clip(inputs: LossInputs, settings: ClipSettings) -> tuple[torch.Tensor, Toke
 
 
 class RaftSettings(Settings):
-    clip_high: float = setting(0.2, _HIGH, origin="RAFT++'s paper", ge=0)
+    clip_high: float = Field(0.2, ge=0)
+    """Ratio is cut above 1 + clip_high. Default: RAFT++'s paper."""
 
 
 def raft_pp(inputs: LossInputs, settings: RaftSettings) -> tuple[torch.Tensor, TokenMetrics]:
@@ -82,8 +84,10 @@ def raft_pp(inputs: LossInputs, settings: RaftSettings) -> tuple[torch.Tensor, T
 
 
 class GspoSettings(Settings):
-    clip_low: float = setting(3e-4, _LOW, origin="GSPO's paper; ROLL's and verl's 0.2 never bites", ge=0)
-    clip_high: float = setting(4e-4, _HIGH, origin="GSPO's paper; ROLL's and verl's 0.2 never bites", ge=0)
+    clip_low: float = Field(3e-4, ge=0)
+    """Ratio is cut below 1 - clip_low. Default: GSPO's paper; ROLL's and verl's 0.2 never bites."""
+    clip_high: float = Field(4e-4, ge=0)
+    """Ratio is cut above 1 + clip_high. Default: GSPO's paper; ROLL's and verl's 0.2 never bites."""
 
 
 def gspo(inputs: LossInputs, settings: GspoSettings) -> tuple[torch.Tensor, TokenMetrics]:
@@ -115,8 +119,10 @@ def gspo_token(inputs: LossInputs, settings: GspoSettings) -> tuple[torch.Tensor
 
 
 class GmpoSettings(Settings):
-    clip_low: float = setting(0.4, "Log-ratio is cut below -clip_low.", origin="GMPO's paper", ge=0)
-    clip_high: float = setting(0.4, "Log-ratio is cut above clip_high.", origin="GMPO's paper", ge=0)
+    clip_low: float = Field(0.4, ge=0)
+    """Log-ratio is cut below -clip_low. Default: GMPO's paper."""
+    clip_high: float = Field(0.4, ge=0)
+    """Log-ratio is cut above clip_high. Default: GMPO's paper."""
 
 
 def gmpo(inputs: LossInputs, settings: GmpoSettings) -> tuple[torch.Tensor, TokenMetrics]:

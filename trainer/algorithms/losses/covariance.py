@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from roll_envs.settings import Settings, setting
+from roll_envs.settings import Settings
 from trainer.algorithms.losses.clipped import clipped
 from trainer.algorithms.losses.types import Loss, LossInputs, StepTokens, TokenMetrics, log_ratio, ratio_metrics
 from trainer.data.table import BoolArray, FloatArray, IntArray
@@ -25,16 +25,19 @@ __all__ = ["choose_between", "choose_largest"]
 
 
 class CovarianceSettings(Settings):
-    covariance_share: float = setting(
-        2e-4, "Share of the tokens that are chosen.", origin="Cui et al. 2025, verl", ge=0, le=1
-    )
+    covariance_share: float = Field(2e-4, ge=0, le=1)
+    """Share of the tokens that are chosen. Default: Cui et al. 2025, verl."""
 
 
 class ClipCovSettings(CovarianceSettings):
-    clip_low: float = setting(0.2, "Ratio is cut below 1 - clip_low.", origin="DAPO", ge=0)
-    clip_high: float = setting(0.28, "Ratio is cut above 1 + clip_high.", origin="DAPO's higher 0.28", ge=0)
-    covariance_low: float = setting(1.0, "Least covariance of a chosen token.", origin="Cui et al. 2025, verl")
-    covariance_high: float = setting(5.0, "Greatest covariance of a chosen token.", origin="Cui et al. 2025, verl")
+    clip_low: float = Field(0.2, ge=0)
+    """Ratio is cut below 1 - clip_low. Default: DAPO."""
+    clip_high: float = Field(0.28, ge=0)
+    """Ratio is cut above 1 + clip_high. Default: DAPO's higher 0.28."""
+    covariance_low: float = 1.0
+    """Least covariance of a chosen token. Default: Cui et al. 2025, verl."""
+    covariance_high: float = 5.0
+    """Greatest covariance of a chosen token. Default: Cui et al. 2025, verl."""
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
@@ -46,9 +49,8 @@ class ClipCovSettings(CovarianceSettings):
 
 
 class KlCovSettings(CovarianceSettings):
-    covariance_coef: float = setting(
-        1.0, "Weight of the penalty on chosen tokens.", origin="Cui et al. 2025, verl", ge=0
-    )
+    covariance_coef: float = Field(1.0, ge=0)
+    """Weight of the penalty on chosen tokens. Default: Cui et al. 2025, verl."""
 
 
 def clip_cov(inputs: LossInputs, settings: ClipCovSettings) -> tuple[torch.Tensor, TokenMetrics]:

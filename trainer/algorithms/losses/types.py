@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from roll_envs.settings import Part, Settings, setting
+from roll_envs.settings import Part, Settings
 from trainer.algorithms.rewards import LOG_RATIO_BOUND
 from trainer.data.table import BoolArray, FloatArray
 
@@ -125,11 +125,9 @@ class Loss(Part):
 
 
 class RatioSettings(Settings):
-    ratio: Literal["token", "turn-mean", "sequence-mean", "sequence-product"] = setting(
-        "token",
-        "The ratio of each token, the geometric mean of its turn's or sequence's, or the product of its sequence's.",
-        origin="PPO's and ROLL's; sequence-mean is GSPO's ratio, sequence-product TOPR's paper's",
-    )
+    ratio: Literal["token", "turn-mean", "sequence-mean", "sequence-product"] = "token"
+    """The ratio of each token, the geometric mean of its turn's or sequence's, or the product of its sequence's.
+    Default: PPO's and ROLL's; sequence-mean is GSPO's ratio, sequence-product TOPR's paper's."""
 
 
 def log_ratio(logp: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

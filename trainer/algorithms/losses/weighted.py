@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from roll_envs.settings import Settings, setting
+from pydantic import Field
+
+from roll_envs.settings import Settings
 from trainer.algorithms.losses.types import (
     Loss,
     LossInputs,
@@ -36,8 +38,10 @@ def reinforce(inputs: LossInputs, settings: Settings) -> tuple[torch.Tensor, Tok
 
 
 class CispoSettings(Settings):
-    clip_low: float = setting(1.0, "Ratio is cut below 1 - clip_low.", origin="none, as in CISPO's paper", ge=0)
-    clip_high: float = setting(4.0, "Ratio is cut above 1 + clip_high.", origin="SkyRL and TRL: a ratio of 5", ge=0)
+    clip_low: float = Field(1.0, ge=0)
+    """Ratio is cut below 1 - clip_low. Default: none, as in CISPO's paper."""
+    clip_high: float = Field(4.0, ge=0)
+    """Ratio is cut above 1 + clip_high. Default: SkyRL and TRL: a ratio of 5."""
 
 
 def cispo(inputs: LossInputs, settings: CispoSettings) -> tuple[torch.Tensor, TokenMetrics]:
@@ -55,8 +59,10 @@ def cispo(inputs: LossInputs, settings: CispoSettings) -> tuple[torch.Tensor, To
 
 
 class ToprSettings(RatioSettings):
-    positive_weight: float = setting(1.0, "Weight of positive advantages.", origin="ROLL's TOPR", ge=0)
-    negative_weight: float = setting(1.0, "Weight of negative advantages.", origin="ROLL's TOPR", ge=0)
+    positive_weight: float = Field(1.0, ge=0)
+    """Weight of positive advantages. Default: ROLL's TOPR."""
+    negative_weight: float = Field(1.0, ge=0)
+    """Weight of negative advantages. Default: ROLL's TOPR."""
 
 
 def topr(inputs: LossInputs, settings: ToprSettings) -> tuple[torch.Tensor, TokenMetrics]:
@@ -76,10 +82,14 @@ def topr(inputs: LossInputs, settings: ToprSettings) -> tuple[torch.Tensor, Toke
 
 
 class VespoSettings(Settings):
-    power_positive: float = setting(2.0, "Power of the sequence's ratio for positive advantages.", origin="TRL", ge=0)
-    decay_positive: float = setting(3.0, "Decay with the sequence's ratio for positive advantages.", origin="TRL", ge=0)
-    power_negative: float = setting(3.0, "Power of the sequence's ratio for negative advantages.", origin="TRL", ge=0)
-    decay_negative: float = setting(2.0, "Decay with the sequence's ratio for negative advantages.", origin="TRL", ge=0)
+    power_positive: float = Field(2.0, ge=0)
+    """Power of the sequence's ratio for positive advantages. Default: TRL."""
+    decay_positive: float = Field(3.0, ge=0)
+    """Decay with the sequence's ratio for positive advantages. Default: TRL."""
+    power_negative: float = Field(3.0, ge=0)
+    """Power of the sequence's ratio for negative advantages. Default: TRL."""
+    decay_negative: float = Field(2.0, ge=0)
+    """Decay with the sequence's ratio for negative advantages. Default: TRL."""
 
 
 def vespo(inputs: LossInputs, settings: VespoSettings) -> tuple[torch.Tensor, TokenMetrics]:
@@ -109,8 +119,10 @@ def _by_sign(good: torch.Tensor, positive: float, negative: float, like: torch.T
 
 
 class SapoSettings(Settings):
-    tau_positive: float = setting(1.0, "Temperature of the gate for positive advantages.", origin="SAPO's paper", gt=0)
-    tau_negative: float = setting(1.05, "Temperature of the gate for negative advantages.", origin="SAPO's paper", gt=0)
+    tau_positive: float = Field(1.0, gt=0)
+    """Temperature of the gate for positive advantages. Default: SAPO's paper."""
+    tau_negative: float = Field(1.05, gt=0)
+    """Temperature of the gate for negative advantages. Default: SAPO's paper."""
 
 
 def sapo(inputs: LossInputs, settings: SapoSettings) -> tuple[torch.Tensor, TokenMetrics]:
@@ -129,7 +141,8 @@ def sapo(inputs: LossInputs, settings: SapoSettings) -> tuple[torch.Tensor, Toke
 
 
 class KimiSettings(Settings):
-    proximal_coef: float = setting(0.1, "Weight of half the squared log-ratio, tau.", origin="ROLL's kimi15_tau", ge=0)
+    proximal_coef: float = Field(0.1, ge=0)
+    """Weight of half the squared log-ratio, tau. Default: ROLL's kimi15_tau."""
 
 
 def kimi(inputs: LossInputs, settings: KimiSettings) -> tuple[torch.Tensor, TokenMetrics]:
@@ -147,9 +160,12 @@ def kimi(inputs: LossInputs, settings: KimiSettings) -> tuple[torch.Tensor, Toke
 
 
 class DppoSettings(Settings):
-    divergence_low: float = setting(0.2, "Most that a probability may have fallen.", origin="prime-rl", ge=0)
-    divergence_high: float = setting(0.2, "Most that a probability may have risen.", origin="prime-rl", ge=0)
-    divergence_coef: float = setting(1e-3, "Weight of the squared log-ratio.", origin="prime-rl", ge=0)
+    divergence_low: float = Field(0.2, ge=0)
+    """Most that a probability may have fallen. Default: prime-rl."""
+    divergence_high: float = Field(0.2, ge=0)
+    """Most that a probability may have risen. Default: prime-rl."""
+    divergence_coef: float = Field(1e-3, ge=0)
+    """Weight of the squared log-ratio. Default: prime-rl."""
 
 
 def dppo(inputs: LossInputs, settings: DppoSettings) -> tuple[torch.Tensor, TokenMetrics]:
