@@ -1,0 +1,162 @@
+"""What engines in servers share: the process of a server, and asking it over HTTP from many threads at once.
+
+A server's process ends with this one, however that ends. Which routes there are, and what is sent to them, is the
+engine's own affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import httpx
+
+from roll_envs.errors import EngineError
+
+__all__ = ["ServerClient", "ServerFaultError", "ServerProcess", "free_port", "port_is_free"]
+
+T = TypeVar("T")
+
+
+class ServerFaultError(Exception):
+    """A request went wrong at the server or on the way; it says nothing about the request, which may be asked again."""
+
+
+class ServerProcess:
+    """A server that is started by a command, and can be started again."""
+
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: TemporaryDirectory[str]
+    ) -> None:
+        """The command must end its process group when its standard input ends. ``log`` takes all that it prints,
+        ``folder`` is removed in the end."""
+        self._command, self._environment, self._log, self._folder = list(command), dict(environment), log, folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, or end what is left of the last one and start it again."""
+        self.stop()
+        with open(self._log, "ab") as log:
+            # The pipe closes when this process ends. A process group of its own: Ctrl-C is ours to handle, and all
+            # that the server starts is ended with it.
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                process_group=0,
+            )
+
+    def stop(self) -> None:
+        """End the server and all that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process = None
+
+    def close(self) -> None:
+        """:meth:`stop`, and remove the folder."""
+        self.stop()
+        self._folder.cleanup()
+
+    def last_words(self) -> str:
+        """How it ended, and the last lines that it printed."""
+        status = None if self._process is None else self._process.poll()
+        ended = "" if status is None else f"It ended with status {status}. "
+        with open(self._log, encoding="utf-8", errors="replace") as log:
+            lines = collections.deque(log, maxlen=20)
+        return f"{ended}The last lines of its output (engine.log_file keeps it all):\n{''.join(lines)}"
+
+
+class ServerClient:
+    """JSON over HTTP, from an event loop in a thread of its own: a request that waits costs no thread."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            timeout=None,  # whoever asks has a deadline
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,  # no proxy stands before a server of this machine
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` on the loop. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def ask(self, path: str, body: Any = None, *, method: str = "POST") -> Any:
+        """The answer of a route.
+
+        Raises :class:`ServerFaultError` when the server cannot be reached, fails or answers no JSON, and
+        :class:`EngineError` when it refuses what was asked.
+        """
+        try:
+            reply = await self._http.request(method, path, json=body)
+            if reply.status_code >= 500:
+                raise ServerFaultError(f"{path} answered {reply.status_code}: {reply.text[:300]}")
+            if reply.status_code >= 400:
+                raise EngineError(f"the server refused {path} with {reply.status_code}: {reply.text[:300]}")
+            return reply.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise ServerFaultError(f"{path}: {type(error).__name__}: {error}") from error
+
+    async def healthy(self) -> bool:
+        """Whether the server answers, and says that it can work."""
+        try:
+            return (await self._http.get("/health", timeout=5)).is_success
+        except httpx.HTTPError:
+            return False
+
+    def close(self) -> None:
+        """Cancel all that runs, and end the thread."""
+        with contextlib.suppress(Exception):
+            self.start(self._end()).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._http.aclose()
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on a port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, so that a past one does not count
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
