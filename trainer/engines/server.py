@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import httpx
+import aiohttp
 
 from roll_envs.errors import EngineError
 
@@ -91,15 +91,17 @@ class ServerClient:
     """JSON over HTTP, from an event loop in a thread of its own: a request that waits costs no thread."""
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            timeout=None,  # whoever asks has a deadline
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,  # no proxy stands before a server of this machine
-        )
+        self.url = url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
+        self._http = self.start(self._open()).result()
+
+    async def _open(self) -> aiohttp.ClientSession:
+        # No limit: whoever asks has a deadline, and a bound of its own. Idle connections are closed before the server
+        # closes them (uvicorn after 5 s), so that none ends just as a request is sent.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+        return aiohttp.ClientSession(self.url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run ``work`` on the loop. Cancelling the future cancels it."""
@@ -112,20 +114,21 @@ class ServerClient:
         :class:`EngineError` when it refuses what was asked.
         """
         try:
-            reply = await self._http.request(method, path, json=body)
-            if reply.status_code >= 500:
-                raise ServerFaultError(f"{path} answered {reply.status_code}: {reply.text[:300]}")
-            if reply.status_code >= 400:
-                raise EngineError(f"the server refused {path} with {reply.status_code}: {reply.text[:300]}")
-            return reply.json()
-        except (httpx.HTTPError, ValueError) as error:
+            async with self._http.request(method, path, json=body) as reply:
+                if reply.status >= 500:
+                    raise ServerFaultError(f"{path} answered {reply.status}: {(await reply.text())[:300]}")
+                if reply.status >= 400:
+                    raise EngineError(f"the server refused {path} with {reply.status}: {(await reply.text())[:300]}")
+                return await reply.json(content_type=None)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerFaultError(f"{path}: {type(error).__name__}: {error}") from error
 
     async def healthy(self) -> bool:
         """Whether the server answers, and says that it can work."""
         try:
-            return (await self._http.get("/health", timeout=5)).is_success
-        except httpx.HTTPError:
+            async with self._http.get("/health", timeout=aiohttp.ClientTimeout(total=5)) as reply:
+                return reply.ok
+        except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
     def close(self) -> None:
@@ -141,7 +144,7 @@ class ServerClient:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await self._http.aclose()
+        await self._http.close()
 
 
 def port_is_free(port: int) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from roll_envs.errors import ConfigError, EngineError
+from roll_envs.errors import ConfigError, EngineError, MissingExtraError
 from roll_envs.settings import Settings
 from trainer.config.parts import part_settings
 from trainer.engines import Engine, EnginePart
@@ -160,12 +160,16 @@ def server_command(python: Path, model: Path, settings: VLLMSettings, *, max_tok
         "dtype": settings.dtype,
         "max-model-len": max_tokens,
         "max-num-seqs": settings.max_running + 1,  # one for the probe
+        "max-num-batched-tokens": max(8192, max_tokens),
         "block-size": 32,
         "distributed-executor-backend": "uni",
         "host": _LOOPBACK[0],
         "port": port,
     }
     flags = ["--skip-tokenizer-init", "--enable-scale-out", "--enforce-eager", "--disable-uvicorn-access-log"]
+    # A prompt that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU Generator does
+    # not use offset").
+    flags.append("--no-enable-chunked-prefill")
     pairs = [text for key, value in values.items() for text in (f"--{key}", str(value))]
     return [str(python), str(_WORKER / "serve.py"), *pairs, *flags, *settings.arguments]
 
@@ -187,13 +191,17 @@ def server_environment(settings: VLLMSettings, folder: Path) -> dict[str, str]:
 
 
 def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: int, device: str) -> Engine:
+    try:
+        from trainer.engines.server import ServerProcess
+        from trainer.engines.vllm_engine import VLLMEngine
+        from trainer.model.network import load_model
+    except ModuleNotFoundError as error:
+        if error.name == "aiohttp":
+            raise MissingExtraError("engine 'vllm'", "vllm") from error
+        raise
     address = _check_address(settings)
     if settings.url is None:
         check_environment(settings)
-    from trainer.engines.server import ServerProcess
-    from trainer.engines.vllm_engine import VLLMEngine
-    from trainer.model.network import load_model
-
     loaded = load_model(model) if isinstance(model, Path) else model
     config: Any = loaded.network.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

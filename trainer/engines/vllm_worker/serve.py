@@ -11,7 +11,7 @@ import threading
 
 def _end_with_parent() -> None:
     """Wait for the end of standard input, which the parent holds open as long as it lives, however it ends."""
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # not sys.stdin, whose lock would be held when the interpreter ends
     os.killpg(0, signal.SIGKILL)  # vLLM's processes are in a group of their own, which takes its engine along
 
 
