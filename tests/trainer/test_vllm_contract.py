@@ -273,6 +273,15 @@ def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds
     check([f.result() for f in ask(engine, 1)], version=1)
 
 
+def test_weights_with_the_number_of_the_last_ones_are_sent_all_the_same(
+    engine: VLLMEngine, fake: tuple[str, FakeVLLM]
+) -> None:
+    for updates in (2, 3):
+        engine.update_weights(weights_of(blank_model().network), 0)
+        assert fake[1].updates == updates
+        check([f.result() for f in ask(engine, 1)])
+
+
 def test_a_wider_tolerance_is_a_setting(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
     fake[1].bad = {"shift": 0.01}
     with pytest.raises(EngineError, match=r"engine\.probe_tolerance allows 0\.001"):
@@ -334,9 +343,8 @@ def test_a_server_that_dies_again_and_again_ends_the_engine(
     model: LanguageModel, environment: Path, tmp_path: Path
 ) -> None:
     engine = started(model, environment, log_file=str(tmp_path / "log"))
-    for _ in range(3):  # it comes back each time; an answer in between would start the count anew
-        misbehave(engine, die_in="/inference/v1/generate")
-        engine._restarts += 1
+    misbehave(engine, die_in="/inference/v1/generate")
+    engine._starts = 3  # it came back each time; an answer in between would start the count anew
     with pytest.raises(EngineError, match=r"(?s)died 3 times in a row.*status -9.*fake vLLM"):
         ask(engine, 1)[0].result()
     with pytest.raises(EngineError, match="the engine gave up"):
@@ -348,7 +356,7 @@ def test_a_server_that_dies_again_and_again_ends_the_engine(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--ends-at-once"], r"(?s)did not start: It ended with status 1.*ValueError: no such model"),
+        (["--ends-at-once"], r"(?s)did not start\. It ended with status 1.*ValueError: no such model"),
         (["--never-answers"], r"(?s)did not answer within engine.start_timeout_s 3.*fake vLLM"),
     ],
 )
@@ -471,7 +479,7 @@ PLACES = ("choices", "token_ids", "logprobs", "content", "finish_reason", "weigh
 def test_whatever_is_answered_is_a_whole_completion_or_a_fault(place: str, value: Any) -> None:
     sampling = SamplingParams(max_new_tokens=4, seed=1)
     fake = FakeVLLM()
-    fake.version = "ours-3"
+    fake.version = "3-ours-1"
     answer = fake.complete({"max_tokens": 4, "seed": 1}, False)
     whole = read_completion(answer, sampling, "ours", 3)
     choice = answer["choices"][0]

@@ -24,12 +24,12 @@ import aiohttp
 
 from roll_envs.errors import EngineError
 
-__all__ = ["ServerClient", "ServerFaultError", "ServerProcess", "free_port", "port_is_free"]
+__all__ = ["ServerClient", "ServerFaultError", "ServerProcess", "free_port"]
 
 T = TypeVar("T")
 
 
-class ServerFaultError(Exception):
+class ServerFaultError(EngineError):
     """A request went wrong at the server or on the way; it says nothing about the request, which may be asked again."""
 
 
@@ -80,8 +80,10 @@ class ServerProcess:
 
     def last_words(self) -> str:
         """How it ended, and the last lines that it printed."""
-        status = None if self._process is None else self._process.poll()
-        ended = "" if status is None else f"It ended with status {status}. "
+        ended = ""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its connections may end a moment before it does
+                ended = f"It ended with status {self._process.wait(timeout=0.5)}. "
         with open(self._log, encoding="utf-8", errors="replace") as log:
             lines = collections.deque(log, maxlen=20)
         return f"{ended}The last lines of its output (engine.log_file keeps it all):\n{''.join(lines)}"
@@ -95,7 +97,7 @@ class ServerClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
-        self._http = self.start(self._open()).result()
+        self._http = self.run(self._open())
 
     async def _open(self) -> aiohttp.ClientSession:
         # No limit: whoever asks has a deadline, and a bound of its own. Idle connections are closed before the server
@@ -106,6 +108,10 @@ class ServerClient:
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run ``work`` on the loop. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """:meth:`start`, and wait."""
+        return self.start(work).result()
 
     async def ask(self, path: str, body: Any = None, *, method: str = "POST") -> Any:
         """The answer of a route.
@@ -147,19 +153,9 @@ class ServerClient:
         await self._http.close()
 
 
-def port_is_free(port: int) -> bool:
-    """Whether a server could listen on a port of the loopback interface."""
+def free_port(port: int = 0) -> int:
+    """``port`` of the loopback interface if nobody uses it, or any free one for 0. Raises OSError for one in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, so that a past one does not count
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", port))
         return int(probe.getsockname()[1])

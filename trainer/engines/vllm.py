@@ -117,12 +117,14 @@ def check_environment(settings: VLLMSettings) -> None:
 
 def _check_address(settings: VLLMSettings) -> str:
     """The address of the server. Raises :class:`ConfigError` where it is not to be used."""
-    from trainer.engines.server import free_port, port_is_free
+    from trainer.engines.server import free_port
 
     if settings.url is None:
-        if settings.port and not port_is_free(settings.port):
-            raise ConfigError(f"engine.port {settings.port} is taken; choose another one, or 0 for a free one")
-        return f"http://127.0.0.1:{settings.port or free_port()}"
+        try:
+            return f"http://127.0.0.1:{free_port(settings.port)}"
+        except OSError:
+            problem = f"engine.port {settings.port} is taken; choose another one, or 0 for a free one"
+            raise ConfigError(problem) from None
     host = urllib.parse.urlsplit(settings.url).hostname
     if host not in _LOOPBACK:
         raise ConfigError(
@@ -180,6 +182,7 @@ def server_environment(settings: VLLMSettings, folder: Path) -> dict[str, str]:
     return kept | {
         "PYTHONPATH": str(_WORKER),
         "VLLM_PLUGINS": "roll_shared_memory",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
         "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights; they stay on the loopback interface
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
