@@ -187,9 +187,8 @@ def test_pause_and_abort(engine: VLLMEngine, models: list[LanguageModel]) -> Non
 
 def group_of(engine: VLLMEngine) -> list[int]:
     """Processes of the server: itself, its engine, its worker."""
-    assert engine._process is not None
-    assert engine._process._process is not None
-    return members(engine._process._process.pid)
+    assert engine._server._process is not None
+    return members(engine._server._process.pid)
 
 
 def members(group: int) -> list[int]:

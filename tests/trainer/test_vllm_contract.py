@@ -103,9 +103,8 @@ def check(completions: Sequence[Completion], version: int = 0, n: int = 4) -> No
 
 
 def processes(engine: VLLMEngine) -> list[int]:
-    assert engine._process is not None
-    assert engine._process._process is not None
-    return [engine._process._process.pid]
+    assert engine._server._process is not None
+    return [engine._server._process.pid]
 
 
 def ended(pid: int, within_s: float = 20) -> bool:
@@ -331,8 +330,7 @@ def test_a_killed_server_is_started_again_and_asked_again(model: LanguageModel, 
     check([f.result() for f in ask(engine, 3)], version=4)
     pids += processes(engine)
     assert len(set(pids)) == 2
-    assert engine._process is not None
-    folder = Path(engine._process._folder.name)
+    folder = Path(engine._server._folder.name)
     assert folder.is_dir()
     engine.close()
     assert not folder.exists()

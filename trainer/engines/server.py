@@ -16,7 +16,6 @@ import subprocess
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ import aiohttp
 
 from roll_envs.errors import EngineError
 
-__all__ = ["ServerClient", "ServerFaultError", "ServerProcess", "free_port"]
+__all__ = ["Server", "ServerClient", "ServerFaultError", "free_port"]
 
 T = TypeVar("T")
 
@@ -33,57 +32,70 @@ class ServerFaultError(EngineError):
     """A request went wrong at the server or on the way; it says nothing about the request, which may be asked again."""
 
 
-class ServerProcess:
-    """A server that is started by a command, and can be started again."""
+class Server:
+    """A server that is started by a command, and can be started again; without a command, one that others run."""
 
     def __init__(
-        self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: TemporaryDirectory[str]
+        self,
+        url: str,
+        command: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: str | None = None,
+        folder: TemporaryDirectory[str] | None = None,
     ) -> None:
-        """The command must end its process group when its standard input ends. ``log`` takes all that it prints,
-        ``folder`` is removed in the end."""
-        self._command, self._environment, self._log, self._folder = list(command), dict(environment), log, folder
+        """The command must end its process group when its standard input ends. ``log`` takes all that it prints; None
+        keeps it in ``folder``, which is removed in the end."""
+        self.url, self._command, self._environment, self._folder = url, command, environment, folder
+        self._log = log or (f"{folder.name}/log" if folder else os.devnull)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    def can_answer(self) -> bool:
+        """Whether it may still come to answer."""
+        return not self._command or (self._process is not None and self._process.poll() is None)
 
     def start(self) -> None:
         """Start it, or end what is left of the last one and start it again."""
         self.stop()
-        with open(self._log, "ab") as log:
-            # The pipe closes when this process ends. A process group of its own: Ctrl-C is ours to handle, and all
-            # that the server starts is ended with it.
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                process_group=0,
-            )
+        if self._command:
+            with open(self._log, "ab") as log:
+                # The pipe closes when this process ends, however it ends. A process group of its own: Ctrl-C is ours
+                # to handle, and all that the server starts is ended with it.
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    process_group=0,
+                )
 
-    def stop(self) -> None:
-        """End the server and all that it started."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process = None
+    def stop(self) -> bool:
+        """End the server and all that it started; whether there was one of ours."""
+        if self._process is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process = None
+        return True
 
     def close(self) -> None:
-        """:meth:`stop`, and remove the folder."""
+        """:meth:`stop`, for good."""
         self.stop()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def last_words(self) -> str:
         """How it ended, and the last lines that it printed."""
+        if self._process is None:
+            return "It was not started from here."
         ended = ""
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its connections may end a moment before it does
-                ended = f"It ended with status {self._process.wait(timeout=0.5)}. "
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its connections may end a moment before it does
+            ended = f"It ended with status {self._process.wait(timeout=0.5)}. "
         with open(self._log, encoding="utf-8", errors="replace") as log:
             lines = collections.deque(log, maxlen=20)
         return f"{ended}The last lines of its output (engine.log_file keeps it all):\n{''.join(lines)}"

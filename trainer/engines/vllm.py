@@ -5,7 +5,7 @@ vLLM is a program of its own in an environment of its own; the trainer's stays f
 
 from __future__ import annotations
 
-import json
+import copy
 import os
 import subprocess
 import sys
@@ -24,6 +24,7 @@ from trainer.engines import Engine, EnginePart
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
+    from trainer.engines.server import Server
     from trainer.model.network import LanguageModel
 
 __all__ = ["TESTED", "VLLM", "VLLMSettings", "set_up"]
@@ -72,10 +73,14 @@ class VLLMSettings(Settings):
         return self.probe_tolerance or (1e-3 if self.dtype == "float32" else 0.3)
 
     @property
-    def environment_path(self) -> Path:
+    def environment(self) -> Path:
         """The folder of vLLM's virtual environment."""
         own = Path(sys.prefix).parent if sys.prefix != sys.base_prefix else Path()
         return Path(self.venv) if self.venv else own / ".venv-vllm"
+
+    @property
+    def python(self) -> Path:
+        return self.environment / "bin" / "python"
 
 
 # -- what is checked before anything starts ----------------------------------------------------------------------------
@@ -100,9 +105,9 @@ def _found(environment: Path) -> dict[str, str]:
 
 def check_environment(settings: VLLMSettings) -> None:
     """Raise :class:`ConfigError` where vLLM is not installed, or in a release that was not tested."""
-    place, found = settings.environment_path, _found(settings.environment_path)
+    place, found = settings.environment, _found(settings.environment)
     command = "roll-train setup vllm" + (f" --venv {settings.venv}" if settings.venv else "")
-    if not (place / "bin" / "python").exists() or TESTED.keys() - found.keys():
+    if not settings.python.exists() or TESTED.keys() - found.keys():
         raise ConfigError(
             f"engine 'vllm': there is no vLLM in '{place}'; make its environment with `{command}` (minutes, 3.5 GB), "
             "or say in engine.venv where it is"
@@ -151,51 +156,63 @@ class VLLMPart(EnginePart):
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-def server_command(python: Path, model: Path, settings: VLLMSettings, *, max_tokens: int, port: int) -> list[str]:
-    """The command that starts vLLM's server; with an engine's defaults also the one to start it elsewhere."""
-    values = {
-        "model": model,
-        "load-format": "dummy",  # the engine sends weights before it asks anything
-        "generation-config": "vllm",  # no top-p of the model's folder
-        "logprobs-mode": "processed_logprobs",  # after temperature
-        "weight-transfer-config": json.dumps({"backend": "roll_shared_memory"}),
+_ARGUMENTS = {
+    "load-format": "dummy",  # the engine sends weights before it asks anything
+    "generation-config": "vllm",  # no top-p of the model's folder
+    "logprobs-mode": "processed_logprobs",  # after temperature
+    "weight-transfer-config": '{"backend": "roll_shared_memory"}',
+    "distributed-executor-backend": "uni",
+    "block-size": "32",
+    "host": "127.0.0.1",
+}
+# Prompts are run whole: one that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU
+# Generator does not use offset").
+_FLAGS = ("no-enable-chunked-prefill", "skip-tokenizer-init", "enable-scale-out", "enforce-eager")
+_VARIABLES = {
+    "VLLM_PLUGINS": "roll_shared_memory",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
+    "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights; they stay on the loopback interface
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int) -> Server:
+    """The server that is started for a model of ``config``; its files are in a temporary folder."""
+    from trainer.engines.server import Server
+
+    folder = tempfile.TemporaryDirectory(prefix="roll-vllm-")
+    config.save_pretrained(folder.name)
+    arguments = _ARGUMENTS | {
+        "model": folder.name,
+        "port": url.rpartition(":")[2],
         "dtype": settings.dtype,
-        "max-model-len": max_tokens,
-        "max-num-seqs": settings.max_running + 1,  # one for the probe
-        "max-num-batched-tokens": max(8192, max_tokens),
-        "block-size": 32,
-        "distributed-executor-backend": "uni",
-        "host": _LOOPBACK[0],
-        "port": port,
+        "max-model-len": str(max_tokens),
+        "max-num-batched-tokens": str(max(8192, max_tokens)),
+        "max-num-seqs": str(settings.max_running + 1),  # one for the probe
     }
-    flags = ["--skip-tokenizer-init", "--enable-scale-out", "--enforce-eager", "--disable-uvicorn-access-log"]
-    # A prompt that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU Generator does
-    # not use offset").
-    flags.append("--no-enable-chunked-prefill")
-    pairs = [text for key, value in values.items() for text in (f"--{key}", str(value))]
-    return [str(python), str(_WORKER / "serve.py"), *pairs, *flags, *settings.arguments]
-
-
-def server_environment(settings: VLLMSettings, folder: Path) -> dict[str, str]:
-    """Environment variables of the server: this process's, without its Python."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-    return kept | {
+    pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
+    flags = [f"--{flag}" for flag in _FLAGS]
+    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of the trainer's Python
+    variables = {key: value for key, value in os.environ.items() if key not in own} | {
         "PYTHONPATH": str(_WORKER),
-        "VLLM_PLUGINS": "roll_shared_memory",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
-        "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights; they stay on the loopback interface
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.threads),
-        "VLLM_RPC_BASE_PATH": str(folder),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "VLLM_RPC_BASE_PATH": folder.name,
     }
+    return Server(
+        url,
+        [str(settings.python), str(_WORKER / "serve.py"), *pairs, *flags, *settings.arguments],
+        environment=variables | _VARIABLES,
+        log=settings.log_file,
+        folder=folder,
+    )
 
 
 def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: int, device: str) -> Engine:
     try:
-        from trainer.engines.server import ServerProcess
+        from trainer.engines.server import Server
         from trainer.engines.vllm_engine import VLLMEngine
         from trainer.model.network import load_model
     except ModuleNotFoundError as error:
@@ -206,31 +223,19 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
     if settings.url is None:
         check_environment(settings)
     loaded = load_model(model) if isinstance(model, Path) else model
-    config: Any = loaded.network.config
+    config: Any = copy.deepcopy(loaded.network.config)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     problems = _width_problem(width) if settings.url is None else []
     if max_tokens > config.max_position_embeddings:
         problems.append(f"engine.max_tokens {max_tokens} is more than the model's {config.max_position_embeddings}")
     if problems:
         raise ConfigError("engine 'vllm': " + "; ".join(problems))
-    process = None
-    if settings.url is None:
-        folder = tempfile.TemporaryDirectory(prefix="roll-vllm-")
+    if settings.url is not None:
+        server = Server(address)
+    else:
         config.architectures = [type(loaded.network).__name__]
-        config.save_pretrained(folder.name)
-        process = ServerProcess(
-            server_command(
-                settings.environment_path / "bin" / "python",
-                Path(folder.name),
-                settings,
-                max_tokens=max_tokens,
-                port=int(address.rpartition(":")[2]),
-            ),
-            environment=server_environment(settings, Path(folder.name)),
-            log=Path(settings.log_file or folder.name + "/server.log"),
-            folder=folder,
-        )
-    return VLLMEngine(loaded, settings, url=address, max_tokens=max_tokens, process=process)
+        server = _own_server(config, settings, address, max_tokens)
+    return VLLMEngine(loaded, settings, server, max_tokens=max_tokens)
 
 
 VLLM = VLLMPart(settings=VLLMSettings, make=_make)
@@ -243,17 +248,15 @@ VLLM = VLLMPart(settings=VLLMSettings, make=_make)
 def set_up(venv: str | None = None) -> str:
     """Make vLLM's virtual environment, unless it is there; returns what is in it. Needs the network."""
     settings = VLLMSettings(venv=venv)
-    place = settings.environment_path
     try:
         check_environment(settings)
     except ConfigError:
-        python = str(place / "bin" / "python")
         for command in (
-            [sys.executable, "-m", "venv", str(place)],
+            [sys.executable, "-m", "venv", str(settings.environment)],
             # Every package is pinned, so that nothing has to be resolved and no build for GPUs comes along.
-            [python, "-m", "pip", "install", "--no-deps", "-r", str(_WORKER / "requirements.txt")],
+            [str(settings.python), "-m", "pip", "install", "--no-deps", "-r", str(_WORKER / "requirements.txt")],
         ):
             done = subprocess.run(command, env={**os.environ, "PIP_USER": "0"}, check=False)
             if done.returncode:
                 raise EngineError(f"vLLM's environment was not made: `{' '.join(command)}` failed") from None
-    return f"{place}: " + ", ".join(f"{name} {version}" for name, version in _found(place).items())
+    return f"{settings.environment}: {', '.join(map(' '.join, _found(settings.environment).items()))}"

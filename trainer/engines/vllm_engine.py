@@ -20,7 +20,7 @@ from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
 from trainer.engines import Capabilities, Engine
 from trainer.engines.sent_weights import SentWeights, skeleton_of
-from trainer.engines.server import ServerClient, ServerFaultError, ServerProcess
+from trainer.engines.server import Server, ServerClient, ServerFaultError
 from trainer.engines.vllm import VLLMSettings
 from trainer.model.network import LanguageModel, weights_of
 
@@ -43,14 +43,12 @@ class VLLMEngine(Engine):
         logprobs=True, updates_in_flight=True, version_spans=True, prefix_cache=True, pause=True, abort=True
     )
 
-    def __init__(
-        self, model: LanguageModel, settings: VLLMSettings, *, url: str, max_tokens: int, process: ServerProcess | None
-    ) -> None:
-        """Bring the server at ``url`` up (``process`` starts it; None: it runs) and give it the weights of ``model``.
+    def __init__(self, model: LanguageModel, settings: VLLMSettings, server: Server, *, max_tokens: int) -> None:
+        """Bring ``server`` up and give it the weights of ``model``.
 
         Raises :class:`EngineError` when it does not come up, or does not answer as the model does.
         """
-        self._settings, self._max_tokens, self._process = settings, max_tokens, process
+        self._settings, self._server, self._max_tokens = settings, server, max_tokens
         self._vocabulary: int = model.network.config.vocab_size
         self._skeleton = skeleton_of(model.network)
         self._weights = self._read(weights_of(model.network))
@@ -64,7 +62,7 @@ class VLLMEngine(Engine):
         self._slots = asyncio.Semaphore(settings.max_running)
         self._control = asyncio.Lock()  # updates, pauses and starts, one after the other
         self._revival: asyncio.Task[None] | None = None
-        self._client = ServerClient(url)
+        self._client = ServerClient(server.url)
         try:
             self._client.run(self._synchronise())
         except BaseException:
@@ -131,8 +129,7 @@ class VLLMEngine(Engine):
             self._client.run(asyncio.wait_for(self._abort(), 5))
         self._closed = True
         self._client.close()
-        if self._process is not None:
-            self._process.close()
+        self._server.close()
         self._weights.close()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -244,24 +241,21 @@ class VLLMEngine(Engine):
 
     async def _start(self) -> None:
         """Start the server where it is ours, and wait until it answers."""
-        last_words = "it is not started from here"
-        if self._process is not None:
-            if self._starts >= _STARTS:
-                raise EngineError(f"the vLLM server died {_STARTS} times in a row. {self._process.last_words()}")
-            self._starts += 1
-            self._process.start()
+        timeout_s = self._settings.start_timeout_s
+        if self._starts >= _STARTS:
+            raise EngineError(f"the vLLM server died {_STARTS} times in a row. {self._server.last_words()}")
+        self._starts += 1
+        self._server.start()
         try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 while not await self._client.healthy():
-                    if self._process is not None and not self._process.alive:
-                        raise EngineError(f"the vLLM server did not start. {self._process.last_words()}")
+                    if not self._server.can_answer:
+                        raise EngineError(f"the vLLM server did not start. {self._server.last_words()}")
                     await asyncio.sleep(0.2)
         except TimeoutError:
-            if self._process is not None:
-                last_words = self._process.last_words()
             raise EngineError(
-                "the vLLM server did not answer within engine.start_timeout_s "
-                f"{self._settings.start_timeout_s:g}; {last_words}"
+                f"the vLLM server did not answer within engine.start_timeout_s {timeout_s:g}. "
+                f"{self._server.last_words()}"
             ) from None
 
     async def _send(self) -> None:
@@ -304,8 +298,7 @@ class VLLMEngine(Engine):
 
     async def _silence(self) -> None:
         """After an update that failed: the server answers nothing, and no request waits for it."""
-        if self._process is not None:
-            self._process.stop()
+        if self._server.stop():
             return
         for path in ("/finish_weight_update", "/resume"):  # as far as it got
             with contextlib.suppress(EngineError):
