@@ -33,7 +33,7 @@ class FakeVLLM:
         self.aborted = asyncio.Event()
         self.bad: dict[str, Any] = {}
         """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
-        log-probabilities; ``die_in``, the route in which the process ends; ``fail_in``, one that answers 500."""
+        log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never."""
         self.most_at_once = self.at_once = self.requests = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,11 +60,14 @@ class FakeVLLM:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.bad.get("fail_in") == path:
             return 500, {"error": f"{path} fails"}
+        if self.bad.get("hang_in") == path:
+            await asyncio.Event().wait()
         match path:
             case "/misbehave":
                 self.bad = body
             case "/finish_weight_update":
-                self.version, self.updates = body["weight_version"], self.updates + 1
+                if body is not None:
+                    self.version, self.updates = body["weight_version"], self.updates + 1
             case "/pause":
                 self.running.clear()
             case "/resume":

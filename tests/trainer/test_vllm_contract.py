@@ -29,7 +29,7 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.cli import main
 from trainer.config import EngineConfig
-from trainer.engines import check_can_train, make_engine
+from trainer.engines import check_can_train, make_engine, server
 from trainer.engines.server import ServerFaultError
 from trainer.engines.vllm import TESTED
 from trainer.engines.vllm_engine import VLLMEngine, read_completion
@@ -250,12 +250,18 @@ def test_weights_that_do_not_fit_are_refused_until_others_do(engine: VLLMEngine)
         ({"shift": 0.01}, r"log-probabilities differ from those of the weights that were sent by up to 0\.01"),
         ({"keeps_cache": True}, "did not reset its prefix cache"),
         ({"fail_in": "/update_weights"}, "/update_weights answered 500"),
+        ({"hang_in": "/start_weight_update"}, r"gave up waiting for /start_weight_update after 0\.8 s"),
     ],
 )
 def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds(
-    engine: VLLMEngine, fake: tuple[str, FakeVLLM], bad: dict[str, Any], said: str
+    engine: VLLMEngine,
+    fake: tuple[str, FakeVLLM],
+    bad: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fake[1].bad = {"delay_s": 0.3}
+    monkeypatch.setattr(server, "ROUTE_TIMEOUT_S", 0.8)
+    fake[1].bad = {"delay_s": 2.0}
     running = ask(engine, 2)
     time.sleep(0.1)
     fake[1].bad = bad

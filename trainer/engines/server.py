@@ -27,6 +27,9 @@ __all__ = ["Server", "ServerClient", "ServerFaultError", "free_port"]
 
 T = TypeVar("T")
 
+ROUTE_TIMEOUT_S = 300.0
+"""Longest wait for a route that does not sample."""
+
 
 class ServerFaultError(EngineError):
     """A request went wrong at the server or on the way; it says nothing about the request, which may be asked again."""
@@ -112,10 +115,10 @@ class ServerClient:
         self._http = self.run(self._open())
 
     async def _open(self) -> aiohttp.ClientSession:
-        # No limit: whoever asks has a deadline, and a bound of its own. Idle connections are closed before the server
+        # No limit: engines bound how many ask at once. Idle connections are closed before the server
         # closes them (uvicorn after 5 s), so that none ends just as a request is sent.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
-        return aiohttp.ClientSession(self.url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        return aiohttp.ClientSession(self.url, connector=connector)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run ``work`` on the loop. Cancelling the future cancels it."""
@@ -125,19 +128,22 @@ class ServerClient:
         """:meth:`start`, and wait."""
         return self.start(work).result()
 
-    async def ask(self, path: str, body: Any = None, *, method: str = "POST") -> Any:
-        """The answer of a route.
+    async def ask(self, path: str, body: Any = None, *, method: str = "POST", patient: bool = False) -> Any:
+        """The answer of a route; when ``patient``, however long that takes.
 
-        Raises :class:`ServerFaultError` when the server cannot be reached, fails or answers no JSON, and
-        :class:`EngineError` when it refuses what was asked.
+        Raises :class:`ServerFaultError` when the server cannot be reached, fails, takes too long or answers no JSON,
+        and :class:`EngineError` when it refuses what was asked.
         """
+        limit = aiohttp.ClientTimeout(total=None if patient else ROUTE_TIMEOUT_S)
         try:
-            async with self._http.request(method, path, json=body) as reply:
+            async with self._http.request(method, path, json=body, timeout=limit) as reply:
                 if reply.status >= 500:
                     raise ServerFaultError(f"{path} answered {reply.status}: {(await reply.text())[:300]}")
                 if reply.status >= 400:
                     raise EngineError(f"the server refused {path} with {reply.status}: {(await reply.text())[:300]}")
                 return await reply.json(content_type=None)
+        except TimeoutError as error:
+            raise ServerFaultError(f"gave up waiting for {path} after {ROUTE_TIMEOUT_S:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerFaultError(f"{path}: {type(error).__name__}: {error}") from error
 
@@ -163,6 +169,7 @@ class ServerClient:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._http.close()
+        await self._loop.shutdown_default_executor()
 
 
 def free_port(port: int = 0) -> int:

@@ -142,7 +142,7 @@ class VLLMEngine(Engine):
                 self._asking.add(mark)
                 while self._aborts == aborts:
                     try:
-                        completion = await self._ask(prompt, sampling)
+                        completion = await self._ask(prompt, sampling)  # patiently: the deadline is above
                         self._raise_if_unusable()
                         # An abort that nobody asked for is a server that ends.
                         if completion.finish != "abort" or self._aborts != aborts:
@@ -167,7 +167,7 @@ class VLLMEngine(Engine):
         finally:
             self._asking.discard(mark)
 
-    async def _ask(self, prompt: tuple[int, ...], sampling: SamplingParams) -> Completion:
+    async def _ask(self, prompt: tuple[int, ...], sampling: SamplingParams, *, patient: bool = True) -> Completion:
         # What vLLM would fill in from the model's folder is said, so that nothing is truncated.
         parameters: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -180,7 +180,8 @@ class VLLMEngine(Engine):
             "detokenize": False,
             "seed": None if sampling.seed is None else sampling.seed % 2**63,
         }
-        reply = await self._client.ask(_GENERATE, {"token_ids": prompt, "sampling_params": parameters})
+        body = {"token_ids": prompt, "sampling_params": parameters}
+        reply = await self._client.ask(_GENERATE, body, patient=patient)
         return read_completion(reply, sampling, self._name, self.version)
 
     async def _abort(self) -> None:
@@ -284,7 +285,7 @@ class VLLMEngine(Engine):
         answered = min(_PROBED_TOKENS, self._max_tokens - 1)
         asked = min(_PROBE_TOKENS, self._max_tokens - answered)
         prompt = tuple(7919 * i % self._vocabulary for i in range(1, asked + 1))
-        completion = await self._ask(prompt, SamplingParams(max_new_tokens=answered, seed=0))
+        completion = await self._ask(prompt, SamplingParams(max_new_tokens=answered, seed=0), patient=False)
         expected = await asyncio.to_thread(self._weights.logprobs, prompt, completion.ids)
         error = max(abs(a - b) for a, b in zip(expected, completion.logprobs, strict=True))
         if not error <= self._settings.tolerance:
