@@ -371,25 +371,24 @@ def test_a_server_that_does_not_start_says_why(
         started(model, environment, arguments=arguments, start_timeout_s=3.0)
 
 
-def test_the_server_ends_with_a_trainer_that_is_killed(environment: Path, tmp_path: Path) -> None:
+def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
     program = f"""
         import sys, time
-        sys.path[:0] = {sys.path!r}
-        import torch
-        from test_vllm_contract import blank_model, processes, started
-        from pathlib import Path
-        engine = started(blank_model(), Path({str(environment)!r}))
-        print(*processes(engine), flush=True)
+        from trainer.engines.server import Server
+        server = Server("", [sys.executable, {fake_vllm.__file__!r}, "--port", "0"], log={str(tmp_path / "log")!r})
+        server.start()
+        print(server._process.pid, flush=True)
         time.sleep(600)
     """
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    pids = [int(pid) for pid in child.stdout.readline().split()]
-    assert pids
+    pid = int(child.stdout.readline())
+    while "fake vLLM" not in (tmp_path / "log").read_text():
+        time.sleep(0.05)
     child.kill()
     child.wait()
     child.stdout.close()
-    assert all(map(ended, pids))
+    assert ended(pid)
 
 
 # -- before anything starts --------------------------------------------------------------------------------------------
