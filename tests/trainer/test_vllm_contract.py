@@ -412,6 +412,10 @@ def test_the_preflight_knows_addresses(model: LanguageModel, fake: tuple[str, Fa
         started(model, environment, port=port)
     with pytest.raises(ConfigError, match=r"only addresses of this machine.*ssh -L"):
         connect(model, "http://10.0.0.1:8000")
+    with pytest.raises(EngineError, match=r"the server cannot be started: .*no such folder/log"):
+        started(model, environment, log_file=str(environment / "no such folder" / "log"))
+    with pytest.raises(ConfigError, match=r"engine\.weights_folder 'nowhere' is no folder"):
+        connect(model, fake[0], weights_folder="nowhere")
     with pytest.raises(EngineError, match="did not answer within"):
         connect(model, "http://127.0.0.1:9", start_timeout_s=0.5)
 

@@ -59,9 +59,11 @@ class Server:
         return not self._command or (self._process is not None and self._process.poll() is None)
 
     def start(self) -> None:
-        """Start it, or end what is left of the last one and start it again."""
+        """Start it, or end what is left of the last one and start it again. Raises :class:`EngineError`."""
         self.stop()
-        if self._command:
+        if not self._command:
+            return
+        try:
             with open(self._log, "ab") as log:
                 # The pipe closes when this process ends, however it ends. A process group of its own: Ctrl-C is ours
                 # to handle, and all that the server starts is ended with it.
@@ -73,6 +75,8 @@ class Server:
                     env=self._environment,
                     process_group=0,
                 )
+        except OSError as error:
+            raise EngineError(f"the server cannot be started: {error}") from error
 
     def stop(self) -> bool:
         """End the server and all that it started; whether there was one of ours."""

@@ -228,6 +228,8 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
     problems = _width_problem(width) if settings.url is None else []
     if max_tokens > config.max_position_embeddings:
         problems.append(f"engine.max_tokens {max_tokens} is more than the model's {config.max_position_embeddings}")
+    if settings.weights_folder and not os.path.isdir(settings.weights_folder):
+        problems.append(f"engine.weights_folder '{settings.weights_folder}' is no folder of this machine")
     if problems:
         raise ConfigError("engine 'vllm': " + "; ".join(problems))
     if settings.url is not None:
