@@ -167,7 +167,13 @@ _ARGUMENTS = {
 }
 # Prompts are run whole: one that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU
 # Generator does not use offset").
-_FLAGS = ("no-enable-chunked-prefill", "skip-tokenizer-init", "enable-scale-out", "enforce-eager")
+_FLAGS = (
+    "no-enable-chunked-prefill",
+    "skip-tokenizer-init",
+    "enable-scale-out",
+    "enforce-eager",
+    "disable-uvicorn-access-log",
+)
 _VARIABLES = {
     "VLLM_PLUGINS": "roll_shared_memory",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
