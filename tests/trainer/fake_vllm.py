@@ -100,7 +100,7 @@ class FakeVLLM:
 
     async def _finish(self, delay_s: float) -> bool:
         """Sample for ``delay_s`` while not paused; whether it was aborted."""
-        work = asyncio.gather(asyncio.sleep(delay_s), self.running.wait())
+        work = asyncio.ensure_future(self._sample(delay_s))
         abort = asyncio.ensure_future(self.aborted.wait())
         await asyncio.wait([work, abort], return_when=asyncio.FIRST_COMPLETED)
         work.cancel()
@@ -108,6 +108,10 @@ class FakeVLLM:
         with contextlib.suppress(asyncio.CancelledError):
             await work
         return abort.done() and not abort.cancelled()
+
+    async def _sample(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        await self.running.wait()
 
     def complete(self, sampling: Any, aborted: bool) -> dict[str, Any]:
         count = sampling["max_tokens"] // (2 if aborted else 1)
@@ -152,6 +156,8 @@ def spoil(fault: str, answer: dict[str, Any]) -> tuple[int, Any]:
         case "stop":
             choice["finish_reason"] = "stop"
         case "foreign":
+            choice["weight_versions"][0]["version"] = "0-other-start"
+        case "unlabelled":
             choice["weight_versions"][0]["version"] = "default"
         case "spans":
             choice["weight_versions"][0]["end"] -= 1
@@ -202,6 +208,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--ends-at-once", action="store_true")
     parser.add_argument("--never-answers", action="store_true")
+    parser.add_argument("--starts-after", type=float, default=0.0)
     options, _ = parser.parse_known_args()
     threading.Thread(target=lambda: (os.read(0, 1), os.killpg(0, signal.SIGKILL)), daemon=True).start()
     print("fake vLLM", os.getpid(), flush=True)
@@ -209,6 +216,7 @@ def main() -> None:
         sys.exit("ValueError: no such model")
 
     async def serve() -> None:
+        await asyncio.sleep(options.starts_after)
         if not options.never_answers:
             await asyncio.start_server(FakeVLLM().serve, "127.0.0.1", options.port)
         await asyncio.Event().wait()

@@ -141,7 +141,7 @@ def test_answers_versions_and_what_is_refused(engine: VLLMEngine, fake: tuple[st
 
 FAULTS = (
     "half", "drop", "text", "500", "503", "empty", "list", "short", "other id", "text ids", "no log-probs", "finish",
-    "stop", "foreign", "spans", "abort",
+    "stop", "foreign", "unlabelled", "spans", "abort",
 )  # fmt: skip
 
 
@@ -341,6 +341,22 @@ def test_a_killed_server_is_started_again_and_asked_again(model: LanguageModel, 
     engine.close()
     assert not folder.exists()
     assert all(map(ended, pids))
+
+
+def test_a_request_that_gives_up_does_not_end_the_restart(
+    model: LanguageModel, environment: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    engine = started(model, environment, arguments=["--starts-after", "1.5"], log_file=str(log))
+    misbehave(engine, delay_s=5)
+    hasty, patient = ask(engine, 1, timeout_s=1.0), ask(engine, 3)
+    time.sleep(0.5)
+    os.kill(processes(engine)[0], signal.SIGKILL)
+    with pytest.raises(DeadlineExceededError):
+        hasty[0].result()
+    check([f.result() for f in patient])
+    engine.close()
+    assert log.read_text().count("fake vLLM") == 2
 
 
 def test_a_server_that_dies_again_and_again_ends_the_engine(
