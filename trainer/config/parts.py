@@ -149,7 +149,10 @@ def part_settings(section: PartSection, part: Part) -> Any:
     Raises pydantic's ``ValidationError`` for a key that the part does not read, or a value that it does not take.
     """
     # Through JSON: strict about types, yet lists fill tuples and integers fill numbers.
-    return part.settings.model_validate_json(json.dumps(section.model_extra or {}))
+    given = section.model_dump(
+        mode="json", exclude=set(section.__class__.model_fields) - set(part.settings.model_fields)
+    )
+    return part.settings.model_validate_json(json.dumps(given))
 
 
 def readers(section: str, key: str) -> list[str]:
