@@ -14,7 +14,7 @@ from roll_envs.settings import Part, Settings
 from trainer.config import AdvantageConfig, EnvConfig, LearnerConfig, RunConfig
 from trainer.config.keys import part_keys, section_keys
 from trainer.config.load import dump_config, parse_config, resolve
-from trainer.config.parts import BACKENDS, ENGINES, PART_SECTIONS, chosen_part, part_settings, readers
+from trainer.config.parts import BACKENDS, ENGINES, PART_SECTIONS, part_settings, readers
 from trainer.config.yaml_text import read_yaml
 
 MINIMAL = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
@@ -56,7 +56,7 @@ def problems(text: str, *overrides: str) -> list[str]:
 
 def test_a_parts_settings_stand_in_its_section_with_their_defaults() -> None:
     config = parse_config(MINIMAL + "learner: {backend: tuned, depth: 3, epochs: 2}\n")
-    settings = part_settings(config.learner, chosen_part("learner", config.learner))
+    settings = part_settings(config.learner, BACKENDS.find(config.learner.backend))
     assert settings == TunedSettings(depth=3)
     assert config.learner.epochs == 2
     saved = read_yaml(dump_config(config)).data["learner"]

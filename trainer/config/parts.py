@@ -23,7 +23,6 @@ __all__ = [
     "OPTIMIZERS",
     "PART_SECTIONS",
     "PartKind",
-    "chosen_part",
     "part_settings",
     "readers",
 ]
@@ -134,13 +133,6 @@ PART_SECTIONS: Mapping[str, PartKind] = {
     "optimizer": PartKind(OPTIMIZERS, "name", "optimizer"),
 }
 """By the name of the section."""
-
-
-def chosen_part(section: str, values: PartSection) -> Part:
-    """The part that ``values``, the configuration's ``section``, chooses. Raises as :meth:`Registry.find` does."""
-    kind = PART_SECTIONS[section]
-    part: Part = kind.registry.find(getattr(values, kind.key))
-    return part
 
 
 def part_settings(section: PartSection, part: Part) -> Any:

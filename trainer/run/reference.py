@@ -16,7 +16,7 @@ from trainer.config import FORMAT
 from trainer.config.keys import Key, part_keys, section_keys
 from trainer.config.parts import ESTIMATORS, LOSSES, PART_SECTIONS
 from trainer.config.recipes import PRESETS, Preset
-from trainer.config.yaml_text import dump_yaml
+from trainer.config.yaml_text import value_text
 from trainer.run.folder import write_atomic
 
 __all__ = ["algorithm_reference", "config_reference"]
@@ -91,13 +91,9 @@ def _tables_of_parts(section: str) -> list[str]:
 def _table(rows: Iterable[Key]) -> str:
     lines = ["| Key | Allowed | Default | Meaning |", "| --- | --- | --- | --- |"]
     for key in rows:
-        default = "" if key.required else f"`{_value(key.default)}`"
+        default = "" if key.required else f"`{value_text(key.default)}`"
         lines.append(f"| `{'.'.join(key.path)}` | {_cell(key.allowed)} | {default} | {_cell(key.description)} |")
     return "\n".join(lines) + "\n"
-
-
-def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else dump_yaml(value).removesuffix("...\n").strip()
 
 
 def _cell(text: str) -> str:
@@ -143,7 +139,7 @@ def _recipes() -> str:
 
 
 def _settings(preset: Preset) -> str:
-    return " ".join(f"`{key}={_value(value)}`" for key, value in preset.settings.items())
+    return " ".join(f"`{key}={value_text(value)}`" for key, value in preset.settings.items())
 
 
 def _reads(section: str, settings: type) -> list[str]:
