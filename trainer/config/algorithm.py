@@ -272,7 +272,7 @@ class CriticConfig(Section):
     minibatches: Positive = 1
     """Optimiser steps per training step. Default: ours: one step for one step of the policy."""
     epochs: Positive = 1
-    """Passes over the rows of a training step. Default: ours: one step for one step of the policy."""
+    """Passes over the sequences of a training step. Default: ours: one step for one step of the policy."""
     tokens_per_microbatch: Positive = 8192
     """Tokens per forward and backward pass. Default: memory alone; changes nothing else."""
     max_grad_norm: AboveZero = 1.0

@@ -55,9 +55,9 @@ What holds for all of them:
 - A group of one episode, or of equal returns, gives group-relative advantages of exactly 0, and is counted
   (`advantage/singleton_groups`, `advantage/zero_variance_groups`).
 - An estimator sees the sampled tokens of an episode one after the other; what the environment said is not among them,
-  so that generalised advantages skip it, also where an episode stands in several rows.
-- The gradient does not depend on micro-batches, packing, row order or masked positions. Corrections are constant
-  weights that never change a denominator; masks do, since masked tokens are not learnt from.
+  so that generalised advantages skip it, also where an episode stands in several sequences.
+- The gradient does not depend on micro-batches, packing, the order of sequences or masked positions. Corrections are
+  constant weights that never change a denominator; masks do, since masked tokens are not learnt from.
 - In a single optimiser step the ratio is taken to the policy itself (exactly 1). With `learner.minibatches` or
   `learner.epochs` above 1 it is taken to the weights before the step, recomputed (`loss.proximal: recompute`), and
   `correction` accounts for what lies between those and the sampler (decoupled PPO).
