@@ -106,6 +106,7 @@ class RemoteSandbox(Sandbox):
         try:
             return await asyncio.wrap_future(self._background.submit(work))
         except asyncio.CancelledError:
+            # Cancelled by close(), unless the caller's own task has been asked to end.
             task = asyncio.current_task()
             if self._closed and (task is None or not task.cancelling()):
                 raise self._was_closed() from None
@@ -160,6 +161,7 @@ class RemoteSandbox(Sandbox):
         def body(left_s: float) -> dict[str, Any]:
             if whole is None:
                 return plain
+            # How long the service may wait for a slot: what is left after the work itself and the way back.
             return {**whole, "timeout_s": max(0.0, left_s - min(ANSWER_S, left_s / 4) - work_s)}
 
         def read(reply: Reply) -> RunResult:
@@ -199,6 +201,7 @@ class RemoteSandbox(Sandbox):
 
             def read(reply: Reply) -> str:
                 data = reply.data if isinstance(reply.data, dict) else {}
+                # SandboxFusion has no such route: a 404, or JSON of its own.
                 if data.get("service") != "roll-sandbox":
                     return "fusion"
                 if data.get("api") != VERSION:

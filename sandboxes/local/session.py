@@ -61,6 +61,7 @@ class LocalSession(SandboxSession):
                 os.close(payload)
             output.close_writers()
             ended = self._slot.wait_for_end(output, limits.wall_s, lambda: self._slot.order({"order": "stop"}))
+        # No report: the kernel killed init with the programs, and the session with it.
         self._lost = ended.report is None
         return cell_result(ended, self._isolation)
 
@@ -102,5 +103,6 @@ class LocalSession(SandboxSession):
             self._give_back(self._slot)
 
     def __del__(self) -> None:
+        # At the end of the interpreter, parts of what close() uses may be gone.
         with contextlib.suppress(Exception):
             self.close()

@@ -26,6 +26,7 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Count ``value``."""
+        # "le" includes the edge, so a value on an edge belongs to that bucket.
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 

@@ -25,6 +25,7 @@ LANGUAGE_NAMES: dict[str, Language] = {
     "bash": "bash",
     "cpp": "cpp",
     "nodejs": "javascript",
+    # Not one of SandboxFusion's: our own name, which a user of both APIs would expect.
     "javascript": "javascript",
     "pytest": "python",
 }

@@ -49,6 +49,7 @@ class Worker:
             raise
         except TimeoutError as error:
             self.broken = True
+            # Then the job itself raised TimeoutError.
             if future.done():
                 raise SandboxError(f"a worker failed: {error!r}") from error
             raise SandboxError(f"a worker did not come back within {timeout_s:g} s and was replaced") from error

@@ -203,6 +203,7 @@ def _reap(ended: int) -> int:
 def _reap_orphans(keep: int) -> None:
     """Reap children that have ended, except the process of the pidfd ``keep``, whose status the caller needs."""
     while not select.select([keep], [], [], 0)[0]:
+        # WNOWAIT looks without reaping: were it the process to keep, its status would be lost.
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if info is None or select.select([keep], [], [], 0)[0]:
             return
