@@ -229,6 +229,7 @@ def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
         "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 1024, "Hard": 4096}],
         "log_config": {"type": "none", "config": {}},  # do not let the engine write output to its disk
         "tmpfs": {
+            # nr_inodes bounds the number of files, which take memory of the kernel even when they are empty.
             "/tmp": f"rw,exec,nosuid,nodev,size={shape.files_mb}m,nr_inodes=16384,mode=1777",
             "/dev/shm": f"rw,noexec,nosuid,nodev,size={shm_mb}m,nr_inodes=1024,mode=1777",
         },

@@ -70,6 +70,7 @@ def _write(archive: io.BufferedRandom | tempfile._TemporaryFileWrapper[bytes] | 
 
 
 def _entry(place: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    # Owner and group stay 0 (root), whoever builds the image.
     entry = tarfile.TarInfo(place.lstrip("/"))
     entry.type, entry.mode = kind, mode
     return entry

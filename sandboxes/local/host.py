@@ -38,12 +38,12 @@ PACKAGES = "/packages"
 # Paths that the jail fills itself, so nothing of this machine may be shown there.
 _OURS = ("/packages", "/work", "/tmp", "/dev", "/proc", "/sys", "/etc", "/.box", "/.old", "/.empty")
 
+# Without a name server in resolv.conf the resolver asks 127.0.0.1, where nothing listens: look-ups fail at once.
 _TEXTS = {
     "/etc/passwd": "root:x:0:0:root:/:/bin/false\nsandbox:x:1000:1000:sandbox:/work:/bin/bash\n",
     "/etc/group": "root:x:0:\nsandbox:x:1000:\n",
     "/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-    # Without a name server the resolver asks 127.0.0.1, where nothing listens: look-ups fail at once.
     "/etc/resolv.conf": "",
 }
 _LINKS = {

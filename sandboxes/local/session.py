@@ -53,6 +53,7 @@ class LocalSession(SandboxSession):
         self._check_open()
         self._cells += 1
         with contextlib.closing(Output(limits.output_bytes)) as output:
+            # In a memory file: a message of the channel must not be longer than 64 KB.
             payload = wire.pack({}, [source.encode("utf-8", "surrogatepass")])
             try:
                 order = {"order": "cell", "serial": self._cells, "limits": asdict(limits)}

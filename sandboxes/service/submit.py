@@ -27,6 +27,7 @@ __all__ = ["KINDS", "SubmitForm", "extract_code", "same_output", "submit"]
 
 MARK = "#<INSERT>"
 """Marks where the program is inserted in a test; a test without it is appended."""
+# Of compiling and of running, where a request names none.
 AUTO_EVAL_TIMEOUTS_S = (40.0, 20.0)
 OJ_TIMEOUTS_S = (10.0, 20.0)
 SHOWN_CHARS = 1000

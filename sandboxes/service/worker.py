@@ -43,6 +43,7 @@ class Worker:
         future = loop.run_in_executor(self._executor, functools.partial(job, self.sandbox))
         self.busy = future
         try:
+            # Shielded: a thread cannot be cancelled, and `busy` must tell when it has really ended.
             return await asyncio.wait_for(asyncio.shield(future), timeout_s)
         except SandboxError:
             self.broken = True

@@ -96,6 +96,7 @@ def run(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
         return None
     ends, watch = Ends(), _watch(child, header)
     watch.prepared = False
+    # Both count from the start of the container, so only what this run adds to them is its own.
     before = (oom_kills(), memory_peak())
     observe(watch)
     wall_s = time.monotonic() - watch.started

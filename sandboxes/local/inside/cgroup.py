@@ -83,6 +83,7 @@ class Cgroup:
         return self._oom_total() - self._oom_before
 
     def _oom_total(self) -> int:
+        # The line is in memory.events of version 2, and since Linux 4.13 in memory.oom_control of version 1.
         for line in os.pread(self._events, 4096, 0).splitlines():
             name, value = line.split()
             if name == b"oom_kill":

@@ -85,6 +85,8 @@ class Init:
         self._script = script
         self._cgroup = cgroup
         self._workspace = workspace
+        # Where there are two users, the top of the run's file system belongs to init, so that programs cannot rename
+        # or remove its folders.
         self._owner = 0 if many_users else RUN_USER
         self.user = RUN_USER if workspace is None else workspace.user
         self._many_users = many_users
@@ -164,7 +166,7 @@ class Init:
     def others(self) -> int:
         """Processes and threads that count as the program's user's and are not the program's."""
         if self._workspace is None:
-            return 0 if self._many_users else 3  # the zygote and its kind
+            return 0 if self._many_users else 3  # trusted processes of the same user, such as the zygote
         return self._others
 
     def over_limit(self) -> bool:

@@ -24,8 +24,10 @@ RUN_FILESYSTEM = "/.box"
 """Mount point of the tmpfs of a run; its folders appear as /work, /tmp and /dev/shm."""
 _PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
+# procfs: subset=pid leaves out all that is not about processes, hidepid the processes of other users.
 PROC_OPTIONS = "subset=pid"
 _HIDDEN = "subset=pid,hidepid=invisible"
+# Small: it holds empty folders, links and a few texts; all else is mounted over them.
 _ROOT_OPTIONS = "mode=0755,size=4m,nr_inodes=4096"
 _FIXED = MS_RDONLY | MS_NOSUID | MS_NODEV
 
