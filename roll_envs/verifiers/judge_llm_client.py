@@ -27,7 +27,9 @@ __all__ = ["ChatClient", "ChatReply", "Endpoint"]
 
 T = TypeVar("T")
 
+# 529 is no standard status; some servers say with it that they are overloaded.
 _RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+# With these, servers refuse the field response_format that they do not know.
 _SCHEMA_STATUSES = frozenset({400, 404, 415, 422, 501})
 _MAX_BYTES = 4 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -173,6 +175,7 @@ class ChatClient:
                     reply = await self._once(messages, None if plain else schema, count + 1)
                 self._plain = plain  # remember a server that accepts the request only without a schema
                 return reply
+            # Not counted as a try: the server has not been asked the question yet.
             except _SchemaRefusedError:
                 plain = True
                 continue

@@ -17,6 +17,7 @@ from roll_envs.errors import ConfigError
 __all__ = ["Criterion", "Form", "Reading", "correctness_form", "pairwise_form", "read_reply", "rubric_form"]
 
 _MAX_CHARS = 65_536
+# A "{" that begins no object may be read to the end of the text, so the number of attempts is limited.
 _MOST_OBJECTS = 100
 
 

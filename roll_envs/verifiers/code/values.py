@@ -24,6 +24,7 @@ class Opaque:
     kind: str
 
 
+# Numbers are written in hexadecimal: exact for floats, and without Python's limit on the decimal digits of an int.
 ENCODER = """
 def encode(value, depth=0, left=None):
     left = [200000] if left is None else left
@@ -161,6 +162,7 @@ def literal(value: Any) -> str:
             return f"[{items}]"
         if kind is tuple:
             return f"({items}{',' if len(value) == 1 else ''})"
+        # {} would be an empty dict.
         return f"{kind.__name__}([{items}])" if kind is frozenset or not value else f"{{{items}}}"
     raise TypeError(f"a {kind.__name__} cannot be sent into the sandbox")
 

@@ -149,6 +149,7 @@ class CodeVerifier:
 
     def _run_case(self, source: str, test: Run, name: str) -> CaseResult:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
+        # wait_s is for a free slot of the sandbox, before the program's own time begins.
         program = Program(source=source, language=self.language, stdin=stdin)
         result = self._made().run(program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s)
         if result.compile is not None and not result.compile.ok:
@@ -191,6 +192,7 @@ class CodeVerifier:
         )
         for text in plan.asserts:
             interpreter.run(text)
+        # HumanEval defines check(candidate) and leaves its call to the program that judges.
         if plan.entry_point and interpreter.defines("check") and not interpreter.checks:
             interpreter.run(f"check({plan.entry_point})")
         return [_checked(f"test {n}", check) for n, check in enumerate(interpreter.checks, start=1)]

@@ -21,6 +21,7 @@ _PRONOUNS = frozenset(
     "herself it its itself they them their theirs themselves".split()
 )
 _CLUSTER = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
+# Words of 100 letters and more count as not prime.
 _PRIMES = frozenset(n for n in range(2, 100) if all(n % d for d in range(2, n)))
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 

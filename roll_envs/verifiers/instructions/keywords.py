@@ -96,6 +96,7 @@ def nth_paragraph_first_word(arguments: Arguments) -> Check:
         if len(paragraphs) != wanted:
             return False
         word = paragraphs[nth - 1].split(maxsplit=1)[0].lstrip("'").lstrip('"')
+        # IFEval cuts the word at the first of these signs.
         return re.split(r"[.,?!'\"]", word, maxsplit=1)[0].lower() == first_word
 
     return check

@@ -51,10 +51,12 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
     bare = text.strip()[lead.end() if lead else 0 :]
     text = text[-_LOOKED_AT:]
     spans = list(_SPAN.finditer(text))
+    # Mathematics within prose: the last of it is the answer.
     if spans and _words(text[: spans[-1].start()]):
         return _joined(text, spans)
     if len(bare) <= _SHORT and "\n" not in bare and not _is_prose(bare):
         return bare
+    # Long, and no prose at either end: one long expression, such as a list.
     if len(bare) > _SHORT and not _is_prose(bare[:_SHORT]) and not _is_prose(bare[-_SHORT:]):
         return bare
     if spans:
@@ -66,6 +68,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 def _in_tags(text: str) -> str:
     """The content of the last closed ``<answer>``; the whole text without one."""
     closings = list(_CLOSING.finditer(text))
+    # Only the last two: many closings without an opening would take quadratic time.
     for closing in reversed(closings[-2:]):
         openings = [m.end() for m in _OPENING.finditer(text, 0, closing.start())]
         if openings:
