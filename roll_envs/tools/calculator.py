@@ -39,6 +39,7 @@ from roll_envs.tools.types import Tool, ToolResult, ToolSpec
 __all__ = ["MAX_EXPRESSION_CHARS", "CalculatorError", "CalculatorTool", "calculate"]
 
 MAX_EXPRESSION_CHARS = 2000
+# Each level takes some six frames of Python, whose recursion limit is 1000.
 _MOST_DEPTH = 60
 _MOST_OPERATIONS = 500
 _TOKEN = re.compile(
@@ -77,6 +78,7 @@ class _Parser:
     """Reads and computes in one pass."""
 
     def __init__(self, tokens: list[tuple[str, str, int]]) -> None:
+        # Each operation is bounded by the size of its numbers, so their count bounds the time.
         self._tokens, self._at, self._depth = tokens, 0, 0
         if len(tokens) > 2 * _MOST_OPERATIONS:
             raise CalculatorError(f"the expression has {len(tokens)} parts; {2 * _MOST_OPERATIONS} are allowed")
@@ -125,6 +127,7 @@ class _Parser:
         return value
 
     def _unary(self) -> Number:
+        # A loop, so that a long row of signs does not exhaust the stack.
         minus = False
         while sign := self._take("+", "-"):
             minus ^= sign == "-"

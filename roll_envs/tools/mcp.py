@@ -37,6 +37,7 @@ class McpServer:
 
     def begin(self) -> None:
         """An episode begins."""
+        # Each tool of the server begins the episode; only the first of them finds calls of the last one.
         if self._calls and not self.stateless:
             self.drop()
         self._calls = 0

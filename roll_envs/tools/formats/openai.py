@@ -21,6 +21,7 @@ __all__ = ["describe_openai", "parse_openai", "render_openai", "show_openai"]
 
 _KEY = '"tool_calls"'
 _FORM = '{"tool_calls": [{"type": "function", "function": {"name": ..., "arguments": "{...}"}}]}'
+# Characters in which a broken message must name its calls to be taken for one.
 _KEY_NEAR = 400
 
 
