@@ -89,6 +89,7 @@ class FrozenLakeEnv(TextEnv):
         self._start(cells, start)
         self._turns, self._over = 0, False
         if self.is_slippery:
+            # The first number is spent at the reset, as in gymnasium.
             self._slips, self._slipped = Slips(episode), 1
         return self.render(), {"success": False}
 
@@ -106,6 +107,7 @@ class FrozenLakeEnv(TextEnv):
                 self._slipped += 1
             before, player = player, self._neighbours[player][move]
             effective = effective or player != before
+            # A hole or the goal ends the episode, and with it the answer.
             kind = self._cells[player]
             if kind:
                 break

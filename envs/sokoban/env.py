@@ -100,6 +100,7 @@ class SokobanEnv(TextEnv):
         if self._over:
             raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
         moves = self._parse(action).actions
+        # One move, the usual answer, is played below without the sums over several: this method is called most.
         if len(moves) != 1:
             return self._play_several(moves) if moves else self._play_invalid()
         self._turns += 1
@@ -234,6 +235,7 @@ class SokobanEnv(TextEnv):
             if further == WALL or boxes[beyond]:
                 return 0, False
             boxes[new], boxes[beyond] = 0, 1
+            # FLOOR and TARGET are 1 and 2: 1 where the box comes on a target, -1 where it leaves one.
             change = further - ground
             self._on_target += change
             drawn[beyond] = self._texts[beyond][BOX if further == FLOOR else BOX_ON]

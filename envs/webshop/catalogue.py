@@ -69,6 +69,7 @@ class Catalogue:
 
     def __post_init__(self) -> None:
         remember = lru_cache(maxsize=_REMEMBERED_SEARCHES)
+        # The class is frozen; a cache on the method would be shared by all catalogues and keep them alive.
         object.__setattr__(self, "_found", remember(self._look_up))
 
     def search(self, query: str) -> tuple[int, ...]:

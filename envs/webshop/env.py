@@ -158,6 +158,7 @@ class WebShopEnv(TextEnv):
         valid = True
         if name == "search" and argument:
             self._search(argument, 1)
+        # The search button is listed and cannot be clicked, as in the original: a search needs words.
         elif name == "click" and argument != "search" and argument in self._clickables:
             purchase = self._click(argument)
         else:
@@ -367,6 +368,7 @@ class WebShopEnv(TextEnv):
         )
         asin = snapshot.get("asin")
         doc = self.catalogue.store.find(str(asin)) if asin is not None else None
+        # Only search and result pages show no product.
         if (kind not in ("search", "results")) != (doc is not None):
             raise ConfigError(f"a snapshot of a page {kind!r} cannot show the product {asin!r} in this catalogue")
         turns, shown = check_int("turns", snapshot.get("turns", 0), 0), check_int("page", snapshot.get("page", 1), 1)

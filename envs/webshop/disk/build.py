@@ -124,6 +124,7 @@ def _build(
     with _locked(draft):
         work.mkdir(exist_ok=True)
         _check_job(draft, job)
+        # Where there is one, an earlier try was ended between this file and the new name of the folder.
         if not (draft / "manifest.json").exists():
             _make_maps(files, work, reporter)
             metas = _make_segments(files["products"], work, num_products, segment_records, workers, reporter)
@@ -135,6 +136,7 @@ def _build(
         shutil.rmtree(work, ignore_errors=True)
         for name in ("lock", "job.json"):
             (draft / name).unlink(missing_ok=True)
+        # Last of all: whoever sees `target` sees all of it.
         draft.rename(target)
 
 
@@ -243,6 +245,7 @@ def _make_segments(
 ) -> list[dict[str, Any]]:
     """Make the segments that are not there yet; what is in each, in order."""
     (work / "segments").mkdir(exist_ok=True)
+    # Left by workers that were killed.
     for draft in (work / "segments").glob("*.draft*"):
         shutil.rmtree(draft)
     size = max(products.stat().st_size, 1)
@@ -276,6 +279,7 @@ class _Planner(Iterator[SegmentTask]):
             folder = segment_folder(self.work, self.count)
             if (folder / "segment.json").exists():
                 meta = json.loads((folder / "segment.json").read_text())
+                # A finished segment is not read again; only its product numbers are, to find repeated ones.
                 asins = Blobs.of_files(folder, "asins")
                 seen.update(asins[n].decode("utf-8", "surrogatepass") for n in range(len(asins)))
                 start, first_record = meta["end"], first_record + meta["num_records"]

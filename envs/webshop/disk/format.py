@@ -199,6 +199,7 @@ def map_array(folder: Path, name: str, manifest: Manifest) -> NDArray[Any]:
 def map_file(path: Path, dtype: str) -> NDArray[Any]:
     """A whole file as a read-only array."""
     if path.stat().st_size == 0:
+        # An empty file cannot be mapped.
         return np.empty(0, dtype)
     with path.open("rb") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)

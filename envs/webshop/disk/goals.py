@@ -65,6 +65,7 @@ def _caps(prices: NDArray[np.float64], docs: NDArray[Any], rng: random.Random) -
 
 def shuffled_order(count: int) -> array[int]:
     """Places of the goals in catalogue order, in the order by which goals are numbered."""
+    # Four bytes a goal; a list would take some forty.
     order = array("I", range(count))
     random.Random(SHUFFLE_SEED).shuffle(order)
     return order

@@ -18,6 +18,7 @@ __all__ = ["Entry", "Record", "iter_array", "iter_object"]
 
 CHUNK_BYTES = 4 << 20
 MAX_ELEMENT_CHARS = 64 << 20
+# An error this close to the end of the window may come from a token that the window cuts off, such as \u00e.
 _MARGIN_CHARS = 16
 _SPACE = " \t\r\n"
 _decode = json.JSONDecoder().raw_decode
@@ -71,6 +72,7 @@ class _Reader:
             return False
         self.window_byte, self.text = self.byte(self.at), self.text[self.at :]
         self.at, self.marked = 0, (0, self.window_byte)
+        # The window doubles for an element that does not fit, so that parsing it again and again takes linear time.
         chunk = self.file.read(max(self.chunk_bytes, len(self.text)))
         try:
             self.text += self.decoder.decode(chunk, final=not chunk)

@@ -174,6 +174,7 @@ def _merge_postings(
             starts = np.concatenate([np.zeros(1, np.int64), ends[start : stop - 1] - done])
             docs.write(batch_docs)
             saturations.write(saturated)
+            # Each term has a document: for an empty slice reduceat would take a value of the next term.
             peaks.write(np.maximum.reduceat(saturated, starts))
             start = stop
             progress("postings", int(ends[stop - 1]) / total)

@@ -115,6 +115,7 @@ class Visits:
         with self._lock:
             self._visits[name] = found
             self._visits.move_to_end(name)
+            # A request that still uses it holds a reference of its own.
             while len(self._visits) > self._most:
                 self._visits.popitem(last=False)
         with found.lock:

@@ -125,6 +125,7 @@ def _category(department: Department, number: int, kind: Kind, traits: dict[str,
         department=department,
         kind=kind,
         path=" › ".join((title_case(department.category), kind.group, title_case(kind.query))),
+        # No two departments share a brand.
         brands=BRANDS[number :: len(DEPARTMENTS)],
         noun=kind.noun,
         title_noun=title_case(kind.noun),

@@ -111,6 +111,7 @@ _PRICE_FACTORS = (1.0, 1.0, 1.0, 1.0, 0.8, 1.3, 1.7, 2.2)
 
 
 def _write(seed: int, index: int, family: ProductFamily) -> Shipped:
+    # The order of the draws below is part of the catalogue: another one changes every product.
     draw = drawing(seed, 2, index)
     category, kind = family.category, family.category.kind
     brand = family.brand if draw() < 0.65 else pick(draw, category.brands)

@@ -56,6 +56,7 @@ def description_of(family: ProductFamily, brand: str, untold: Sequence[Trait], d
         sentences.append(own[int(draw() * len(own))].replace("\0", brand))
     unsaid: list[Trait] = []
     for trait in untold:
+        # What neither title nor description names gets a bullet point, of which there are at most six.
         if (len(sentences) < 4 and draw() < 0.34) or len(unsaid) == MOST_BULLETS:
             sentences.append(trait.stated[int(draw() * len(trait.stated))])
         else:

@@ -81,6 +81,7 @@ def _family(category: Category, draw: Draw) -> ProductFamily:
         form=int(draw() * 4),
         uses=(uses[at], uses[(at + 1 + int(draw() * (len(uses) - 1))) % len(uses)]),
         traits=tuple(pick(draw, group) for group in groups),
+        # Squared, so that low prices are more frequent.
         price=kind.low + (kind.high - kind.low) * level * level,
     )
 
