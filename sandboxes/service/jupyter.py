@@ -88,6 +88,7 @@ def _run_cells(
             result = session.run(source, limits=replace(limits, wall_s=wall_s))
             done.append(_cell(result))
             if result.status in ("timeout", "memory", "output"):
+                # The interpreter is gone, so that later cells would run without what it held.
                 ended = "TimeLimitExceeded" if result.status == "timeout" else "Finished"
                 why = f"cell {number} was ended by its {result.status} limit; what the interpreter held is lost"
                 break

@@ -128,6 +128,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escape(value: str) -> str:
+    # As the text format prescribes for the values of labels.
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
