@@ -147,6 +147,7 @@ class AnyOf(_Composite):
             if verdict.passed and verdict.value >= self.enough:
                 break
         else:
+            # No part has reached `enough`, so a part that failed might have changed the verdict.
             if reasons:
                 return _failed(reasons)
         return _score(max(s.value for s in scores.values()), any(s.passed for s in scores.values()), scores, reasons)

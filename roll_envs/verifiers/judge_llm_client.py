@@ -195,6 +195,7 @@ class ChatClient:
 
     async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, tries: int) -> ChatReply:
         assert self._http is not None
+        # At temperature 0, so that the same texts get the same verdict; `extra` may say otherwise.
         body: dict[str, Any] = {
             "model": self.endpoint.model,
             "messages": messages,
@@ -254,9 +255,11 @@ def _reply(content: bytes, tries: int) -> ChatReply:
         text = said.get("content")
     except (KeyError, IndexError, TypeError, AttributeError):
         raise _RetryableError(f"the reply has no choices: {content[:200].decode(errors='replace')}") from None
+    # Some servers send the content as a list of parts.
     if isinstance(text, list):
         text = "".join(str(part.get("text", "")) for part in text if isinstance(part, Mapping))
     if not isinstance(text, str) or not text.strip():
+        # Not repeated: at temperature 0 the next reply would be empty as well.
         refusal = said.get("refusal")
         raise _FinalError(
             f"the judge refused: {refusal[:200]}" if isinstance(refusal, str) else "the judge said nothing"

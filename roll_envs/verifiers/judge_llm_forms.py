@@ -65,6 +65,7 @@ _TEXT = {"type": "string"}
 
 def correctness_form() -> Form:
     """Judge an answer as right or wrong against a reference; the part ``probability`` is that of being right."""
+    # The reasoning stands first, so that the verdict is written after it.
     schema = _object(
         reasoning=_TEXT,
         verdict={"type": "string", "enum": ["correct", "incorrect"]},
@@ -178,6 +179,7 @@ def read_reply(form: Form, reply: str) -> Reading | None:
     readings = [form.read(value) for value in found]
     if not readings or readings[0] is None:
         return None
+    # Value and parts must agree; the reasons may differ.
     same = all(other is not None and other[:2] == readings[0][:2] for other in readings)
     return readings[0] if same else None
 

@@ -106,6 +106,7 @@ class ValueExchange:
     def iterate(self, value: Any) -> Iterator[Any]:
         plain = self.plain(value)
         if isinstance(plain, Opaque):
+            # An iterator or container of the candidate's own is read out in the sandbox.
             plain = self.plain(self.ask(f"list({self.source(value)})"))
         items = self.guard(lambda: list(plain))
         for item in items:

@@ -176,6 +176,7 @@ def same_value(said: Any, wanted: Any, *, tolerance: float = 0.0, sequences_alik
     """
     if isinstance(said, Opaque) or isinstance(wanted, Opaque):
         return False
+    # Before the numbers, since a bool is an int in Python.
     if isinstance(said, bool) or isinstance(wanted, bool):
         return said is wanted
     numbers = (int, float, complex)

@@ -138,6 +138,7 @@ class CodeVerifier:
         until = time.monotonic() + self.total_s
         results = []
         for number, test in enumerate(tests, start=1):
+            # Looked at between tests only: a test that has begun ends by its own limit.
             if time.monotonic() > until:
                 results.append(CaseResult(name=f"test {number}", passed=False, status="skipped", detail=self._over()))
             else:
@@ -156,6 +157,7 @@ class CodeVerifier:
             said = result.compile.stderr[-300:].decode(errors="replace")
             return CaseResult(name=name, passed=False, status="compile", detail=said)
         status, detail = result.status, ""
+        # Output of which a part is missing cannot be compared.
         if status == "ok" and result.stdout_dropped:
             status = "output"
         elif status == "ok":
@@ -291,6 +293,7 @@ _sandboxes_lock = threading.Lock()
 
 def _shared_sandbox(name: str, kwargs: Mapping[str, Any]) -> Sandbox:
     """The one sandbox of this process for a name and its arguments."""
+    # Arguments may be lists or mappings, which cannot be keys themselves.
     key = f"{name}|{sorted(kwargs.items())!r}"
     with _sandboxes_lock:
         if key not in _sandboxes:

@@ -161,6 +161,7 @@ def parentheses(arguments: Arguments) -> Check:
                 deepest = max(deepest, len(opened))
             elif sign in _PAIRS:
                 if not opened or opened[-1] != _PAIRS[sign]:
+                    # As in the published code: a bracket that closes no other starts the count anew.
                     opened, deepest = [], 0
                     continue
                 opened.pop()

@@ -96,6 +96,7 @@ class MathVerifier:
         return _wrong(f"read {shown!r}{': ' + ungraded if ungraded else ''}", ungraded=bool(ungraded))
 
     def _one(self, said: str, reference: str) -> Verdict:
+        # Some data sets give a whole solution as reference, with its answer in a box.
         gold = tidy(final_expression(reference) if "\\boxed" in reference else reference)
         if not gold or len(gold) > self.max_chars:
             return Failed(reason=_about(reference, "it is empty" if not gold else f"it has {len(gold)} characters"))
