@@ -65,6 +65,7 @@ def _tokens(text: str) -> list[tuple[str, str, int]]:
     while at < end:
         match = _TOKEN.match(text, at)
         if match is None or match.lastgroup is None:
+            # So that the message names the character itself, not the space before it.
             at += len(text[at:]) - len(text[at:].lstrip())
             hint = "; write one expression of numbers, + - * / // % ** ! and functions" if text[at] != "=" else ""
             hint = hint or "; there are no variables and no equations here"
@@ -194,6 +195,7 @@ def _number(text: str) -> Number:
     if digits > MAX_DIGITS or (exponent and abs(int(exponent.group(1))) > MAX_DIGITS):
         raise CalculatorError(f"numbers may have up to {MAX_DIGITS} digits")
     plain = text.replace("_", "")
+    # Fraction does not read "5.".
     return Fraction(plain if not plain.endswith(".") else plain + "0")
 
 
