@@ -188,6 +188,7 @@ def load_catalogue(
     chosen = data_dir if data_dir is not None else os.environ.get(DATA_VARIABLE) or None
     place = "" if chosen is None else str(Path(chosen).expanduser().resolve())
     key = (place, num_products, human, seed)
+    # A second thread waits for the first instead of loading the same catalogue.
     with _loading:
         if key not in _loaded:
             _loaded[key] = _load(place, num_products, human, seed)

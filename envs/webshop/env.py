@@ -305,6 +305,7 @@ class WebShopEnv(TextEnv):
             return [f"click[{PREVIOUS.lower()}]"]
         if page.kind == "results" and product in page.products:
             return [f"click[{product.asin.lower()}]"]
+        # The title finds nearly every product; the list of its kind is for those that share theirs.
         for query in (product.title.lower(), f"<q> {product.query}"):
             found = self.catalogue.search(query)
             usable = query.strip() and "[" not in query and "\n" not in query
@@ -324,6 +325,7 @@ class WebShopEnv(TextEnv):
         options = self.goal.options
         wanted = set(options.values() if isinstance(options, Mapping) else options)
         for name, values in product.options.items():
+            # Wanted values first: one of them usually pays most.
             for value in sorted(dict.fromkeys(values), key=lambda value: value not in wanted):
                 if best == 1.0:
                     break

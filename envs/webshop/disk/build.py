@@ -115,6 +115,7 @@ def _build(
         "seed": seed,
         "num_products": num_products,
         "segment_records": segment_records,
+        # A file that was changed is noticed by size and time, without reading it.
         "files": {
             name: [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for name, path in files.items()
         },
@@ -216,6 +217,7 @@ class _Reporter:
     def segments(self, products: int, fraction: float) -> None:
         self.products = products
         passed_s = max(time.monotonic() - self.began_s, 1e-9)
+        # What an earlier try had finished says nothing about the speed of this one.
         gained = fraction - self.first_fraction
         self.listener(
             Progress(
@@ -293,6 +295,7 @@ class _Planner(Iterator[SegmentTask]):
                 asin = record.value.get("asin")
                 if isinstance(asin, str):
                     if not usable_asin(asin) or asin in seen:
+                        # Left out but counted, so that messages name the record's place in the file.
                         skip.append(found)
                     seen.add(asin)
                 found, end = found + 1, record.end

@@ -88,6 +88,7 @@ class _Decided(random.Random):
         self._cap = cap
 
     def sample(self, population: Any, k: int, *, counts: Any = None) -> list[Any]:
+        # draw_cap takes the larger of two: both are the cap that was drawn.
         return [self._cap] * k
 
 

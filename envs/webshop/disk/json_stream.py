@@ -55,6 +55,7 @@ class _Reader:
         except OSError as error:
             raise CatalogueError(f"cannot read {str(path)!r}: {error.strerror}; give the path of a JSON file") from None
         self.chunk_bytes = chunk_bytes
+        # A byte order mark is no part of the JSON.
         if start == 0 and self.file.read(3) == codecs.BOM_UTF8:
             start = 3
         self.file.seek(start)
@@ -84,6 +85,7 @@ class _Reader:
 
     def byte(self, at: int) -> int:
         """Place in the file of a character of the window; asked for in increasing order."""
+        # Counted from the place that was asked for last, so that each character is encoded once.
         char, byte = self.marked
         if at < char:
             char, byte = 0, self.window_byte

@@ -179,6 +179,7 @@ class _SegmentWriter:
         for term in ordered:
             terms.append(term)
         terms.close()
+        # Terms were numbered as they came; from here on they have their place in sorted order.
         rank = np.empty(len(ordered), np.uint32)
         rank[np.array([encoded[term] for term in ordered], np.int64)] = np.arange(len(ordered), dtype=np.uint32)
         ranks = rank[np.array(self.terms_of_docs, np.int64)]

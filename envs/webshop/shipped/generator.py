@@ -95,6 +95,7 @@ def _offered_options(options: Sequence[Option], draw: Draw) -> tuple[list[tuple[
                 option.phrases.before[0] % pick(draw, values) if option.phrases.before else pick(draw, values)
             )
             continue
+        # int(draw() * n) and not randrange, whose use of random bits may change with Python's version.
         size = option.low + int(draw() * (option.high - option.low + 1))
         if option.in_a_row:
             at = int(draw() * (len(values) - size + 1))
