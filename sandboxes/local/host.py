@@ -57,7 +57,7 @@ _LINKS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """The tree of the jail; see ``inside.root.enter_root``."""
+    """The tree of the jail; see ``inside.root``."""
 
     base: str
     binds: tuple[tuple[str, str], ...]
