@@ -19,6 +19,7 @@ __all__ = ["LETTERS", "ChoiceVerifier", "read_choice"]
 
 LETTERS = "ABCDEFGHIJ"
 
+# Text styles of LaTeX, and signs of Markdown.
 _MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"']")
 _LEADING = re.compile(r"(?:the\s+)?(?:options?|choices?|letters?|answers?)\b[\s:]*", re.IGNORECASE)
 # A letter in brackets, or a bare one that begins no word, number or contraction ("I'm").

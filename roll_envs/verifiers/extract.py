@@ -65,6 +65,7 @@ def boxed(text: str) -> list[str]:
     chosen = [found[-1]]
     for before in reversed(found[:-1]):
         between = text[before[1] : chosen[0][0]]
+        # More text between two boxes separates two answers.
         if len(between) > 20 or not _JOIN.fullmatch(between) or not re.search(r"and|or|,|;", between):
             break
         chosen.insert(0, before)

@@ -131,6 +131,7 @@ class LlmJudge:
             future.cancel()
             return Failed(reason="the judge's own thread does not answer")
         except BaseException:
+            # For example after Ctrl-C: the request must not go on without its caller.
             future.cancel()
             raise
 

@@ -96,6 +96,7 @@ def identify(text: str) -> Guess:
     if not weights:
         return Guess("", 0.0)
     total = sum(weights.values())
+    # Japanese mixes the two scripts, so they are counted together.
     han_and_kana = weights.get("han", 0.0) + weights.get("kana", 0.0)
     script = max(weights, key=lambda name: weights[name])
     if han_and_kana >= weights[script]:
@@ -146,6 +147,7 @@ def _models(script: str) -> dict[str, _Model]:
 
 def _learn(code: str, script: str) -> _Model:
     listed, written = _words(TEXTS[code].words, script), _words(TEXTS[code].text, script)
+    # A listed word counts once, a written one as often as it occurs.
     words = Counter(set(listed)) + Counter(written)
     ngrams = _count_ngrams(Counter(listed) + Counter(written))
     sizes = {n: sum(c for ngram, c in ngrams.items() if len(ngram) == n) for n in _SMOOTHING}

@@ -42,6 +42,7 @@ def main(settings_text: str) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
+    # -I has left out the paths of the environment; these are the parent's.
     sys.path[:] = settings["path"]
     for name, folder in settings["packages"].items():
         _add_bare_package(name, folder)

@@ -105,6 +105,7 @@ class _Worker:
             bufsize=0,
             close_fds=True,
             start_new_session=True,
+            # No keys or passwords of the environment reach code that reads what a model wrote.
             env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
         )
 

@@ -150,8 +150,8 @@ class CodeVerifier:
 
     def _run_case(self, source: str, test: Run, name: str) -> CaseResult:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
-        # wait_s is for a free slot of the sandbox, before the program's own time begins.
         program = Program(source=source, language=self.language, stdin=stdin)
+        # wait_s is for a free slot of the sandbox, before the program's own time begins.
         result = self._made().run(program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s)
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")

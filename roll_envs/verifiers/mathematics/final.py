@@ -14,13 +14,16 @@ _SPAN = re.compile(  # lengths are limited, so that delimiters without an end ta
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
 )
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
+# What follows these words explains the answer.
 _STOP = re.compile(
     r"\.\s|\.$|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b|,\s+(?:because|since|as|so|which)\b"
 )
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z}])")
+# 1,234.5 or .5, 3/4, 2e3; with a sign of money before it or a percent sign behind it.
 _NUMBER = re.compile(
     r"[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][+-]?\d+)?\s*(?:\\?%)?"
 )
+# Words before an answer: "so we get", "The area is: ".
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?)\b[,:\s]*)+"
     r"|(?:[A-Za-z]{2,}[\s,]+){0,3}[A-Za-z]{2,}:\s+",

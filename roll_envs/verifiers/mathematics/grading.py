@@ -201,6 +201,7 @@ def _algebra(node: Matrix | Expression) -> Any:
 def _same_items(gold: Items, said: Items) -> bool:
     wanted, given = list(gold.items), list(said.items)
     if gold.braces and said.braces:
+        # In a set an element counts once.
         wanted, given = _distinct(wanted), _distinct(given)
     if len(wanted) != len(given):
         return False

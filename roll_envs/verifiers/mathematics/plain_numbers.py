@@ -13,6 +13,7 @@ _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)
 _DECIMAL = re.compile(_SIGN + r"(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})", re.ASCII)
 _RATIO = re.compile(_SIGN + r"(\d{1,400})\s*/\s*(\d{1,400})", re.ASCII)
 _FRACTION = re.compile(_SIGN + r"\\frac\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}", re.ASCII)
+# 2\frac{1}{3} or 2 1/3.
 _MIXED = re.compile(
     _SIGN + r"(\d{1,400})(?:\s*\\frac\s*\{\s*(\d{1,400})\s*\}\s*\{\s*(\d{1,400})\s*\}|\s+(\d{1,400})/(\d{1,400}))",
     re.ASCII,

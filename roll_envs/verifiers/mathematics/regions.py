@@ -134,6 +134,7 @@ def _chain(text: str) -> tuple[Any, Any] | None:
 
 def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
     if right == name and not left.free_symbols:
+        # = and ≠ are the same from either side.
         left, sign, right = right, _FLIPPED.get(sign, sign), left
     if left == name and not right.free_symbols:
         return {
