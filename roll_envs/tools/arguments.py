@@ -56,6 +56,7 @@ def check_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> 
         return f"argument {missing[0]!r} is missing; arguments: {describe_parameters(schema)}"
     for name, value in arguments.items():
         if name not in properties:
+            # Where the schema allows other names, the tool itself checks them.
             if schema.get("additionalProperties", False) is not False:
                 continue
             close = nearest(str(name), properties, 1)

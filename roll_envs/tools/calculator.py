@@ -79,8 +79,8 @@ class _Parser:
     """Reads and computes in one pass."""
 
     def __init__(self, tokens: list[tuple[str, str, int]]) -> None:
-        # Each operation is bounded by the size of its numbers, so their count bounds the time.
         self._tokens, self._at, self._depth = tokens, 0, 0
+        # Each operation is bounded by the size of its numbers, so their count bounds the time.
         if len(tokens) > 2 * _MOST_OPERATIONS:
             raise CalculatorError(f"the expression has {len(tokens)} parts; {2 * _MOST_OPERATIONS} are allowed")
 

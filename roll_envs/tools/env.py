@@ -73,6 +73,7 @@ class ToolEnv(TextEnv):
             )
         self.call_cost = float(call_cost)
         self.format_name, self._format = format, find_tool_format(format)
+        # Checked before anything is made that would have to be closed again.
         made, limit = _budget(budget), None if max_turns is None else _whole(max_turns)
         wrapped = registry.make(env, **dict(env_kwargs or {})) if isinstance(env, str) else env
         if not isinstance(wrapped, TextEnv):
@@ -194,6 +195,7 @@ class ToolEnv(TextEnv):
         self._over = True
         self.env.restore(snapshot["env"])
         records = [_record(each) for each in snapshot["calls"]]
+        # An episode that is over makes no more calls, so the state of its tools is not needed.
         if snapshot["over"]:
             self.runner.records = records
         else:

@@ -126,6 +126,7 @@ def load_index(corpus: str | os.PathLike[str], index: str | os.PathLike[str] | N
 
 
 def _load(path: Path, saved: Path) -> SearchIndex:
+    # The whole file is read: with a changed corpus the saved places of documents would be wrong.
     digest = _digest(path)
     arrays = _read(saved, digest)
     if arrays is None:

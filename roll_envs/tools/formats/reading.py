@@ -90,7 +90,7 @@ def read_json(text: str, start: int) -> JsonRead:
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        # The position of an error may lie before the value, and reading must never go back.
+        # Reading never goes back: it goes on from here, and would find the same text again.
         at = max(error.pos, start)
         found = repr(clip(text[at : at + 12])) if at < len(text) else "the end of the text"
         return JsonRead(None, at, f"{error.msg.lower()} at character {at - start} of the JSON, before {found}")
