@@ -56,6 +56,7 @@ class FrozenLakeEnv(TextEnv):
             raise ConfigError(f"p, the share of frozen cells, must be above 0 and at most 1, not {p!r}")
         self.p = float(p)
         self.is_slippery = bool(is_slippery)
+        # 10 on the usual lakes, as in ROLL.
         self.max_turns = max(10, 5 * self.size // 2) if max_turns is None else check_int("max_turns", max_turns, 1)
         self.symbols = check_symbols(symbols, MEANINGS, SYMBOLS)
         self.format_penalty = check_penalty(format_penalty)

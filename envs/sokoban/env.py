@@ -205,6 +205,7 @@ class SokobanEnv(TextEnv):
         plain = self._cell_texts
         broken = tuple(text + "\n" for text in plain)
         self._texts = [broken if cell in ends else plain for cell in range(height * width)]
+        # Kept from move to move: a move changes three cells at most.
         self._drawn = [self._texts[cell][self._code(cell)] for cell in range(height * width)]
 
     def _code(self, cell: int) -> int:

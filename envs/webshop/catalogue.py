@@ -28,6 +28,7 @@ __all__ = ["DATA_VARIABLE", "MOST_HITS", "Catalogue", "build_catalogue", "load_c
 DATA_VARIABLE = "ROLL_WEBSHOP_DATA"
 """Environment variable that names the default data folder or index."""
 
+# As many as the original asks its search engine for.
 MOST_HITS = 50
 _REMEMBERED_SEARCHES = 4_096
 
@@ -114,6 +115,7 @@ def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: i
     if not kept:
         raise ConfigError(f"the catalogue {name} has no products")
     rng = random.Random(seed)
+    # All prices are drawn before the first price cap (see goals).
     prices = [draw_price(listing.product.pricing, rng) for listing in kept]
     goals = list(human_goals(kept, prices, rng)) if human else synthetic_goals(kept, prices, rng)
     if not goals:
@@ -185,6 +187,7 @@ def load_catalogue(
     ``data_dir=None`` means the folder named by ``ROLL_WEBSHOP_DATA``, and the shipped catalogue where that is not
     set. Raises :class:`ConfigError` for missing, truncated or malformed files.
     """
+    # An empty variable counts as not set.
     chosen = data_dir if data_dir is not None else os.environ.get(DATA_VARIABLE) or None
     place = "" if chosen is None else str(Path(chosen).expanduser().resolve())
     key = (place, num_products, human, seed)

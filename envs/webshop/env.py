@@ -305,7 +305,7 @@ class WebShopEnv(TextEnv):
             return [f"click[{PREVIOUS.lower()}]"]
         if page.kind == "results" and product in page.products:
             return [f"click[{product.asin.lower()}]"]
-        # The title finds nearly every product; the list of its kind is for those that share theirs.
+        # The list of its kind is for a product whose title cannot be searched for, or finds others first.
         for query in (product.title.lower(), f"<q> {product.query}"):
             found = self.catalogue.search(query)
             usable = query.strip() and "[" not in query and "\n" not in query

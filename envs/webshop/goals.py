@@ -78,6 +78,7 @@ def synthetic_goals(listings: Iterable[Listing], prices: Iterable[float], rng: r
         for listing, price in zip(listings, prices, strict=True)
         if listing.instruction is not None and listing.instruction_attributes
     ]
+    # Weights need the uses of an attribute in all goals, so the sources are gone through twice.
     uses: Counter[str] = Counter()
     for listing, _ in sources:
         count = math.prod(map(len, listing.product.options.values()))

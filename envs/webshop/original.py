@@ -163,6 +163,7 @@ def read_json(path: Path, kind: type) -> Any:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         size = path.stat().st_size
+        # An error at the very end of the text means that the rest is missing.
         hint = "the file is cut off" if error.pos >= len(error.doc.rstrip()) - 1 else "the file is damaged"
         raise ConfigError(
             f"{path} is not valid JSON: {error.msg} at character {error.pos} of a file of {size} bytes ({hint}); "

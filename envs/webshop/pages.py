@@ -62,6 +62,7 @@ class Page:
     """On the last page: the reward of the purchase."""
 
 
+# Whitespace as HTML has it.
 _BLANK = " \n\t\f\r"
 
 

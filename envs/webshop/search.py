@@ -46,6 +46,7 @@ K1, B = np.float32(0.9), np.float32(0.4)
 MAX_QUERY_CHARS = 16_384
 MAX_QUERY_TERMS = 1_024
 
+# Lucene's NUM_FREE_VALUES: shorter lengths are stored as they are.
 _EXACT_LENGTHS = 24
 _MOST_LENGTH = 2**31 - 1
 
@@ -130,6 +131,7 @@ class MemoryIndex:
             sizes.append(len(counts))
             lengths.append(len(words))
         num_filled = sum(length > 0 for length in lengths)
+        # Without any term the mean length does not matter, but must not be 0.
         factors = length_factors(sum(lengths) / max(num_filled, 1) or 1.0)
         of_doc = factors[np.array([encode_length(length) for length in lengths], dtype=np.uint8)]
         ids = np.array(term_ids, dtype=np.int32)

@@ -175,6 +175,7 @@ def _locked(draft: Path) -> Iterator[None]:
     with (draft / "lock").open("w") as file:
         try:
             if HAVE_LOCKS:
+                # Such a lock ends with the process, however that ends.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise CatalogueError(f"another process is building in {str(draft)!r}; wait for it, or end it") from None

@@ -130,6 +130,7 @@ class SyntheticGoals(_Sources):
 
     def make(self, number: int) -> Goal:
         """The goal at a place in catalogue order: the last option changes fastest."""
+        # Of the array's own type: another one would be reached by converting the whole array.
         source = int(np.searchsorted(self.ends, np.uint32(number), side="right"))
         product, price, decided, (instruction, attributes) = self.read(source)
         rest = number - (int(self.ends[source - 1]) if source else 0)

@@ -116,6 +116,7 @@ class DiskIndex:
         pause = _LOOK_AHEAD
         for term in terms:
             if candidates.excludes(bounds_left[used]):
+                # From here on it is quicker to look up the candidates than to add whole lists.
                 if candidates.size(sums, bounds_left[used]) * _LOOKUP_COST < term.end - term.start:
                     break
                 np.add.at(sums, self._docs[term.start : term.end].astype(np.intp), self._parts(term))
@@ -217,6 +218,7 @@ class _TopCandidates:
     def remaining(self, sums: NDArray[np.float32], rest: float) -> NDArray[Any]:
         """All remaining candidates, in order."""
         low = self._least_sum(rest)
+        # With a bound of 0 or less, every document with a sum may still reach the threshold.
         return np.flatnonzero(sums >= low if low > 0 else sums)
 
     def narrow(self, docs: NDArray[Any], reached: NDArray[np.float32], rest: float) -> NDArray[Any]:

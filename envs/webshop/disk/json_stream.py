@@ -133,6 +133,7 @@ class _Reader:
 
     def _read_on(self, error: json.JSONDecodeError, what: str) -> None:
         """Read more where an element was merely cut by the window; raise where it is wrong."""
+        # The position of that error is the beginning of the string, however far away its end would be.
         cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - _MARGIN_CHARS
         if not cut:
             raise self.error(f"is not valid JSON ({error.msg})", self.byte(error.pos)) from None

@@ -225,6 +225,7 @@ def _merge_terms(segments: Sequence[_Segment], output: _Output) -> tuple[list[ND
 
 def _terms(segment: _Segment, place: int) -> Iterator[tuple[bytes, int]]:
     terms = segment.blobs("terms")
+    # A thousand at a time: one by one, each term would cost a slice of a mapped array.
     for start in range(0, len(terms), 1 << 10):
         offsets = terms.offsets[start : start + (1 << 10) + 1].tolist()
         text = terms.bytes[offsets[0] : offsets[-1]].tobytes()

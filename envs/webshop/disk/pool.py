@@ -74,6 +74,7 @@ class _Pool:
         assert process.stdout is not None
         for line in process.stdout:
             self.answers.put((place, line))
+        # An empty line stands for the end of the process.
         self.answers.put((place, ""))
 
     def _give(self, place: int, task: SegmentTask) -> None:

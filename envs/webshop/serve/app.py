@@ -183,6 +183,7 @@ class _Site:
             with self._visits.visit(given) as (name, visit):
                 return name, function(visit)
 
+        # A step may take a while, and other visitors must not wait for it.
         name, response = await run_in_threadpool(use)
         if name != given:
             response.set_cookie(self._cookie, name, httponly=True, samesite="lax")

@@ -81,6 +81,7 @@ class Visit:
     def undo(self) -> None:
         """Take the last turn back."""
         self.session.undo()
+        # The message is the only sign that nothing was undone.
         if self.session.message.startswith("nothing"):
             self.say("There is nothing to undo.")
 

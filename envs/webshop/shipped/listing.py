@@ -64,6 +64,7 @@ def description_of(family: ProductFamily, brand: str, untold: Sequence[Trait], d
     if len(sentences) == 1 or draw() < 0.4:
         sentences.append(category.closers[int(draw() * len(category.closers))])
     if category.numbered and len(sentences) < 5 and draw() < 0.6:
+        # Two of 16 letters, and four digits from 1000 on.
         number = int(draw() * 256 * 9000)
         code, digits = divmod(number, 9000)
         sentences.append(f"Model {_CODE[code // 16]}{_CODE[code % 16]}-{digits + 1000}.")

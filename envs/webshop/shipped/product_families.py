@@ -61,6 +61,7 @@ def block(seed: int, number: int) -> list[ProductFamily]:
     draw = drawing(seed, 1, number)
     pattern = pick(draw, _FAMILIES)
     first = number * _STEP + seed
+    # The last number of a pattern is the highest.
     families = [_family(CATEGORIES[(first + n * _JUMP) % len(CATEGORIES)], draw) for n in range(pattern[-1] + 1)]
     return [families[n] for n in pattern]
 
