@@ -32,7 +32,8 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 MACHINE = platform.machine()
-# System calls that glibc has no function for; from number 424 on all architectures share the numbers.
+# System calls that C libraries have no function for, or only of late; from number 424 on all architectures share the
+# numbers.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
