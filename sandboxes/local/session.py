@@ -53,6 +53,7 @@ class LocalSession(SandboxSession):
         self._check_open()
         self._cells += 1
         with contextlib.closing(Output(limits.output_bytes)) as output:
+            # In a memory file: a message of the channel must not be longer than 64 KB.
             payload = wire.pack({}, [source.encode("utf-8", "surrogatepass")])
             try:
                 order = {"order": "cell", "serial": self._cells, "limits": asdict(limits)}
@@ -61,6 +62,7 @@ class LocalSession(SandboxSession):
                 os.close(payload)
             output.close_writers()
             ended = self._slot.wait_for_end(output, limits.wall_s, lambda: self._slot.order({"order": "stop"}))
+        # No report: the kernel killed init with the programs, and the session with it.
         self._lost = ended.report is None
         return cell_result(ended, self._isolation)
 
@@ -102,5 +104,6 @@ class LocalSession(SandboxSession):
             self._give_back(self._slot)
 
     def __del__(self) -> None:
+        # At the end of the interpreter, parts of what close() uses may be gone.
         with contextlib.suppress(Exception):
             self.close()
