@@ -248,6 +248,12 @@ class WorkerPool:
         except (RollError, OSError) as error:
             worker = None
             return Outcome(status="unavailable", detail=str(error))
+        except BaseException:
+            # Ctrl-C, say: the reply to this task is still to come, and must not answer the next one.
+            if worker is not None:
+                self._drop(worker)
+                worker = None
+            raise
         finally:
             self._give_back(worker)
 
@@ -306,11 +312,15 @@ class WorkerPool:
             spare.end()
         for worker in workers:
             worker.kill()  # the thread that waits for its reply sees the end of the pipe and closes its descriptors
+        places = 0
         with contextlib.suppress(queue.Empty):
             while True:
                 idle = self._idle.get_nowait()
+                places += 1
                 if idle is not None:
                     idle.end()
+        for _ in range(places):
+            self._idle.put(None)  # a later call finds a place, and is told that the pool is closed
 
     def _after_fork(self) -> None:
         """Reset the pool in a child made by ``os.fork``: the processes belong to the parent and are left alone."""

@@ -40,12 +40,14 @@ class LocalSession(SandboxSession):
         self._limits = limits
         self._isolation = isolation
         self._give_back = give_back
-        self._closed = False
         self._lost = False
         self._cells = 0
+        # Until it has begun there is nothing to close: who opens it gives the slot back when this raises.
+        self._closed = True
         slot.begin()
         slot.order({"order": "session", **head, "limits": asdict(limits)})
         slot.answer()
+        self._closed = False
 
     def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
         limits = self._limits if limits is None else limits

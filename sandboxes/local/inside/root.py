@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,13 +92,17 @@ def _show(path: str, target: str) -> None:
 
 def _mounts_at_or_below(target: str) -> list[str]:
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+    with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
-            # mountinfo writes spaces and the like as octal escapes, such as \040.
-            place = line.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+            place = mount_point(line)
             if place == target or place.startswith(target + "/"):
                 found.append(place)
     return found
+
+
+def mount_point(line: bytes) -> str:
+    """The mount point of a line of mountinfo, which writes spaces and the like as octal escapes, such as ``\\040``."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]))
 
 
 def _touch(path: str) -> None:
