@@ -1,13 +1,12 @@
 """The references of configuration keys and of algorithms as Markdown, generated from the declarations in the code.
 
-``python -m trainer.run.reference docs`` writes ``configuration.md`` and ``algorithms.md`` into the folder ``docs``.
+``python docs/make_reference.py`` writes ``configuration.md`` and ``algorithms.md`` beside this file.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ __all__ = ["algorithm_reference", "config_reference"]
 
 _CONFIGURATION_HEAD = f"""# Configuration
 
-<!-- Generated from trainer/config: python -m trainer.run.reference docs -->
+<!-- Generated from trainer/config: python docs/make_reference.py -->
 
 One YAML file describes one run and is complete by itself; `configs/` holds whole files to start from. On the command
 line `key=value` overrides a key by its dotted name: `roll-train configs/frozenlake_tiny.yaml optimizer.lr=1e-3 seed=1`.
@@ -38,7 +37,7 @@ This is format {FORMAT}. Keys without a default must be given.
 
 _ALGORITHMS_HEAD = """# Algorithms
 
-<!-- Generated from the code: python -m trainer.run.reference docs -->
+<!-- Generated from the code: python docs/make_reference.py -->
 
 A training step is always the same: episodes are scored, their rewards shaped (`reward`), an *estimator* gives every
 sampled token an advantage (`advantage`), a *loss* makes gradients of them (`loss`, `correction`), and one aggregation
@@ -153,10 +152,10 @@ def _entry(name: str, function: Callable[..., object], remark: str) -> str:
     return f"### {name}\n\n{text}\n" + (f"\n{remark}\n" if remark else "")
 
 
-def _main(folder: str) -> None:
+def _main(folder: Path) -> None:
     for name, text in (("configuration.md", config_reference()), ("algorithms.md", algorithm_reference())):
-        write_atomic(Path(folder) / name, text)
+        write_atomic(folder / name, text)
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    _main(Path(__file__).parent)
