@@ -7,7 +7,7 @@ and failures and delays come where a test wants them.
 from __future__ import annotations
 
 import contextlib
-import heapq
+import sched
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,28 +98,29 @@ class ScriptedPolicy(Policy):
             self.prompts.append(tuple(prompt_ids))
         answer: Future[Completion] = Future()
         delay_s = self._delay_s(number) if callable(self._delay_s) else self._delay_s
-        if delay_s > timeout_s:
-            self._timer.after(timeout_s, lambda: _fail(answer, DeadlineExceededError(self.answer_name, timeout_s)))
-        elif delay_s > 0:
-            self._timer.after(delay_s, lambda: self._resolve(answer, number, version, sampling))
+
+        def settle() -> None:
+            with contextlib.suppress(InvalidStateError):  # the request was cancelled
+                try:
+                    if delay_s > timeout_s:
+                        raise DeadlineExceededError(self.answer_name, timeout_s)
+                    answer.set_result(self._completion(number, version, sampling))
+                except Exception as error:  # one that was ordered, or the script's own
+                    answer.set_exception(error)
+
+        if delay_s > 0:
+            self._timer.after(min(delay_s, timeout_s), settle)
         else:
-            self._resolve(answer, number, version, sampling)
+            settle()
         return answer
 
-    def _resolve(self, answer: Future[Completion], number: int, version: int, sampling: SamplingParams) -> None:
-        try:
-            if number in self._failures:
-                raise self._failures[number]
-            ids = () if number in self._abort else self._ids(number)[: sampling.max_new_tokens]
-        except Exception as error:  # one that was ordered, or the script's own
-            _fail(answer, error)
-            return
+    def _completion(self, number: int, version: int, sampling: SamplingParams) -> Completion:
+        if number in self._failures:
+            raise self._failures[number]
+        ids = () if number in self._abort else self._ids(number)[: sampling.max_new_tokens]
         stopped = bool(ids) and ids[-1] in (sampling.stop_ids or self.renderer.stop_ids)
         finish: FinishReason = "abort" if number in self._abort else "stop" if stopped else "length"
-        with contextlib.suppress(InvalidStateError):  # cancelled
-            answer.set_result(
-                Completion(ids=ids, logprobs=(self._logprob,) * len(ids), finish=finish, weight_version=version)
-            )
+        return Completion(ids=ids, logprobs=(self._logprob,) * len(ids), finish=finish, weight_version=version)
 
     def _ids(self, number: int) -> tuple[int, ...]:
         script = self._script
@@ -127,38 +128,30 @@ class ScriptedPolicy(Policy):
         return (*self.renderer.encode(said), CharRenderer.STOP) if isinstance(said, str) else tuple(said)
 
 
-def _fail(answer: Future[Completion], error: Exception) -> None:
-    with contextlib.suppress(InvalidStateError):  # cancelled
-        answer.set_exception(error)
-
-
 class _Timer:
     """Calls functions at later times from one thread, which lives as long as there is something to call."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._changed = threading.Condition()
-        self._count = 0
+        self._due = sched.scheduler(time.monotonic, self._wait)
+        self._changed = threading.Event()
+        self._lock = threading.Lock()
         self._running = False
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        with self._changed:
-            heapq.heappush(self._due, (time.monotonic() + delay_s, self._count, call))
-            self._count += 1
+        with self._lock:
+            self._due.enter(delay_s, 0, call)
+            self._changed.set()
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="scripted-policy", daemon=True).start()
-            self._changed.notify()
+
+    def _wait(self, wait_s: float) -> None:
+        # The scheduler looks at all that is due again after each wait: an earlier call that came meanwhile is not late.
+        self._changed.wait(wait_s)
+        self._changed.clear()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._due:
-                    self._running = False
-                    return
-                wait_s = self._due[0][0] - time.monotonic()
-                if wait_s > 0:
-                    self._changed.wait(wait_s)
-                    continue
-                call = heapq.heappop(self._due)[2]
-            call()
+        while self._running:
+            self._due.run()
+            with self._lock:
+                self._running = not self._due.empty()

@@ -46,26 +46,16 @@ class CounterEnv(TextEnv):
         truncated = not solved and self._turns >= self.max_turns
         self._over = solved or truncated
         parts = {"turn": -0.1, "target": 1.0 if solved else 0.0}
-        info = {
-            "success": solved,
-            "action_is_valid": read.valid,
-            "action_is_effective": change != 0,
-            "format_penalty": 0.0,
-            "reward_parts": parts,
-        }
+        flags = {"success": solved, "action_is_valid": read.valid, "action_is_effective": change != 0}
+        info = {**flags, "format_penalty": 0.0, "reward_parts": parts}
         return self.render(), sum(parts.values()), solved, truncated, info
 
     def render(self) -> str:
         return f"counter {self._value}, target {self._target}"
 
     def snapshot(self) -> Mapping[str, Any]:
-        return {
-            "value": self._value,
-            "target": self._target,
-            "turns": self._turns,
-            "over": self._over,
-            "np_random": self.np_random.bit_generator.state,
-        }
+        counts = {"value": self._value, "target": self._target, "turns": self._turns, "over": self._over}
+        return {**counts, "np_random": self.np_random.bit_generator.state}
 
     def restore(self, snapshot: Mapping[str, Any]) -> str:
         self._value, self._target = snapshot["value"], snapshot["target"]
