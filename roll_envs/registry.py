@@ -24,7 +24,17 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from roll_envs.errors import ConfigError, PluginError, RollError, UnknownNameError
 
-__all__ = ["HUB_ROOT", "MakerRegistry", "Registration", "Registry", "error_and_place", "hidden_by", "why_not_loaded"]
+__all__ = [
+    "HUB_ROOT",
+    "Declared",
+    "MakerRegistry",
+    "Registration",
+    "Registry",
+    "error_and_place",
+    "hidden_by",
+    "located",
+    "why_not_loaded",
+]
 
 T = TypeVar("T")
 
@@ -343,8 +353,8 @@ def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
         return None
     # The folder of a package, or the file of a module.
     place = next(iter(spec.submodule_search_locations or ()), spec.origin) if spec is not None else None
-    holding = next((root for root in [*roots, *map(Path, sys.path)] if _holds(root, module)), None)
-    wanted = holding or next(iter(roots), None)
+    holding = located(module, roots)
+    wanted = holding[0] if holding else next(iter(roots), None)
     if place in (None, "built-in", "frozen") or wanted is None:
         return None
     found = Path(place)
@@ -357,6 +367,11 @@ def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
     )
 
 
-def _holds(root: Path, module: str) -> bool:
-    target = root.joinpath(*module.split("."))
-    return (target / "__init__.py").is_file() or target.with_name(target.name + ".py").is_file()
+def located(module: str, roots: Sequence[Path] = ()) -> tuple[Path, Path] | None:
+    """The first of ``roots`` and ``sys.path`` that holds a module, and the module's file; imports nothing."""
+    for root in [*roots, *map(Path, sys.path)]:
+        target = root.joinpath(*module.split("."))
+        for file in (target / "__init__.py", target.with_name(target.name + ".py")):
+            if file.is_file():
+                return root, file
+    return None

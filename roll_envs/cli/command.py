@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.machinery
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 from roll_envs.errors import PluginError, RollError, nearest
-from roll_envs.registry import Registry, error_and_place
+from roll_envs.registry import Declared, Registry, error_and_place, located
 
 __all__ = ["COMMANDS", "CommandModule", "main"]
 
@@ -68,27 +67,15 @@ def summary(name: str) -> str:
         return COMMANDS.find(name).SUMMARY
     if broken := COMMANDS.unusable(name):
         return f"broken: {broken}"
-    return _summary_in_file(declared.point.module) or f"a command of {COMMANDS.source(name)}"
-
-
-def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """Import the command and let it add its arguments. Raises :class:`PluginError` that names the package."""
-    with _blamed(name, lambda error: COMMANDS.broken(name, f"its arguments: {error_and_place(error)}")):
-        COMMANDS.find(name).add_arguments(parser)
-
-
-def run(name: str, options: argparse.Namespace) -> int:
-    """Run it; an error that is not meant for users names the package and the line where it was raised."""
-    with _blamed(name, lambda error: f"command {name!r} of {COMMANDS.source(name)} failed: {error_and_place(error)}"):
-        code: Any = COMMANDS.find(name).run(options)
-    if not isinstance(code, int):
-        raise PluginError(COMMANDS.broken(name, f"run returned {code!r}, not an exit code"))
-    return code
+    return _summary_in_file(declared) or f"a command of {COMMANDS.source(name)}"
 
 
 @contextmanager
 def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None]:
-    """Errors of another package's command become a :class:`PluginError`; those of built-in ones are left alone."""
+    """Errors of another package's command become a :class:`PluginError`; those of built-in ones are left alone.
+
+    The message names the package and the line where the error was raised; a ``RollError`` is for users as it is.
+    """
     try:
         yield
     except (RollError, BrokenPipeError):
@@ -99,21 +86,13 @@ def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None
         raise PluginError(message(error)) from error
 
 
-def _summary_in_file(module: str) -> str:
-    """The text assigned to ``SUMMARY`` in a module's file, found without importing anything; empty when it is not."""
-    names, folders, spec = module.split("."), None, None
+def _summary_in_file(declared: Declared) -> str:
+    """The text assigned to ``SUMMARY`` in a module's file, which is not imported; empty when it is not found."""
+    found = located(declared.point.module, [declared.root])
     try:
-        for depth in range(1, len(names) + 1):  # importlib.util.find_spec would import the packages that it lies in
-            spec = importlib.machinery.PathFinder.find_spec(".".join(names[:depth]), folders)
-            assert spec is not None
-            folders = spec.submodule_search_locations
-        assert spec is not None
-        assert spec.origin is not None
-        for node in ast.parse(Path(spec.origin).read_bytes()).body:
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if any(isinstance(target, ast.Name) and target.id == "SUMMARY" for target in targets):
-                    return " ".join(str(ast.literal_eval(node.value)).split())
+        for node in ast.parse(found[1].read_bytes() if found else "").body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and re.match(r"SUMMARY\b", ast.unparse(node)):
+                return " ".join(str(ast.literal_eval(node.value or node)).split())
     except Exception:  # files of others; the caller has another line to show
         return ""
     return ""
@@ -133,8 +112,17 @@ def _parser(used: str) -> _Parser:
         sub = commands.add_parser(name, help=safe, description=description, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
         if name == used:
-            add_arguments(name, sub)
+            with _blamed(name, lambda error: COMMANDS.broken(used, f"its arguments: {error_and_place(error)}")):
+                COMMANDS.find(name).add_arguments(sub)
     return parser
+
+
+def _run(name: str, options: argparse.Namespace) -> int:
+    with _blamed(name, lambda error: f"command {name!r} of {COMMANDS.source(name)} failed: {error_and_place(error)}"):
+        code: Any = COMMANDS.find(name).run(options)
+    if not isinstance(code, int):
+        raise PluginError(COMMANDS.broken(name, f"run returned {code!r}, not an exit code"))
+    return code
 
 
 def _names(used: str) -> list[str]:
@@ -154,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"no command {used!r}; {advice}")
     try:
         options = _parser(used).parse_args(given)
-        code = run(options.command, options)
+        code = _run(options.command, options)
         sys.stdout.flush()
         return code
     except RollError as error:

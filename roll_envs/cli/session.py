@@ -70,11 +70,10 @@ class Choices:
     def read(self, typed: str) -> str | None:
         """The action that ``typed`` stands for: a number, a form's name and words, or the action itself."""
         text = typed.strip()
-        if text.isascii() and text.isdigit():
-            return self.fixed[int(text) - 1] if 0 < int(text[:6]) <= len(self.fixed) else None
-        same = {action.lower(): action for action in self.fixed}.get(text.lower())
-        if same is not None:
-            return same
+        known = {action.lower(): action for action in self.fixed}
+        known.update((str(number), action) for number, action in enumerate(self.fixed, start=1))
+        if text.lower() in known:
+            return known[text.lower()]
         name, _, words = text.partition(" ")
         for short, form in self.forms.items():
             before, after = _PLACEHOLDER.split(form, maxsplit=1)
@@ -92,7 +91,7 @@ class Choices:
         words = [f"{short} and words for {form}" for short, form in self.forms.items()]
         return ", ".join([part for part in (numbers, *words) if part])
 
-    def view(self, observation: str, *, width: int, on: bool) -> str:
+    def view(self, observation: str, *, width: int) -> str:
         """The observation, wrapped, with each choice's number where its text stands; the other choices below."""
         numbers: dict[str, int] = {}
         for number, action in enumerate(self.fixed, start=1):
@@ -108,7 +107,7 @@ class Choices:
             shown.add(number)
             wrapped = textwrap.wrap(line, max(20, width - 6), break_on_hyphens=False) or [""]
             gap = " " * (5 - len(mark))
-            lines.append(f"{gap}{paint(mark, 'cyan', 'bold', on=on)} {wrapped[0]}".rstrip())
+            lines.append(f"{gap}{paint(mark, 'cyan', 'bold')} {wrapped[0]}".rstrip())
             lines += [f"      {more}" for more in wrapped[1:]]
         rest = [f"[{n}] {' '.join(a.split())}" for n, a in enumerate(self.fixed, start=1) if n not in shown]
         rest += [f"[{short} ...] {form}" for short, form in self.forms.items()]
@@ -158,10 +157,10 @@ class Session:
         return float(sum(t["reward"] for t in self.turns))
 
     @property
-    def max_turns(self) -> int | None:
-        """The turn limit, where the environment names one."""
+    def progress(self) -> str:
+        """How many turns were played, and of how many where the environment has a limit."""
         limit = getattr(self.env.unwrapped, "max_turns", None)
-        return limit if isinstance(limit, int) else None
+        return f"turn {len(self.turns)}" + (f" of {limit}" if isinstance(limit, int) else "")
 
     @property
     def instructions(self) -> str:
@@ -172,11 +171,6 @@ class Session:
     def info(self) -> Mapping[str, Any]:
         """What the environment said beside the observation that is shown."""
         return self.turns[-1]["info"] if self.turns else self._first_info
-
-    @property
-    def lists_actions(self) -> bool:
-        """Whether the environment lists what can be done, as :attr:`choices`."""
-        return bool(available_actions(self._first_info))
 
     @property
     def choices(self) -> Choices:
@@ -196,6 +190,7 @@ class Session:
             raise ConfigError(f"reset with seed {seed} and options {dict(options or {})} failed: {error}") from error
         self.seed, self.options = seed, dict(options or {})
         self.observation, self._first_info = str(observation), info
+        self.lists_actions = bool(available_actions(info))
         self.turns = []
         self._undo.clear()
         said = "".join(f", {name} {value}" for name, value in self.options.items())

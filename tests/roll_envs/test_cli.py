@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import roll_envs
-from roll_envs.cli import main
+from roll_envs.cli import common, main
 from roll_envs.cli.common import parse_kwargs
 from roll_envs.cli.play import action_keys, draw, legend
 from roll_envs.testing import COUNTER_CARD
@@ -166,12 +166,18 @@ def test_keys() -> None:
     assert action_keys([str(i) for i in range(20)]) == {}
 
 
-def test_boards_are_coloured_by_the_meaning_of_their_symbols() -> None:
+def test_boards_are_coloured_by_the_meaning_of_their_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
     meanings = legend("Symbols:\n#: wall, P: player\nUse: any.")
     assert meanings == {"#": "wall", "P": "player"}
-    assert draw("##\n#P", meanings, wide=True, on=False) == "# #\n# P"
-    assert draw("##\n#P", meanings, wide=False, on=True).count("\x1b[2m#\x1b[0m") == 3
-    assert draw("Hello P\n#", meanings, wide=True, on=True) == "Hello P\n#"
+    assert draw("##\n#P", meanings, gap=" ") == "# #\n# P"
+    assert draw("# #\n# P", meanings, gap=" ") == "# #\n# P"
+    monkeypatch.setattr(common, "coloured", lambda: True)
+    assert draw("##\n#P", meanings, gap="").count("\x1b[2m#\x1b[0m") == 3
+    assert draw("##\n#P", meanings, gap="").count("\x1b[36;1mP\x1b[0m") == 1
+    assert draw("Hello P\n#", meanings, gap=" ") == "Hello P\n#"
+    assert draw("#P", meanings, gap=" ") == "#P"
+    painted = [(common.paint("a", "red"), "1"), ("long", "2")]
+    assert common.table(painted) == "\x1b[31ma\x1b[0m     1\nlong  2"
 
 
 def test_keys_in_a_terminal() -> None:
