@@ -81,10 +81,13 @@ class DatasetEnv(TextEnv):
         )
         self.tasks = make_tasks(data, fields)
         self._oracle_field = oracle_field
-        self._verifiers = _Verifiers(self.tasks, verifier, verifiers, verifier_field)
-        self._by_split = {
-            name: [i for i, task in enumerate(self.tasks) if name in ("all", task.split)] for name in SPLITS
-        }
+        self._made: dict[str, Verifier] = {}
+        """Verifiers that were made here, by their specs."""
+        self._common = None if verifier is None else self._verifier(verifier)
+        self._by_domain = {name: self._verifier(spec) for name, spec in (verifiers or {}).items()}
+        self._refuse_unjudged(verifiers, verifier_field)
+        numbers = range(len(self.tasks))
+        self._by_split = {s: [i for i in numbers if s in ("all", self.tasks[i].split)] for s in SPLITS}
         self._row = -1
         self._turns, self._over, self._shown = 0, True, ""
 
@@ -135,7 +138,9 @@ class DatasetEnv(TextEnv):
         if self._over:
             raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
         said = self.action_format.read(action)
-        score = Score(value=0.0, passed=False, detail=UNREAD) if said is None else self._judged(said)
+        score = Score(value=0.0, passed=False, detail=UNREAD) if said is None else self._judge(said)
+        if isinstance(score, Failed):
+            raise EnvironmentFaultError(f"row {self._row} could not be judged: {score.reason}")
         self._turns += 1
         last = score.passed or self._turns >= self.max_turns
         self._over = last
@@ -157,12 +162,6 @@ class DatasetEnv(TextEnv):
         }
         return self._shown, value + penalty, last, False, info
 
-    def _judged(self, answer: str) -> Score:
-        verdict = self._verifiers.judge(self.task, answer)
-        if isinstance(verdict, Failed):
-            raise EnvironmentFaultError(f"row {self._row} could not be judged: {verdict.reason}")
-        return verdict
-
     def legal_answers(self) -> list[str]:
         """Any text is allowed; this is one."""
         return [self.action_format.write("I do not know.")]
@@ -179,7 +178,7 @@ class DatasetEnv(TextEnv):
             return None
         answer = self.action_format.write(str(known))
         said = self.action_format.read(answer)
-        verdict = self._verifiers.judge(task, said) if said is not None else None
+        verdict = self._judge(said) if said is not None else None
         return [answer] if isinstance(verdict, Score) and verdict.passed else None
 
     def render(self) -> str:
@@ -190,13 +189,8 @@ class DatasetEnv(TextEnv):
         """The row, what is shown, counters and the generator."""
         if self._row < 0:
             raise gymnasium.error.ResetNeeded("there is nothing to take a snapshot of before reset()")
-        return {
-            "row": self._row,
-            "turns": self._turns,
-            "over": self._over,
-            "shown": self._shown,
-            "np_random": self.np_random.bit_generator.state,
-        }
+        place = {"row": self._row, "turns": self._turns, "over": self._over, "shown": self._shown}
+        return {**place, "np_random": self.np_random.bit_generator.state}
 
     def restore(self, snapshot: Mapping[str, Any]) -> str:
         """Continue from ``snapshot``; its ``np_random`` may be missing (the generator then stays as it is)."""
@@ -215,24 +209,13 @@ class DatasetEnv(TextEnv):
 
     def close(self) -> None:
         """Close the verifiers that were made for this environment."""
-        self._verifiers.close()
+        for made in self._made.values():
+            close_verifier(made)
 
+    # -- who judges: the row's own verifier, that of its domain, or the one for all ------------------------------------
 
-class _Verifiers:
-    """Who judges which row: the row's own verifier, that of its domain, or the one for all."""
-
-    def __init__(
-        self,
-        tasks: Sequence[DataTask],
-        common: VerifierSpec | None,
-        by_domain: Mapping[str, VerifierSpec] | None,
-        field: str | None,
-    ) -> None:
-        self._made: dict[str, Verifier] = {}
-        """Those that were made here, by their specs."""
-        self._common = None if common is None else self._verifier(common)
-        self._by_domain = {name: self._verifier(spec) for name, spec in (by_domain or {}).items()}
-        for number, task in enumerate(tasks if common is None else ()):
+    def _refuse_unjudged(self, by_domain: Mapping[str, VerifierSpec] | None, field: str | None) -> None:
+        for number, task in enumerate(self.tasks if self._common is None else ()):
             if task.verifier is None and task.domain not in self._by_domain:
                 if by_domain is not None:
                     why = f"is of the domain {task.domain!r}; verifiers has {', '.join(map(repr, by_domain)) or 'none'}"
@@ -240,15 +223,8 @@ class _Verifiers:
                     why = "has none of its own" + ("" if field is None else f" in the field {field!r}")
                 raise ConfigError(f"no verifier for row {number}: it {why}; give one for all in verifier='exact', ...")
 
-    def _verifier(self, spec: VerifierSpec) -> Verifier:
-        if not isinstance(spec, str | Mapping):
-            return as_verifier(spec)
-        key = repr(spec)
-        if key not in self._made:
-            self._made[key] = as_verifier(spec)
-        return self._made[key]
-
-    def judge(self, task: DataTask, answer: str) -> Score | Failed:
+    def _judge(self, answer: str) -> Score | Failed:
+        task = self.task
         chosen = self._by_domain.get(task.domain, self._common)
         if task.verifier is not None:
             try:
@@ -258,9 +234,13 @@ class _Verifiers:
         assert chosen is not None
         return judge(chosen, answer, task.reference, {**task.row, "prompt": task.prompt})
 
-    def close(self) -> None:
-        for made in self._made.values():
-            close_verifier(made)
+    def _verifier(self, spec: VerifierSpec) -> Verifier:
+        if not isinstance(spec, str | Mapping):
+            return as_verifier(spec)
+        key = repr(spec)
+        if key not in self._made:
+            self._made[key] = as_verifier(spec)
+        return self._made[key]
 
 
 def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> Any:
@@ -275,18 +255,18 @@ def _count(name: str, value: Any) -> int:
     return int(value)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _penalty(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e6 <= value <= 0:
+    if not _is_number(value) or not -1e6 <= value <= 0:
         raise ConfigError(f"format_penalty is added to the reward: it must be a number of 0 or less, not {value!r}")
     return float(value)
 
 
 def _shares(value: Any) -> tuple[float, float, float]:
-    usable = (
-        isinstance(value, Sequence)
-        and len(value) == 3
-        and all(isinstance(share, int | float) and not isinstance(share, bool) and share >= 0 for share in value)
-    )
+    usable = isinstance(value, Sequence) and len(value) == 3 and all(map(_is_number, value)) and min(value) >= 0
     if not usable or not math.isclose(sum(value), 1.0, abs_tol=1e-6):
         raise ConfigError(f"split_shares are three shares for {', '.join(SPLITS[:3])} that add up to 1, not {value!r}")
     return float(value[0]), float(value[1]), float(value[2])
