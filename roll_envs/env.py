@@ -10,7 +10,7 @@ import abc
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, SupportsFloat, overload
+from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -177,17 +177,10 @@ class SharedTexts(Sequence[str]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return tuple(self._text(i) for i in range(*index.indices(self._count)))
-        return self._text(range(self._count)[index])
-
-    def _text(self, index: int) -> str:
-        start = index * (_HEAD + MAX_BYTES)
+            return tuple(self)[index]
+        start = range(self._count)[index] * (_HEAD + MAX_BYTES)
         raw = memoryview(self._buffer.get_obj()).cast("B")
         size = int.from_bytes(raw[start : start + _HEAD], "little")
         return bytes(raw[start + _HEAD : start + _HEAD + size]).decode("utf-8", "surrogatepass")

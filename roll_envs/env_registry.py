@@ -11,14 +11,16 @@ import copy
 import importlib
 import re
 from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
-from roll_envs.registry import Registration, Registry, hidden_by, why_not_loaded
+from roll_envs.registry import Registration, Registry, hidden_by
 
 __all__ = [
     "ENVIRONMENTS",
@@ -113,10 +115,9 @@ def card(id: str) -> EnvironmentCard:
     except UnknownNameError as error:
         hint = "" if re.search(r"-v\d+$", name) else "(ids end in a version, such as -v0)"
         namespace, slash, _ = name.rpartition("/")
-        also = [
-            id for id in gymnasium.registry if slash and id.startswith(f"{namespace}/")
-        ]  # only Gymnasium knows them
-        raise UnknownNameError("environment", name, {*error.known, *also}, hint) from None
+        # Some ids of the namespace are perhaps known to Gymnasium alone.
+        also = {id for id in gymnasium.registry if slash and id.startswith(f"{namespace}/")}
+        raise UnknownNameError("environment", name, also.union(error.known), hint) from None
 
 
 def _imported(id: str) -> str:
@@ -173,13 +174,8 @@ def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     if render_mode is not None:
         env.render_mode = render_mode
     if env.spec is None:
-        env.spec = gymnasium.envs.registration.EnvSpec(
-            id=found.id,
-            entry_point=_target(found.id),
-            kwargs=dict(kwargs),
-            order_enforce=False,
-            disable_env_checker=True,
-        )
+        env.spec = EnvSpec(found.id, _target(found.id), kwargs=dict(kwargs))
+        env.spec.order_enforce, env.spec.disable_env_checker = False, True
     return env
 
 
@@ -189,10 +185,7 @@ def environment_class(id: str) -> type[gymnasium.Env[Any, Any]]:
 
 
 def _class_of(found: EnvironmentCard) -> type[gymnasium.Env[Any, Any]]:
-    module, _, name = found.entry_point.partition(":")
-    try:
-        cls: type[gymnasium.Env[Any, Any]] = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # the import runs code of others
-        reason = why_not_loaded(error, module, ENVIRONMENTS.declared(found.id))
-        raise PluginError(ENVIRONMENTS.broken(found.id, reason)) from error
+    cls: type[gymnasium.Env[Any, Any]] = ENVIRONMENTS.load(found.id, EntryPoint(found.id, found.entry_point, ""))
+    if not callable(cls):
+        raise PluginError(ENVIRONMENTS.broken(found.id, f"{found.entry_point!r} names no class; write 'module:Class'"))
     return cls

@@ -33,7 +33,6 @@ __all__ = [
     "error_and_place",
     "hidden_by",
     "located",
-    "why_not_loaded",
 ]
 
 T = TypeVar("T")
@@ -92,8 +91,8 @@ class Registry(Generic[T]):
         self._built_in = dict(built_in or {})
         self._registered: dict[str, T] = {}
         self._loaded: dict[Declared, T] = {}
-        self._failed: dict[Declared, str] = {}
-        """Why those that were tried could not be loaded."""
+        self._failed: dict[str, str] = {}
+        """Why parts that were tried could not be loaded, by name."""
 
     def register(self, name: str, part: T, *, replace: bool = False) -> None:
         """Make ``part`` available in this process. The same part may be registered again.
@@ -112,6 +111,7 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} exists already ({self.source(name)}); choose another name, or pass replace=True"
             )
         self._registered[name] = part
+        self._failed.pop(name, None)
 
     def unregister(self, name: str) -> None:
         """Forget a part that was registered in this process. Raises :class:`UnknownNameError`."""
@@ -151,8 +151,32 @@ class Registry(Generic[T]):
         if declared is None:
             raise UnknownNameError(self.kind, name, self.names())
         if declared not in self._loaded:
-            self._load(name, declared)
+            if reason := self.unusable(name):
+                raise PluginError(self.broken(name, reason))
+            found = self.load(name, declared.point)
+            try:
+                self._loaded[declared] = self._accept(name, found)
+            except TypeError as error:
+                self._failed[name] = f"{declared.point.value}: {error}"
+                raise PluginError(self.broken(name, self._failed[name])) from error
         return self._loaded[declared]
+
+    def load(self, name: str, point: EntryPoint) -> Any:
+        """What ``point`` leads to, imported for the part ``name``. Raises :class:`PluginError` that names the package
+        and the cause, or the error of the import itself where it is meant for users."""
+        declared = self.declared(name)
+        try:
+            found = point.load()
+        except (Exception, SystemExit) as error:  # the import runs code of others
+            self._failed[name] = error_and_place(error)
+            hidden = hidden_by(point.value.partition(":")[0], [] if declared is None else [declared.root])
+            if hidden and isinstance(error, ImportError | AttributeError):
+                self._failed[name] += f". {hidden}"
+            if isinstance(error, RollError):
+                raise
+            raise PluginError(self.broken(name, self._failed[name])) from error
+        self._failed.pop(name, None)
+        return found
 
     def broken(self, name: str, reason: str) -> str:
         """The message about a part that cannot be used."""
@@ -175,7 +199,7 @@ class Registry(Generic[T]):
                 with contextlib.suppress(RollError):
                     self.find(name)
             source, declared = self.source(name), self.declared(name)
-            reason = self.unusable(name) or (self._failed.get(declared, "") if declared is not None else "")
+            reason = self.unusable(name) or self._failed.get(name, "")
             ready = declared is None or declared in self._loaded
             state: State = "broken" if reason else "ready" if ready else "not loaded"
             found.append(Registration(id=name, source=source, state=state, reason=reason))
@@ -197,25 +221,6 @@ class Registry(Generic[T]):
             # Either of the two would be a guess.
             return f"it is declared by {len(packages)} packages ({', '.join(packages)}); uninstall all but one"
         return ""
-
-    def _load(self, name: str, declared: Declared) -> None:
-        reason, cause = self.unusable(name), None
-        if not reason:
-            try:
-                found = declared.point.load()
-            except (Exception, SystemExit) as error:  # the import runs code of others
-                reason, cause = why_not_loaded(error, declared.point.module, declared), error
-            else:
-                try:
-                    self._loaded[declared] = self._accept(name, found)
-                    self._failed.pop(declared, None)
-                    return
-                except TypeError as error:
-                    reason, cause = f"{declared.point.value}: {error}", error
-        self._failed[declared] = reason
-        if isinstance(cause, RollError):
-            raise cause
-        raise PluginError(self.broken(name, reason)) from cause
 
     def _declarations(self, name: str) -> list[Declared]:
         """What packages declare under a name, this package's first."""
@@ -328,15 +333,6 @@ def error_and_place(error: BaseException) -> str:
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     known = isinstance(error, ImportError) or not frames or "importlib" in frames[-1].filename
     return f"{type(error).__name__}: {error}{'' if known else place}"
-
-
-def why_not_loaded(error: BaseException, module: str, declared: Declared | None) -> str:
-    """The error of importing ``module`` for a part, and which folder hides the package's own when that is the cause."""
-    said = error_and_place(error)
-    if not isinstance(error, ImportError | AttributeError):
-        return said
-    hidden = hidden_by(module, [] if declared is None else [declared.root])
-    return f"{said}. {hidden}" if hidden else said
 
 
 def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:

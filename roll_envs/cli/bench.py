@@ -6,7 +6,6 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -59,19 +58,16 @@ def _resets_per_s(env: gymnasium.Env[Any, Any], seconds: float, first: int) -> f
 
 def _steps_per_s(env: gymnasium.Env[Any, Any], seconds: float) -> float:
     """Steps of a random legal player; the resets between episodes are not counted."""
+    env.reset(seed=0)
     player = mixed(0, garbage=0)
     answers = itertools.cycle([player(env) for _ in range(1009)])
-    env.reset(seed=0)
-    step: Callable[[Any], Any] = env.step
     count, took = 0, 0.0
     while took < seconds:
-        started = time.thread_time()
-        for said in answers:
+        env.reset(seed=count)
+        started, over = time.thread_time(), False
+        while not over:
             count += 1
-            result = step(said)
-            if result[2] or result[3]:
-                break
+            _, _, terminated, truncated, _ = env.step(next(answers))
+            over = terminated or truncated
         took += time.thread_time() - started
-        if result[2] or result[3]:
-            env.reset(seed=count)
     return count / took

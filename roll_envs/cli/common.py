@@ -27,14 +27,8 @@ _PAINTED = re.compile(r"\x1b\[[\d;]*m")
 
 def add_kwargs(parser: argparse.ArgumentParser) -> None:
     """Add ``--kwargs key=value ...``."""
-    parser.add_argument(
-        "--kwargs",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="arguments of the environment, such as size=[8,8] max_turns=20 (values as JSON, else as text)",
-    )
+    said = "arguments of the environment, such as size=[8,8] max_turns=20 (values as JSON, else as text)"
+    parser.add_argument("--kwargs", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=said)
 
 
 def parse_kwargs(pairs: Iterable[str], flag: str = "--kwargs") -> dict[str, Any]:
