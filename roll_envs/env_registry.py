@@ -152,7 +152,8 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
 
 def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """Like :func:`make`, whatever the spaces are."""
-    from roll_envs.settings import accepted_names, refuse_unknown  # imports pydantic, which importing the hub must not
+    # Imports pydantic, which importing the hub must not.
+    from roll_envs.settings import Settings, accepted_names, checked_arguments, refuse_unknown, settings_model
 
     name = _imported(id)
     try:
@@ -167,10 +168,12 @@ def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     given = {**found.kwargs, **kwargs}
     accepted = accepted_names(cls)
     render_mode = None if accepted is None or "render_mode" in accepted else given.pop("render_mode", None)
-    refuse_unknown(f"environment {found.id!r}", cls, given)
-    env = cls(**given)
+    what = f"environment {found.id!r}"
+    refuse_unknown(what, cls, given)
+    # Parameters are the class's own business; settings declared as a model are checked as those of any part.
+    env = cls(**(checked_arguments(what, cls, given) if issubclass(settings_model(cls), Settings) else given))
     if not isinstance(env, gymnasium.Env):
-        raise PluginError(f"environment {found.id!r}: {found.entry_point} made a {type(env).__name__}, not an Env")
+        raise PluginError(f"{what}: {found.entry_point} made a {type(env).__name__}, not an Env")
     if render_mode is not None:
         env.render_mode = render_mode
     if env.spec is None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import textwrap
-from typing import Any
 
 from roll_envs import env_registry as registry
 from roll_envs.cli.common import add_kwargs, make_env, paint, print_json
 from roll_envs.env import EnvironmentCard, TextEnv
-from roll_envs.settings import accepted_names
+from roll_envs.settings import settings_model
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -28,20 +26,22 @@ def run(options: argparse.Namespace) -> int:
     """Print the card as text or JSON."""
     card = registry.card(options.id)
     cls = registry.environment_class(options.id)
-    accepted = accepted_names(cls)
+    model = settings_model(cls)
+    takes_any = model.model_config["extra"] == "allow"
     env = make_env(options.id, options.kwargs)
     observation, _ = env.reset(seed=options.seed)
     instructions = env.instructions if isinstance(env, TextEnv) else ""
     env.close()
-    parameters = inspect.signature(cls).parameters
-    defaults = {n: _default(card.kwargs.get(n, parameters[n].default)) for n in accepted or ()}
+    settings = {field.alias or name: field for name, field in model.model_fields.items()}
+    required = {name: "(required)" for name, field in settings.items() if field.is_required()}
+    defaults = {name: field.default for name, field in settings.items()} | required | dict(card.kwargs)
     if options.json:
         fields = {name: getattr(card, name) for name in card.__slots__}
         example = {"seed": options.seed, "instructions": instructions, "observation": observation}
-        print_json({**fields, "accepted_kwargs": defaults, "any_kwargs": accepted is None, "example": example})
+        print_json({**fields, "accepted_kwargs": defaults, "any_kwargs": takes_any, "example": example})
         return 0
     print(f"{paint(card.id, 'bold')}\n{card.summary}")
-    arguments = [f"{name} = {value!r}" for name, value in defaults.items()] + ["any"] * (accepted is None)
+    arguments = [f"{name} = {value!r}" for name, value in defaults.items()] + ["any"] * takes_any
     for name, texts in {**_entries(card), "arguments": arguments}.items():
         indent = "  " if name == "differences" else ""
         lines = [line for text in texts for line in textwrap.wrap(text, 96, subsequent_indent=indent)]
@@ -67,7 +67,3 @@ def _entries(card: EnvironmentCard) -> dict[str, list[str]]:
         "citation": [card.citation],
         "differences": [f"- {each}" for each in card.differences],
     }
-
-
-def _default(value: Any) -> Any:
-    return "(required)" if value is inspect.Parameter.empty else list(value) if isinstance(value, tuple) else value

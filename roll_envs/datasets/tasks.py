@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import threading
@@ -17,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import field_validator
+
 from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.settings import Settings
 
 __all__ = ["SAMPLE_ROWS", "SPLITS", "DataTask", "Fields", "Rows", "given_rows", "make_tasks", "read_rows", "split_of"]
 
@@ -170,19 +174,31 @@ _REFERENCES = (
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fields:
-    """Where things stand in a row; a dotted name leads into nested mappings."""
+class Fields(Settings):
+    """What stands where in a row; a dotted name leads into nested mappings."""
 
-    template: str | None = None
+    prompt: str | None = None
     """Text with ``{field}`` in it; without one the first of prompt, question, problem, instruction, input."""
-    reference: str | None = None
-    domain: str | None = None
-    verifier: str | None = None
-    split: str | None = None
-    id: str | None = None
-    shares: tuple[float, float, float] = (0.9, 0.05, 0.05)
-    salt: str = ""
+    reference_field: str | None = None
+    """Without one the first of reference, answer, ground_truth, reward_model.ground_truth, solution, tests, ..."""
+    domain_field: str | None = "domain"
+    """Which of ``verifiers`` judges the row; read where these are given."""
+    verifier_field: str | None = None
+    """The row's own verifier."""
+    split_field: str | None = None
+    """The row's split; without one it follows from a hash of the prompt, or of ``id_field``."""
+    id_field: str | None = None
+    split_shares: Sequence[float] = (0.9, 0.05, 0.05)
+    """Of train, validation and test, where the split follows from a hash."""
+    split_salt: str = ""
+    """Another one gives other splits."""
+
+    @field_validator("split_shares")
+    @classmethod
+    def _shares(cls, shares: Sequence[float]) -> Sequence[float]:
+        if len(shares) != 3 or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+            raise ValueError(f"should be three shares for {', '.join(SPLITS[:3])} that add up to 1")
+        return shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,20 +218,20 @@ class DataTask:
 def make_tasks(rows: Rows, fields: Fields) -> Sequence[DataTask]:
     """The tasks of rows; the same rows and fields give the same object. Raises :class:`ConfigError` with the row."""
     # The rows are kept beside their tasks: while they are, no other object has their id.
-    key = (id(rows), len(rows), fields)
+    key = (id(rows), len(rows), repr([getattr(fields, name) for name in Fields.model_fields]))
     return _kept(_made, key, lambda: (rows, tuple(_task(row, n, fields) for n, row in enumerate(rows))))[1]
 
 
 def _task(row: Mapping[str, Any], number: int, fields: Fields) -> DataTask:
-    prompt = _prompt(row, number, fields.template)
+    prompt = _prompt(row, number, fields.prompt)
     if not prompt.strip():
         raise ConfigError(f"the prompt of row {number} is empty")
     return DataTask(
         prompt=prompt,
-        reference=_reference(row, number, fields.reference),
+        reference=_reference(row, number, fields.reference_field),
         row=row,
-        domain="" if fields.domain is None else str(_need(row, fields.domain, number)),
-        verifier=None if fields.verifier is None else _find(row, fields.verifier)[1],
+        domain="" if fields.domain_field is None else str(_need(row, fields.domain_field, number)),
+        verifier=None if fields.verifier_field is None else _find(row, fields.verifier_field)[1],
         split=_split(row, number, prompt, fields),
     )
 
@@ -246,17 +262,17 @@ def _reference(row: Mapping[str, Any], number: int, name: str | None) -> Any:
 
 
 def _split(row: Mapping[str, Any], number: int, prompt: str, fields: Fields) -> str:
-    if fields.split is not None:
-        name = str(_need(row, fields.split, number)).lower()
+    if fields.split_field is not None:
+        name = str(_need(row, fields.split_field, number)).lower()
         name = _OTHER_NAMES.get(name, name)
         if name not in SPLITS[:3]:
             raise ConfigError(f"row {number} is of the split {name!r}; splits are {', '.join(SPLITS[:3])}")
         return name
-    key = prompt if fields.id is None else str(_need(row, fields.id, number))
-    return split_of(key, fields.shares, fields.salt)
+    key = prompt if fields.id_field is None else str(_need(row, fields.id_field, number))
+    return split_of(key, fields.split_shares, fields.split_salt)
 
 
-def split_of(key: str, shares: tuple[float, float, float], salt: str = "") -> str:
+def split_of(key: str, shares: Sequence[float], salt: str = "") -> str:
     """The split of a row by a hash of its key: the same on any host, whatever other rows there are."""
     digest = hashlib.blake2b(f"{salt}|{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     point = int.from_bytes(digest, "big") / 2**64

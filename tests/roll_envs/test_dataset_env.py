@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import pickle
@@ -15,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs import make
-from roll_envs.datasets.env import DatasetEnv
 from roll_envs.datasets.tasks import read_rows, split_of
 from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
 from roll_envs.testing import check_env
 from roll_envs.verifiers import Failed, Score, Verdict
 
+DatasetEnv: Any = functools.partial(make, "roll/Dataset-v0")
 ROWS = [{"question": f"What is {n} + {n}?", "answer": 2 * n, "domain": "sum"} for n in range(10)]
 
 
@@ -170,7 +171,7 @@ def test_a_generator_of_rows() -> None:
         ({"rows": ROWS, "split_field": "domain"}, "split 'sum'"),
         ({"rows": ROWS, "split_shares": (0.5, 0.6, 0.1)}, "add up to 1"),
         ({"rows": ROWS, "max_attempts": 0}, "max_attempts"),
-        ({"rows": ROWS, "format_penalty": 1}, "0 or less"),
+        ({"rows": ROWS, "format_penalty": 1}, "format_penalty should be less than or equal to 0, not 1"),
         ({"path": "no/such/file.jsonl"}, "No such file"),
         ({"path": __file__}, "no known kind"),
         ({"path": []}, "no file"),
