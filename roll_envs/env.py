@@ -19,8 +19,6 @@ from numpy.random import Generator
 
 from roll_envs.parsing import ActionFormat, FreeFormat
 
-__all__ = ["MAX_BYTES", "AnyText", "EnvironmentCard", "SharedTexts", "TextEnv"]
-
 
 class AnyText(gymnasium.Space[str]):
     """The space of all Unicode strings (``gymnasium.spaces.Text`` admits a fixed alphabet and length only).

@@ -22,19 +22,6 @@ from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
 from roll_envs.registry import Registration, Registry, hidden_by
 
-__all__ = [
-    "ENVIRONMENTS",
-    "Registration",
-    "build",
-    "card",
-    "discover",
-    "environment_class",
-    "environments",
-    "make",
-    "register",
-    "unregister",
-]
-
 _ID = r"[\w-]+/[\w.-]+-v\d+"
 
 

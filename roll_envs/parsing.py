@@ -15,8 +15,6 @@ from typing import Any
 
 from roll_envs.errors import UnknownNameError
 
-__all__ = ["ACTION_FORMATS", "ActionFormat", "FreeFormat", "ParsedAnswer", "make_action_format", "make_free_format"]
-
 MAX_ANSWER_CHARS = 100_000
 """Longer texts are read up to here only, so that a huge answer costs no time."""
 

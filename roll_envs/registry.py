@@ -24,17 +24,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from roll_envs.errors import ConfigError, PluginError, RollError, UnknownNameError
 
-__all__ = [
-    "HUB_ROOT",
-    "Declared",
-    "MakerRegistry",
-    "Registration",
-    "Registry",
-    "error_and_place",
-    "hidden_by",
-    "located",
-]
-
 T = TypeVar("T")
 
 OUR_PACKAGE = "roll-envs"

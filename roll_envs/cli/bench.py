@@ -14,8 +14,6 @@ from roll_envs.cli.common import add_kwargs, make_env, print_json, table
 from roll_envs.errors import ConfigError
 from roll_envs.testing.trace import mixed
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "resets and steps per second"
 
 _ROUNDS = 5

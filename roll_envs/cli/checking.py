@@ -10,8 +10,6 @@ from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, prin
 from roll_envs.errors import ConfigError, MissingExtraError, PluginError, UnknownNameError
 from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "validate environments; exit code 1 when a rule fails"
 
 _COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}

@@ -22,8 +22,6 @@ from roll_envs.cli.common import table
 from roll_envs.errors import ConfigError, PluginError, RollError
 from roll_envs.registry import Registry, error_and_place, located
 
-__all__ = ["COMMANDS", "CommandModule", "main"]
-
 
 class CommandModule(Protocol):
     """What the module of a command has."""

@@ -19,8 +19,6 @@ import gymnasium
 from roll_envs import env_registry as registry
 from roll_envs.errors import ConfigError, RollError
 
-__all__ = ["add_kwargs", "coloured", "make_env", "paint", "parse_kwargs", "print_json", "silent", "table"]
-
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 _PAINTED = re.compile(r"\x1b\[[\d;]*m")
 

@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 from roll_envs import env_registry as registry
 from roll_envs.cli.common import paint, print_json, table
-
-__all__ = ["SUMMARY", "add_arguments", "run"]
+from roll_envs.registry import Registration
 
 SUMMARY = "known environments and their state"
 
@@ -35,5 +34,5 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _name(found: registry.Registration) -> str:
+def _name(found: Registration) -> str:
     return paint(found.id, "red" if found.reason else "bold")

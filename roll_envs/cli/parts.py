@@ -14,8 +14,6 @@ from roll_envs.settings import described_settings, settings_model
 from roll_envs.tools.registry import TOOLS
 from roll_envs.verifiers.registry import VERIFIERS
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "verifiers, tools and sandboxes with their settings"
 
 _KINDS: dict[str, MakerRegistry[Any]] = {registry.kind: registry for registry in (VERIFIERS, TOOLS, SANDBOXES)}

@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json, silent
 from roll_envs.cli.session import Session
 
-__all__ = ["SUMMARY", "action_keys", "add_arguments", "draw", "legend", "run"]
-
 SUMMARY = "play an environment yourself"
 
 _COMMANDS = {"u": Session.undo, "h": Session.hint, "o": Session.hint, "r": Session.start}

@@ -16,10 +16,10 @@ from roll_envs.env import TextEnv
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import ActionFormat, FreeFormat
 
-__all__ = ["COMMAND_LETTERS", "Choices", "Session", "available_actions"]
-
 COMMAND_LETTERS = frozenset("uhorq?t")
 """What a single letter means in ``play``; no action goes by one of these."""
+
+Game = gymnasium.Env[Any, Any]
 
 _MOST_UNDO = 200
 """Older turns cannot be taken back, so that a long game does not grow."""
@@ -123,9 +123,7 @@ def _flat(text: str) -> str:
 class Session:
     """One player at one environment; ``message`` says what the last call did."""
 
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], seed: int | None, options: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, env: Game, seed: int | None, options: Mapping[str, Any] | None = None) -> None:
         """``options`` go to ``reset`` of the first episode."""
         self.env = env
         self.text_env = env.unwrapped if isinstance(env.unwrapped, TextEnv) else None
@@ -201,14 +199,14 @@ class Session:
         if self.over:
             self.message = "the episode is over: r starts a new one, u takes the last turn back"
             return
-        if self.text_env is not None:
-            self._undo.append((self.observation, self.text_env.snapshot()))
+        before = (self.observation, self.text_env.snapshot()) if self.text_env is not None else None
         observation, reward, terminated, truncated, info = self.env.step(text)
+        if before is not None:  # only turns that were played can be taken back, not a step that raised
+            self._undo.append(before)
         self.observation = str(observation)
         ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
-        self.turns.append(
-            {"answer": text, "observation": self.observation, "reward": float(reward), **ends, "info": info}
-        )
+        turn = {"answer": text, "observation": self.observation, "reward": float(reward), **ends, "info": info}
+        self.turns.append(turn)
         self.message = f"{self._named(text)}: {self._what_happened(info, float(reward))}"
 
     def act(self, action: str) -> None:
@@ -219,11 +217,10 @@ class Session:
         said = self.read(action)
         if said is not None:
             self.answer(said)
-        elif self.format is None:
-            self.message = f"{action!r} is not an action here; type {self.choices.usage()} (='text' plays any text)"
         else:
-            names = ", ".join(self.format.actions[:12]) + (", ..." if len(self.format.actions) > 12 else "")
-            self.message = f"{action!r} is not an action: {names} (='text' plays any text as it is)"
+            names = self.format.actions if self.format is not None else ()
+            usage = ", ".join(names[:12]) + ", ..." * (len(names) > 12) if names else self.choices.usage()
+            self.message = f"{action!r} is not an action here; type {usage} (='text' plays any text)"
 
     def read(self, typed: str) -> str | None:
         """The answer that ``typed`` stands for; any text where the environment names and lists no actions."""
@@ -271,8 +268,7 @@ class Session:
 
     def _named(self, text: str, most: int = 60) -> str:
         """An answer as a person would say it, at most so many characters."""
-        read = self.format.parse(text) if self.format is not None else None
-        if self.format is not None and read is not None and read.valid:
+        if self.format is not None and (read := self.format.parse(text)).valid:
             return ", ".join(self.format.actions[a] for a in read.actions)
         short = text if len(text) <= most else text[: most - 3] + "..."
         return short if short.isascii() and short.isprintable() else ascii(short)

@@ -10,8 +10,6 @@ from roll_envs.cli.common import add_kwargs, make_env, paint, print_json
 from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.settings import settings_model
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "the card of an environment, its arguments and an example"
 
 

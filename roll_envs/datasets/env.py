@@ -14,8 +14,6 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.parsing import FreeFormat, make_free_format
 from roll_envs.verifiers import Failed, Score, Verifier, as_verifier, close_verifier, judge
 
-__all__ = ["DatasetEnv", "DatasetSettings"]
-
 VerifierSpec = str | Mapping[str, Any] | Verifier
 
 UNREAD = "The answer could not be read."

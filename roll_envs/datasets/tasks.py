@@ -23,8 +23,6 @@ from pydantic import field_validator
 from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.settings import Settings
 
-__all__ = ["SAMPLE_ROWS", "SPLITS", "DataTask", "Fields", "Rows", "given_rows", "make_tasks", "read_rows", "split_of"]
-
 Rows = Sequence[Mapping[str, Any]]
 
 T = TypeVar("T")

@@ -21,8 +21,6 @@ from roll_envs.testing.rules import GAME_RULES, INTERFACE_RULES
 from roll_envs.testing.rules_determinism import DETERMINISM_RULES
 from roll_envs.testing.trace import Failure, MakeEnv, Rule, Skip, Subject
 
-__all__ = ["RULES", "CheckReport", "CheckResult", "check_env"]
-
 RULES: dict[str, Rule] = {rule.__name__: rule for rule in (*INTERFACE_RULES, *DETERMINISM_RULES, *GAME_RULES)}
 """Every rule by name, in the order they are applied."""
 

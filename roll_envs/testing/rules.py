@@ -17,8 +17,6 @@ from roll_envs.parsing import FreeFormat
 from roll_envs.testing import trace
 from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, mixed, need, steps
 
-__all__ = ["GAME_RULES", "INTERFACE_RULES", "STRANGE_ANSWERS"]
-
 _BESIDE_THE_POINT = ("Not able to test alternative render modes", "No render fps was declared")
 """Warnings about specs (a function may make the environment) and frames (text has none)."""
 _MOST_NAMED = 20

@@ -20,8 +20,6 @@ from roll_envs.env import TextEnv
 from roll_envs.testing import trace
 from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, Trace, mixed, need, plain, play, play_seeds
 
-__all__ = ["DETERMINISM_RULES"]
-
 _THREADS = 4
 _PROCESS_TIMEOUT_S = 120
 _OWN = "draw only from self.np_random or from a generator made from the seed"

@@ -17,8 +17,6 @@ from roll_envs.errors import DeadlineExceededError
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, FinishReason, Message, SamplingParams
 
-__all__ = ["CharRenderer", "ScriptedPolicy"]
-
 Script = Callable[[tuple[int, ...]], Sequence[int] | str]
 """From the prompt's ids to the completion, as ids or as text."""
 

@@ -10,8 +10,6 @@ import gymnasium
 from roll_envs.env import AnyText, EnvironmentCard, TextEnv
 from roll_envs.parsing import ActionFormat, make_action_format
 
-__all__ = ["COUNTER_CARD", "CounterEnv", "EchoEnv"]
-
 
 class CounterEnv(TextEnv):
     """Bring a counter to its target by More and Less: +1 when it gets there, -0.1 a turn."""

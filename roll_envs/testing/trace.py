@@ -23,27 +23,6 @@ import numpy as np
 from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.parsing import FreeFormat
 
-__all__ = [
-    "Answer",
-    "Failure",
-    "MakeEnv",
-    "Rule",
-    "Skip",
-    "Subject",
-    "Trace",
-    "difference",
-    "episode",
-    "json_text",
-    "mixed",
-    "need",
-    "plain",
-    "play",
-    "play_seeds",
-    "steps",
-    "takes_text",
-    "turn_limit",
-]
-
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 Answer = Callable[[gymnasium.Env[Any, Any]], Any]
 """Gives the next answer for an environment that was reset."""
