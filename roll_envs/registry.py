@@ -107,6 +107,7 @@ class Registry(Generic[T]):
         if name not in self._registered:
             raise UnknownNameError(f"{self.kind} {IN_PROCESS}:", name, self._registered)
         del self._registered[name]
+        self._failed.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
         """Every known name, in order; imports nothing."""
@@ -157,13 +158,15 @@ class Registry(Generic[T]):
         try:
             found = point.load()
         except (Exception, SystemExit) as error:  # the import runs code of others
-            self._failed[name] = error_and_place(error)
-            hidden = hidden_by(point.value.partition(":")[0], [] if declared is None else [declared.root])
-            if hidden and isinstance(error, ImportError | AttributeError):
-                self._failed[name] += f". {hidden}"
+            reason = error_and_place(error)
+            if isinstance(error, ImportError | AttributeError):
+                # A folder of the user's that has the package's name may be the cause.
+                hidden = hidden_by(point.value.partition(":")[0], [] if declared is None else [declared.root])
+                reason += f". {hidden}" if hidden else ""
+            self._failed[name] = reason
             if isinstance(error, RollError):
                 raise
-            raise PluginError(self.broken(name, self._failed[name])) from error
+            raise PluginError(self.broken(name, reason)) from error
         self._failed.pop(name, None)
         return found
 

@@ -62,8 +62,6 @@ def prompt(subject: Subject) -> str:
     env.reset(seed=subject.seeds[0])
     text = env.instructions
     need(isinstance(text, str) and text.strip(), "instructions must be a non-empty text")
-    env.step(mixed(1)(env))
-    need(env.instructions == text, "instructions change within an episode; put what changes into the observation")
     limit = env.max_turns
     need(isinstance(limit, int) and limit >= 1, f"max_turns must be an int of 1 or more, not {limit!r}")
     form = env.action_format
@@ -80,6 +78,8 @@ def prompt(subject: Subject) -> str:
     named = form.actions if len(form.actions) <= _MOST_NAMED else ()
     missing = [name for name in named if name.lower() not in text.lower()]
     need(not missing, f"instructions never name the actions {missing}; tell the agent every action")
+    env.step(mixed(1)(env))
+    need(env.instructions == text, "instructions change within an episode; put what changes into the observation")
     return f"{len(form.actions)} actions, {limit} turns, instructions of {len(text)} characters"
 
 

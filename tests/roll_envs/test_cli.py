@@ -20,6 +20,7 @@ import roll_envs
 from roll_envs.cli import common, main
 from roll_envs.cli.common import parse_kwargs
 from roll_envs.cli.play import action_keys, draw, legend
+from roll_envs.cli.session import Session
 from roll_envs.testing import COUNTER_CARD
 
 COUNTER = COUNTER_CARD.id
@@ -118,6 +119,39 @@ def test_play_shows_what_happens(capsys: pytest.CaptureFixture[str], monkeypatch
         assert part in out
     assert "\x1b" not in out
     assert out.endswith("stopped after 1 turns, return -0.1\n")
+
+
+def test_undo_goes_back_to_what_was_shown_and_no_further_than_the_episode() -> None:
+    env = roll_envs.make(COUNTER)
+    session = Session(env, 3)
+    shown = [session.observation]
+    for action in ("More", "Less"):
+        session.act(action)
+        shown.append(session.observation)
+    assert len(set(shown[:2])) == 2
+    for count in (1, 0):
+        session.undo()
+        assert (len(session.turns), session.observation, env.render()) == (count, shown[count], shown[count])
+    session.undo()
+    assert session.message == "nothing to undo"
+    session.act("Less")
+    session.start()
+    session.undo()
+    assert (session.message, session.seed, session.observation) == ("nothing to undo", 4, env.render())
+
+
+def test_a_step_that_raised_is_no_turn_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = roll_envs.make(COUNTER)
+    session = Session(env, 3)
+    session.act("Less")
+    with monkeypatch.context() as patch:
+        patch.setattr(env, "render", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.act("Less")
+    session.undo()
+    assert (session.message, session.turns) == ("back at turn 0", [])
+    session.undo()
+    assert session.message == "nothing to undo"
 
 
 @pytest.mark.parametrize(

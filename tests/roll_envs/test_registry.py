@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -145,6 +146,28 @@ def test_unregister_forgets_it(counter: str) -> None:
 def test_a_class_that_is_missing_is_reported(counter: str) -> None:
     roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy:Missing"), replace=True)
     with pytest.raises(roll_envs.PluginError, match=r"test/Counter-v0.*Missing"):
+        roll_envs.make(counter)
+
+
+def test_a_class_that_failed_is_listed_as_broken_until_it_can_be_loaded(
+    counter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    roll_envs.register(replace(COUNTER_CARD, entry_point="late_game:Game"), replace=True)
+    with pytest.raises(roll_envs.PluginError, match="No module named 'late_game'"):
+        roll_envs.make(counter)
+    (listed,) = [r for r in roll_envs.environments() if r.id == counter]
+    assert (listed.state, listed.reason) == ("broken", "ModuleNotFoundError: No module named 'late_game'")
+    (tmp_path / "late_game.py").write_text("from roll_envs.testing import CounterEnv as Game")
+    importlib.invalidate_caches()
+    roll_envs.make(counter)
+    (listed,) = [r for r in roll_envs.environments() if r.id == counter]
+    assert (listed.state, listed.reason) == ("ready", "")
+
+
+def test_an_entry_point_without_a_class_is_reported(counter: str) -> None:
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy"), replace=True)
+    with pytest.raises(roll_envs.PluginError, match=r"'roll_envs.testing.toy' names no class; write 'module:Class'"):
         roll_envs.make(counter)
 
 
