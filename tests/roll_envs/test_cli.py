@@ -17,14 +17,23 @@ from typing import Any
 import pytest
 
 import roll_envs
-from roll_envs.cli import common, main
+from roll_envs.cli import common, listing, main
 from roll_envs.cli.common import parse_kwargs
 from roll_envs.cli.play import action_keys, draw, legend
 from roll_envs.cli.session import Session
-from roll_envs.testing import COUNTER_CARD
+from roll_envs.parsing import make_action_format
+from roll_envs.testing import COUNTER_CARD, CounterEnv
 
 COUNTER = COUNTER_CARD.id
 SOKOBAN = "roll/SimpleSokoban-v0"
+
+
+class Lettered(CounterEnv):
+    """Its actions are called like commands of ``play``."""
+
+    def __init__(self) -> None:
+        super().__init__(highest=1)
+        self.action_format = make_action_format("word", ("u", "h"))
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +90,8 @@ def test_a_failed_check_has_exit_code_1(capsys: pytest.CaptureFixture[str]) -> N
     (report,) = _json(capsys, "check", COUNTER, "--rules", "reward_range", code=1)
     assert not report["ok"]
     assert "mend it" in report["results"][0]["detail"]
+    reports = _json(capsys, "check", COUNTER, SOKOBAN, "--rules", "reward_range", "--seeds", "2", code=1)
+    assert [r["ok"] for r in reports] == [False, True]
 
 
 def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,6 +163,21 @@ def test_a_step_that_raised_is_no_turn_to_take_back(monkeypatch: pytest.MonkeyPa
     assert (session.message, session.turns) == ("back at turn 0", [])
     session.undo()
     assert session.message == "nothing to undo"
+
+
+def test_an_action_that_is_called_like_a_command_wins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll_envs.register(replace(COUNTER_CARD, entry_point=f"{__name__}:Lettered"), replace=True)
+    _typed(monkeypatch, "u", "h", " h ", "q")
+    record = _json(capsys, "play", COUNTER, "--seed", "3")
+    assert ([t["answer"] for t in record["turns"]], record["success"]) == (["u", "h", " h "], True)
+
+
+def test_an_error_of_ours_is_not_blamed_on_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "run", lambda options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["list"])
 
 
 @pytest.mark.parametrize(
