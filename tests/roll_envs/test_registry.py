@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from collections.abc import Iterator
@@ -244,9 +245,13 @@ def test_a_text_longer_than_the_shared_memory_names_the_way_out() -> None:
     space = roll_envs.AnyText()
     memory = create_shared_memory(space, n=2)
     view = read_from_shared_memory(space, memory, n=2)
-    for text in ("", "é √ \ud800", "x" * MAX_BYTES):
+    for text in ("", "é √ \ud800", "x" * MAX_BYTES, "\x00.\x00", "."):
         write_to_shared_memory(space, 1, text, memory)
         assert list(view) == ["", text]
         assert view[-1] == text
+        assert type(view[-1]) is str
+    assert (view[:], view[1:], copy.deepcopy(view)) == (("", "."), (".",), ("", "."))
+    with pytest.raises(IndexError):
+        _ = view[2]
     with pytest.raises(ValueError, match="'shared_memory': False"):
         write_to_shared_memory(space, 0, "x" * (MAX_BYTES + 1), memory)
