@@ -148,12 +148,14 @@ def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     except UnknownNameError:
         if name not in gymnasium.registry:
             raise
+        # Of Gymnasium's wrappers, those that check calls are left out; one that limits the steps is part of the game.
         spec = copy.deepcopy(gymnasium.registry[name])
         spec.order_enforce = False
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
     cls = _class_of(found)
     given = {**found.kwargs, **kwargs}
     accepted = accepted_names(cls)
+    # gymnasium.make hands a render mode to every environment, also to those that take none.
     render_mode = None if accepted is None or "render_mode" in accepted else given.pop("render_mode", None)
     what = f"environment {found.id!r}"
     refuse_unknown(what, cls, given)
@@ -163,6 +165,7 @@ def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         raise PluginError(f"{what}: {found.entry_point} made a {type(env).__name__}, not an Env")
     if render_mode is not None:
         env.render_mode = render_mode
+    # With a spec of its own the bare environment can be made again by gymnasium.make(env.spec), as wrapped ones can.
     if env.spec is None:
         env.spec = EnvSpec(found.id, _target(found.id), kwargs=dict(kwargs))
         env.spec.order_enforce, env.spec.disable_env_checker = False, True

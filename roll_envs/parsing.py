@@ -87,6 +87,7 @@ class ActionFormat:
             # One part more than can be used, so that a huge answer is not split to the end.
             several = self.max_actions > 1
             parts = content.split(self.separator, self.max_actions)[: self.max_actions] if several else [content]
+            # One unknown name makes the whole answer invalid: playing the rest would be another answer.
             actions = tuple(self._lookup.get(part.strip().lower(), -1) for part in parts)
             answer = ParsedAnswer(actions=() if -1 in actions else actions, content=content)
         if len(text) < CACHED_CHARS:

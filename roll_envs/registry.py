@@ -94,6 +94,7 @@ class Registry(Generic[T]):
             part = self._accept(name, part)
         except TypeError as error:
             raise ConfigError(f"{self.kind} {name!r}: {error}") from error
+        # Registering an equal part again is no mistake: notebooks run a cell twice.
         taken = self._registered[name] != part if name in self._registered else name in self
         if taken and not replace:
             raise ConfigError(
@@ -216,6 +217,7 @@ class Registry(Generic[T]):
 
     def _declarations(self, name: str) -> list[Declared]:
         """What packages declare under a name, this package's first."""
+        # Folders on the path are looked at again only for a name that is not known: that takes a call per folder.
         known = _installed().entries.get(self.group, {}).get(name)
         return known or _installed(again=True).entries.get(self.group, {}).get(name, [])
 

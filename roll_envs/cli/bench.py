@@ -34,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
     for env_id in options.ids:
         env = make_env(env_id, options.kwargs)
         round_s = options.seconds / _ROUNDS
+        # Each round resets to seeds of its own, since an environment may remember boards that it made.
         resets = statistics.median(_resets_per_s(env, round_s, first=1_000_000 * n) for n in range(_ROUNDS))
         steps = statistics.median(_steps_per_s(env, round_s) for _ in range(_ROUNDS))
         env.close()

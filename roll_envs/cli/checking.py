@@ -46,7 +46,7 @@ def _check(env_id: str, options: argparse.Namespace) -> CheckReport:
     try:
         make_env(env_id, options.kwargs).close()
     except (PluginError, MissingExtraError) as error:
-        if not options.all:
+        if not options.all:  # asked for by its id, so that it cannot be checked at all
             raise
         broken = CheckResult(rule="load", status="fail", detail=str(error))
         _show(broken)

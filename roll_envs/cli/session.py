@@ -99,6 +99,7 @@ class Choices:
             numbers.setdefault(_flat(inner.group(1) if inner else action), number)
         lines, shown = [], set()
         for line in observation.replace(_SEPARATOR, "\n").splitlines():
+            # A line is marked when its text, or that of the button in it, is what a choice would click.
             button = _BUTTON.fullmatch(line.strip())
             number = numbers.get(_flat(button.group(2) if button else line), 0)
             if button:
@@ -230,6 +231,7 @@ class Session:
             return typed
         lower = {name.lower(): i for i, name in enumerate(self.format.actions)}
         parts = typed.replace(self.format.separator, " ").replace(",", " ").split()
+        # "up left" are two actions, but the name of one may have a space in it.
         for names in (parts, [typed.strip()]):
             indices = [lower[name.lower()] for name in names if name.lower() in lower]
             if names and len(indices) == len(names) <= self.format.max_actions:
@@ -239,6 +241,7 @@ class Session:
     def _read_free(self, typed: str) -> str | None:
         """One of the listed actions, in the environment's form; ``None`` when there are some and it is none of them."""
         choices = self.choices
+        # In a form with tags a person may type the whole answer, tags and all, or the action alone.
         inner = self.free.read(typed) if self.free is not None else typed
         if not choices or (inner is not None and inner != typed.strip() and choices.read(inner) is not None):
             return typed

@@ -26,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
     cls = registry.environment_class(options.id)
     model = settings_model(cls)
     takes_any = model.model_config["extra"] == "allow"
+    # The example is made with --kwargs; the card and the defaults are those of the id.
     env = make_env(options.id, options.kwargs)
     observation, _ = env.reset(seed=options.seed)
     instructions = env.instructions if isinstance(env, TextEnv) else ""

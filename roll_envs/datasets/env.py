@@ -133,6 +133,7 @@ class DatasetEnv(TextEnv):
         self._turns += 1
         last = score.passed or self._turns >= self.max_turns
         self._over = last
+        # Only the last attempt is paid: else a wrong answer that is worth something could be given again and again.
         value = score.value if last else 0.0
         penalty = self.settings.format_penalty if said is None else 0.0
         if not last:
@@ -163,6 +164,7 @@ class DatasetEnv(TextEnv):
         task = self.task
         field = self.settings.oracle_field
         known = task.reference if field is None else task.row.get(field)
+        # Of several references that are as good, the first is one answer.
         if isinstance(known, Sequence) and not isinstance(known, str) and known:
             known = known[0]
         if isinstance(known, bool) or not isinstance(known, str | int | float):

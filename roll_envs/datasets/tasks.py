@@ -57,6 +57,7 @@ def read_rows(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(p) for p in path]
     if not paths:
         raise ConfigError("path names no file")
+    # A file that was written again has another time or size, and is read again.
     rows = _kept(_read, tuple(map(_identity, paths)), lambda: [row for p in paths for row in _rows_of(p)])
     if not rows:
         raise ConfigError(f"there is no row in {', '.join(map(str, paths))}")
@@ -273,6 +274,7 @@ def _split(row: Mapping[str, Any], number: int, prompt: str, fields: Fields) -> 
 def split_of(key: str, shares: Sequence[float], salt: str = "") -> str:
     """The split of a row by a hash of its key: the same on any host, whatever other rows there are."""
     digest = hashlib.blake2b(f"{salt}|{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    # A number from 0 to 1 that depends on nothing but salt and key.
     point = int.from_bytes(digest, "big") / 2**64
     if point < shares[0]:
         return "train"

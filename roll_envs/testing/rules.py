@@ -75,6 +75,7 @@ def prompt(subject: Subject) -> str:
             need(form.parse(own).actions == (i,), f"action_format does not read its own answer for {name!r}")
     if form.tag:
         need(f"<{form.tag}>" in text, f"instructions never show the tag <{form.tag}>; add action_format.instructions")
+    # Many actions are described rather than listed ("a number from 1 to 100").
     named = form.actions if len(form.actions) <= _MOST_NAMED else ()
     missing = [name for name in named if name.lower() not in text.lower()]
     need(not missing, f"instructions never name the actions {missing}; tell the agent every action")
@@ -293,6 +294,7 @@ def _win_at_the_limit(subject: Subject, env: TextEnv) -> None:
     for seed in subject.seeds:
         env.reset(seed=seed)
         for turn in range(1, trace.turn_limit(env) + 1):
+            # An empty answer may change where the solver stands, so that its way is asked for again.
             way = env.oracle()
             if not way:
                 break
@@ -319,6 +321,7 @@ def oracle(subject: Subject) -> str:
         need(played.success, f"the oracle's answers do not solve seed {seed} (success is False at the end)")
         need(played.turns == count, f"seed {seed} ends after {played.turns} of the oracle's {count} answers")
         returns.append(played.total)
+        # An oracle that wins with less than the best return would be a wrong yardstick for agents.
         lucky = max(each.total for each in _random_episodes(env, seed))
         need(
             lucky <= played.total + _TOLERANCE,
@@ -347,6 +350,7 @@ def reward_range(subject: Subject) -> str:
         if isinstance(env, TextEnv):
             env.reset(seed=seed)
             played.append(_play(env, seed, _script(env.oracle() or ())))
+    # The card's range is without penalties for the form of answers, which are an argument of most environments.
     totals = [each.total - each.penalties for each in played]
     seen = f"returns from {min(totals):g} to {max(totals):g}"
     inside = min(totals) >= low - _TOLERANCE and max(totals) <= high + _TOLERANCE

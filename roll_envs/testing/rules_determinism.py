@@ -39,6 +39,7 @@ def processes(subject: Subject) -> str:
     except Exception as error:  # the user's own function may hold anything
         raise Skip(f"the make function cannot be sent to another process: {type(error).__name__}: {error}") from error
     path = json.dumps([p or os.getcwd() for p in sys.path]).encode() + b"\n"
+    # Two other values, since this process may have been started with one of them.
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-m", trace.__name__],
@@ -165,6 +166,7 @@ def snapshots(subject: Subject) -> str:
     probe = subject.text_env("snapshot()")
     for seed in subject.seeds:
         begun = play(probe, seed, mixed(seed), turns=min(3, probe.max_turns - 1))
+        # An episode that is over already has nothing to go on with: take the snapshot at its start.
         if any(terminated or truncated for *_, terminated, truncated, _ in begun[1:]):
             probe.reset(seed=seed)
         shown, taken = probe.render(), probe.snapshot()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import KW_ONLY, dataclass, field
 
 from roll_envs.errors import DeadlineExceededError
 from roll_envs.policy import Policy
@@ -52,6 +53,7 @@ class CharRenderer:
         return tuple(ord(c) + self.FIRST for c in text)
 
 
+@dataclass(eq=False)
 class ScriptedPolicy(Policy):
     """A :class:`roll_envs.policy.Policy` that answers from a script; calls may come from many threads.
 
@@ -68,34 +70,28 @@ class ScriptedPolicy(Policy):
 
     answer_name = "the scripted policy"
 
-    def __init__(
-        self,
-        script: Sequence[str | Sequence[int]] | Script,
-        *,
-        renderer: CharRenderer | None = None,
-        weight_version: int = 0,
-        logprob: float = -0.5,
-        delay_s: float | Callable[[int], float] = 0.0,
-        failures: Mapping[int, Exception] | None = None,
-        abort: Sequence[int] = (),
-    ) -> None:
-        if not callable(script) and not script:
+    script: Sequence[str | Sequence[int]] | Script
+    _: KW_ONLY
+    renderer: CharRenderer = field(default_factory=CharRenderer)
+    weight_version: int = 0
+    logprob: float = -0.5
+    delay_s: float | Callable[[int], float] = 0.0
+    failures: Mapping[int, Exception] = field(default_factory=dict)
+    abort: Sequence[int] = ()
+    prompts: list[tuple[int, ...]] = field(default_factory=list, init=False)
+    """The prompts of all requests so far, in the order they came."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.script) and not self.script:
             raise ValueError("the script has no answers; give at least one")
-        self.renderer = renderer or CharRenderer()
-        self.weight_version = weight_version
-        self.prompts: list[tuple[int, ...]] = []
-        """The prompts of all requests so far, in the order they came."""
-        self._script, self._logprob, self._delay_s = script, logprob, delay_s
-        self._failures, self._abort = dict(failures or {}), frozenset(abort)
-        self._lock = threading.Lock()
-        self._timer = _Timer()
+        self._lock, self._timer = threading.Lock(), _Timer()
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
-        with self._lock:
+        with self._lock:  # an answer is of the version that there was when its request came, however late it is
             number, version = len(self.prompts), self.weight_version
             self.prompts.append(tuple(prompt_ids))
         answer: Future[Completion] = Future()
-        delay_s = self._delay_s(number) if callable(self._delay_s) else self._delay_s
+        delay_s = self.delay_s(number) if callable(self.delay_s) else self.delay_s
 
         def settle() -> None:
             with contextlib.suppress(InvalidStateError):  # the request was cancelled
@@ -113,15 +109,15 @@ class ScriptedPolicy(Policy):
         return answer
 
     def _completion(self, number: int, version: int, sampling: SamplingParams) -> Completion:
-        if number in self._failures:
-            raise self._failures[number]
-        ids = () if number in self._abort else self._ids(number)[: sampling.max_new_tokens]
+        if number in self.failures:
+            raise self.failures[number]
+        ids = () if number in self.abort else self._ids(number)[: sampling.max_new_tokens]
         stopped = bool(ids) and ids[-1] in (sampling.stop_ids or self.renderer.stop_ids)
-        finish: FinishReason = "abort" if number in self._abort else "stop" if stopped else "length"
-        return Completion(ids=ids, logprobs=(self._logprob,) * len(ids), finish=finish, weight_version=version)
+        finish: FinishReason = "abort" if number in self.abort else "stop" if stopped else "length"
+        return Completion(ids=ids, logprobs=(self.logprob,) * len(ids), finish=finish, weight_version=version)
 
     def _ids(self, number: int) -> tuple[int, ...]:
-        script = self._script
+        script = self.script
         said = script(self.prompts[number]) if callable(script) else script[number % len(script)]
         return (*self.renderer.encode(said), CharRenderer.STOP) if isinstance(said, str) else tuple(said)
 

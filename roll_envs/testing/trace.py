@@ -61,6 +61,7 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
         if form is not None and hasattr(form, "actions") and hasattr(form, "format"):
             count = draw.randint(1, getattr(form, "max_actions", 1))
             return form.format([draw.randrange(len(form.actions)) for _ in range(count)])
+        # A space samples from a generator of its own, which is the environment's business but for this player.
         env.action_space.seed(draw.randrange(2**31))
         return env.action_space.sample()
 
