@@ -126,8 +126,8 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
     that registers it is broken, :class:`ConfigError` when its spaces are not text.
     """
     env = build(id, kwargs)
-    spaces = {space: getattr(env, space, None) for space in ("observation_space", "action_space")}
-    for space, found in spaces.items():
+    for space in ("observation_space", "action_space"):
+        found = getattr(env, space, None)
         if not isinstance(env, TextEnv) and (not isinstance(found, gymnasium.Space) or found.dtype != np.dtype(str)):
             env.close()
             raise ConfigError(

@@ -59,14 +59,14 @@ def processes(subject: Subject) -> str:
 
 def threads(subject: Subject) -> str:
     """Several instances, each in its own thread, at once."""
-    results: list[list[Trace] | Exception] = []
+    results: list[list[Trace] | BaseException] = []
     start = threading.Barrier(_THREADS)
 
     def work() -> None:
         start.wait()
         try:
             results.append(play_seeds(subject.make, subject.seeds))
-        except Exception as error:  # handed to the thread of the check
+        except BaseException as error:  # handed to the thread of the check; a thread would end silently by SystemExit
             results.append(error)
 
     _ = subject.reference  # played before any thread runs
@@ -82,7 +82,7 @@ def threads(subject: Subject) -> str:
     finally:
         sys.setswitchinterval(interval)
     for result in results:
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise Failure(
                 f"in a thread it raises {type(result).__name__}: {result}; "
                 "use nothing that works in the main thread only (signal), or in the thread that made it"

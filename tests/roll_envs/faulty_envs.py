@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -180,6 +181,13 @@ class PrintsSet(CounterEnv):
 class MainThreadOnly(CounterEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return super().reset(seed=seed)
+
+
+class LeavesOtherThreads(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemExit
         return super().reset(seed=seed)
 
 
@@ -384,6 +392,7 @@ FAULTS = (
     Fault("processes", UsesHash, "PYTHONHASHSEED"),
     Fault("processes", PrintsSet, "sort sets"),
     Fault("threads", MainThreadOnly, "main thread"),
+    Fault("threads", LeavesOtherThreads, "in a thread it raises SystemExit"),
     Fault("interleaved", ClassState, "beside other instances"),
     Fault("foreign_draws", GlobalDraws, "beside foreign draws"),
     Fault("global_generators", GlobalDraws, "generator of random;"),

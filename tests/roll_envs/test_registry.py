@@ -145,7 +145,7 @@ def test_unregister_forgets_it(counter: str) -> None:
 
 
 def test_a_class_that_is_missing_is_reported(counter: str) -> None:
-    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy:Missing"), replace=True)
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.fakes:Missing"), replace=True)
     with pytest.raises(roll_envs.PluginError, match=r"test/Counter-v0.*Missing"):
         roll_envs.make(counter)
 
@@ -167,13 +167,13 @@ def test_a_class_that_failed_is_listed_as_broken_until_it_can_be_loaded(
 
 
 def test_an_entry_point_without_a_class_is_reported(counter: str) -> None:
-    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy"), replace=True)
-    with pytest.raises(roll_envs.PluginError, match=r"'roll_envs.testing.toy' names no class; write 'module:Class'"):
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.fakes"), replace=True)
+    with pytest.raises(roll_envs.PluginError, match=r"'roll_envs.testing.fakes' names no class; write 'module:Class'"):
         roll_envs.make(counter)
 
 
 def test_a_plain_gymnasium_environment_of_texts_is_made(counter: str) -> None:
-    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy:EchoEnv"), replace=True)
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.fakes:EchoEnv"), replace=True)
     env = roll_envs.make(counter, max_turns=2)
     assert type(env) is EchoEnv
     env.reset(seed=1)
