@@ -272,6 +272,9 @@ def test_keys_in_a_terminal() -> None:
         press("u", "back at turn 1")
         press("?", "any key goes back")
         press("x", "back at turn 1")
+        press("\x1b[D\x1bOA\x1b[5~é", "'é' does nothing here")  # keys that come at once are keys one by one
+        press("uu", "back at turn 1")
+        press("\x1b", "back at turn 1")
         press("t", "answer> ")
         press("left\n", "Left: ")
         press("q", "unfinished after 2 turns")
