@@ -19,6 +19,9 @@ from numpy.random import Generator
 
 from roll_envs.parsing import ActionFormat, FreeFormat
 
+AnyEnv = gymnasium.Env[Any, Any]
+"""An environment of any kind, for code that has not looked at its spaces yet."""
+
 
 class AnyText(gymnasium.Space[str]):
     """The space of all Unicode strings (``gymnasium.spaces.Text`` admits a fixed alphabet and length only).

@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from roll_envs.env import EnvironmentCard, TextEnv
+from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
 from roll_envs.registry import Registration, Registry, hidden_by
 
@@ -39,7 +39,7 @@ ENVIRONMENTS = Registry("environment", "roll_envs", _accept, name_pattern=_ID)
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+    def __getattr__(name: str) -> Callable[..., AnyEnv]:
         """A function that makes the environment ``name``, with the class's ``metadata``, which Gymnasium looks at.
 
         Gymnasium's registry points to ``roll_envs.env_registry:<id>``. A string keeps the ``EnvSpec`` serialisable and
@@ -48,7 +48,7 @@ if not TYPE_CHECKING:
         if "/" not in name:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        def create(**kwargs: Any) -> gymnasium.Env[Any, Any]:
+        def create(**kwargs: Any) -> AnyEnv:
             return build(name, kwargs)
 
         create.metadata = dict(environment_class(name).metadata)
@@ -137,7 +137,7 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
     return env
 
 
-def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def build(id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
     """Like :func:`make`, whatever the spaces are."""
     # Imports pydantic, which importing the hub must not.
     from roll_envs.settings import Settings, accepted_names, checked_arguments, refuse_unknown, settings_model
@@ -172,13 +172,13 @@ def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     return env
 
 
-def environment_class(id: str) -> type[gymnasium.Env[Any, Any]]:
+def environment_class(id: str) -> type[AnyEnv]:
     """The class behind an id, imported. Raises as :func:`card` does."""
     return _class_of(card(id))
 
 
-def _class_of(found: EnvironmentCard) -> type[gymnasium.Env[Any, Any]]:
-    cls: type[gymnasium.Env[Any, Any]] = ENVIRONMENTS.load(found.id, EntryPoint(found.id, found.entry_point, ""))
+def _class_of(found: EnvironmentCard) -> type[AnyEnv]:
+    cls: type[AnyEnv] = ENVIRONMENTS.load(found.id, EntryPoint(found.id, found.entry_point, ""))
     if not callable(cls):
         raise PluginError(ENVIRONMENTS.broken(found.id, f"{found.entry_point!r} names no class; write 'module:Class'"))
     return cls

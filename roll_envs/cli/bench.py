@@ -6,11 +6,9 @@ import argparse
 import itertools
 import statistics
 import time
-from typing import Any
-
-import gymnasium
 
 from roll_envs.cli.common import add_kwargs, make_env, print_json, table
+from roll_envs.env import AnyEnv
 from roll_envs.errors import ConfigError
 from roll_envs.testing.trace import mixed
 
@@ -47,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _resets_per_s(env: gymnasium.Env[Any, Any], seconds: float, first: int) -> float:
+def _resets_per_s(env: AnyEnv, seconds: float, first: int) -> float:
     count, started = 0, time.thread_time()
     while (took := time.thread_time() - started) < seconds:
         env.reset(seed=first + count)
@@ -55,7 +53,7 @@ def _resets_per_s(env: gymnasium.Env[Any, Any], seconds: float, first: int) -> f
     return count / took
 
 
-def _steps_per_s(env: gymnasium.Env[Any, Any], seconds: float) -> float:
+def _steps_per_s(env: AnyEnv, seconds: float) -> float:
     """Steps of a random legal player; the resets between episodes are not counted."""
     env.reset(seed=0)
     player = mixed(0, garbage=0)

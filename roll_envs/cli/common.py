@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import gymnasium
-
 from roll_envs import env_registry as registry
+from roll_envs.env import AnyEnv
 from roll_envs.errors import ConfigError, RollError
 
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
@@ -49,7 +48,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def make_env(id: str, pairs: Iterable[str]) -> gymnasium.Env[Any, Any]:
+def make_env(id: str, pairs: Iterable[str]) -> AnyEnv:
     """The bare environment; whatever is wrong with the id, the package or the arguments is a RollError."""
     kwargs = parse_kwargs(pairs)
     try:

@@ -9,17 +9,13 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import gymnasium
-
 from roll_envs.cli.common import paint
-from roll_envs.env import TextEnv
+from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import ActionFormat, FreeFormat
 
 COMMAND_LETTERS = frozenset("uhorq?t")
 """What a single letter means in ``play``; no action goes by one of these."""
-
-Game = gymnasium.Env[Any, Any]
 
 _MOST_UNDO = 200
 """Older turns cannot be taken back, so that a long game does not grow."""
@@ -124,7 +120,7 @@ def _flat(text: str) -> str:
 class Session:
     """One player at one environment; ``message`` says what the last call did."""
 
-    def __init__(self, env: Game, seed: int | None, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, env: AnyEnv, seed: int | None, options: Mapping[str, Any] | None = None) -> None:
         """``options`` go to ``reset`` of the first episode."""
         self.env = env
         self.text_env = env.unwrapped if isinstance(env.unwrapped, TextEnv) else None

@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from roll_envs import env_registry as registry
-from roll_envs.env import EnvironmentCard
+from roll_envs.env import AnyEnv, EnvironmentCard
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.testing.rules import GAME_RULES, INTERFACE_RULES
 from roll_envs.testing.rules_determinism import DETERMINISM_RULES
@@ -60,7 +60,7 @@ class CheckReport:
 
 
 def check_env(
-    target: str | Callable[[], gymnasium.Env[Any, Any]],
+    target: str | Callable[[], AnyEnv],
     *,
     kwargs: Mapping[str, Any] | None = None,
     seeds: Iterable[int] = (0, 1, 2, 3, 4, 5),
@@ -94,7 +94,7 @@ def check_env(
     return CheckReport(name=subject.name, results=tuple(results))
 
 
-def _bare(target: str | MakeEnv, kwargs: Mapping[str, Any], card: EnvironmentCard | None) -> gymnasium.Env[Any, Any]:
+def _bare(target: str | MakeEnv, kwargs: Mapping[str, Any], card: EnvironmentCard | None) -> AnyEnv:
     """A new environment without Gymnasium's checking wrappers; also called in other processes."""
     if callable(target):
         env = target(**kwargs)

@@ -9,10 +9,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import gymnasium
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from roll_envs.env import TextEnv
+from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.parsing import FreeFormat
 from roll_envs.testing import trace
 from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, mixed, need, steps
@@ -51,7 +50,7 @@ def spaces(subject: Subject) -> str:
     return "text in, text out"
 
 
-def _need_text(env: gymnasium.Env[Any, Any], observation: Any, call: str) -> None:
+def _need_text(env: AnyEnv, observation: Any, call: str) -> None:
     need(isinstance(observation, str), f"{call} gives a {type(observation).__name__}; return text (str)")
     need(observation in env.observation_space, f"the observation of {call} is not in observation_space")
 
@@ -167,7 +166,7 @@ def step_outside_an_episode(subject: Subject) -> str:
     return "step raises before reset(); no end was reached"
 
 
-def _must_raise(env: gymnasium.Env[Any, Any], said: Any, when: str) -> None:
+def _must_raise(env: AnyEnv, said: Any, when: str) -> None:
     try:
         env.step(said)
     except Exception:  # any error will do; gymnasium.error.ResetNeeded is the best
@@ -208,7 +207,7 @@ class _Played(NamedTuple):
     turns: int
 
 
-def _play(env: gymnasium.Env[Any, Any], seed: int, answer: Answer) -> _Played:
+def _play(env: AnyEnv, seed: int, answer: Answer) -> _Played:
     env.reset(seed=seed)
     results = [result for _, result in steps(env, answer)]
     return _Played(
@@ -225,7 +224,7 @@ def _script(answers: Iterable[str] = ()) -> Answer:
     return lambda env: next(left, "")
 
 
-def _random_episodes(env: gymnasium.Env[Any, Any], seed: int) -> list[_Played]:
+def _random_episodes(env: AnyEnv, seed: int) -> list[_Played]:
     return [_play(env, seed, mixed(1000 * attempt + seed, garbage=0)) for attempt in range(5)]
 
 

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 
-from roll_envs.env import EnvironmentCard, TextEnv
+from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
 from roll_envs.parsing import FreeFormat
 
-MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
-Answer = Callable[[gymnasium.Env[Any, Any]], Any]
+MakeEnv = Callable[[], AnyEnv]
+Answer = Callable[[AnyEnv], Any]
 """Gives the next answer for an environment that was reset."""
 Trace = list[Any]
 """First the reset's ``[observation, info]``, then ``[answer, observation, reward, terminated, truncated, info]``."""
@@ -37,13 +36,13 @@ LONGEST = 200
 # -- playing -----------------------------------------------------------------------------------------------------------
 
 
-def turn_limit(env: gymnasium.Env[Any, Any]) -> int:
+def turn_limit(env: AnyEnv) -> int:
     """How many turns to follow an episode: twice ``max_turns``, since an environment may forgive invalid answers."""
     limit = getattr(env, "max_turns", None)
     return 2 * limit if isinstance(limit, int) and 0 < limit <= 10_000 else LONGEST
 
 
-def takes_text(env: gymnasium.Env[Any, Any]) -> bool:
+def takes_text(env: AnyEnv) -> bool:
     """Whether answers are texts; a checked environment may have any action space."""
     return isinstance(env.action_space.sample(), str)
 
@@ -52,7 +51,7 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
     """A random player with its own generator: legal answers, and garbage with the given probability."""
     draw = random.Random(seed)
 
-    def answer(env: gymnasium.Env[Any, Any]) -> Any:
+    def answer(env: AnyEnv) -> Any:
         if draw.random() < garbage and takes_text(env):
             return draw.choice(GARBAGE)
         form = getattr(env, "action_format", None)
@@ -68,7 +67,7 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
     return answer
 
 
-def steps(env: gymnasium.Env[Any, Any], answer: Answer, most: int | None = None) -> Iterator[tuple[Any, Any]]:
+def steps(env: AnyEnv, answer: Answer, most: int | None = None) -> Iterator[tuple[Any, Any]]:
     """Each answer and what ``step`` returned for it, from where the episode stands to its end or ``most`` turns."""
     for _ in range(turn_limit(env) if most is None else most):
         said = answer(env)
@@ -78,7 +77,7 @@ def steps(env: gymnasium.Env[Any, Any], answer: Answer, most: int | None = None)
             return
 
 
-def episode(env: gymnasium.Env[Any, Any], seed: int, answer: Answer, turns: int | None = None) -> Iterator[Any]:
+def episode(env: AnyEnv, seed: int, answer: Answer, turns: int | None = None) -> Iterator[Any]:
     """The entries of an episode's trace (or of its first ``turns``), each as soon as its call was made."""
     yield plain(list(env.reset(seed=seed)))
     for said, result in steps(env, answer, turns):
@@ -86,12 +85,7 @@ def episode(env: gymnasium.Env[Any, Any], seed: int, answer: Answer, turns: int 
 
 
 def play(
-    env: gymnasium.Env[Any, Any],
-    seed: int,
-    answer: Answer,
-    *,
-    after_each: Callable[[], object] = lambda: None,
-    turns: int | None = None,
+    env: AnyEnv, seed: int, answer: Answer, *, after_each: Callable[[], object] = lambda: None, turns: int | None = None
 ) -> Trace:
     """Play one episode (or its first ``turns``) and write it down; ``after_each`` is called after every call."""
     trace = []
@@ -208,7 +202,7 @@ class Subject:
             raise Skip(f"{type(env.unwrapped).__name__} is not a roll_envs.TextEnv, so it has no {what}")
         return env
 
-    def text_taker(self) -> gymnasium.Env[Any, Any]:
+    def text_taker(self) -> AnyEnv:
         """A new environment whose answers are texts; for any other the rule is skipped."""
         env = self.make()
         if not takes_text(env):
