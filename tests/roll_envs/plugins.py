@@ -12,7 +12,7 @@ from pathlib import Path
 CARD = """\
 from roll_envs import EnvironmentCard
 CARD = EnvironmentCard(
-    id={id!r}, entry_point="roll_envs.testing.toy:CounterEnv", summary="A counter.", tests="-", turns="-",
+    id={id!r}, entry_point="roll_envs.testing.fakes:CounterEnv", summary="A counter.", tests="-", turns="-",
     reward_range=(-0.6, 0.9), rewards="-", success="-",
 )
 """
