@@ -154,15 +154,20 @@ FAULTS = [
     Fault(
         "one epoch",
         UPDATE,
-        "epochs=config.learner.epochs, rng=rng",
-        "epochs=1, rng=rng",
+        "_minibatches(parts.ranks, config.learner, sequences, rng)",
+        '_minibatches(parts.ranks, config.learner.model_copy(update={"epochs": 1}), sequences, rng)',
     ),
-    Fault("the critic has one epoch", UPDATE, "epochs=settings.epochs", "epochs=1"),
+    Fault(
+        "the critic has one epoch",
+        UPDATE,
+        "_minibatches(parts.ranks, settings, sequences, rng)",
+        '_minibatches(parts.ranks, settings.model_copy(update={"epochs": 1}), sequences, rng)',
+    ),
     Fault(
         "the critic has one minibatch",
         UPDATE,
-        "count=settings.minibatches",
-        "count=1",
+        "_minibatches(parts.ranks, settings, sequences, rng)",
+        '_minibatches(parts.ranks, settings.model_copy(update={"minibatches": 1}), sequences, rng)',
     ),
     Fault("the critic shuffles as the policy", UPDATE, "[config.seed, step, 1]", "[config.seed, step]"),
     Fault(

@@ -24,11 +24,11 @@ from trainer.model.network import WeightSource
 from trainer.run.checkpoint import (
     CheckpointState,
     best_checkpoints,
-    capture_random_states,
+    capture_random,
     latest_good,
     list_checkpoints,
     load_checkpoint,
-    restore_random_states,
+    restore_random,
     save_checkpoint,
     set_aside_after,
 )
@@ -55,7 +55,7 @@ def state(step: int, **more: Any) -> CheckpointState:
         "version": step + 1,
         "model": source(model.state_dict()),
         "optimizer": optimizer.state_dict(),
-        "random": capture_random_states(),
+        "random": capture_random(),
         "cursor": 10 * step,
         "progress": {"phase": "train", "seconds": 1.5, "names": ["ä", None]},
     }
@@ -134,7 +134,7 @@ def test_every_random_state_continues(tmp_path: Path) -> None:
     expected = draws()
     assert draws() != expected
     for _ in range(2):  # and restoring leaves what was loaded as it is
-        restore_random_states(load_checkpoint(tmp_path).random)
+        restore_random(load_checkpoint(tmp_path).random)
         assert draws() == expected
 
 

@@ -179,6 +179,23 @@ def test_an_episode_is_shown_with_boards_side_by_side() -> None:
     assert ["+0", "+0", "invalid", "+0"] in lines
 
 
+def test_before_and_after_are_of_the_task_that_was_gained() -> None:
+    lost, won = board("lost", "x"), board("won", "y", reward=1.0, success=True)
+    shown, out = printer()
+    shown.print_before_and_after([won, lost, lost], [won, lost, won])
+    assert "Held-out task 2 before training (the first task lost before and won after)" in out.getvalue()
+    assert out.getvalue().index("not solved in 1 turn") < out.getvalue().index("Held-out task 2 after training")
+    shown, out = printer()
+    shown.print_before_and_after([won, lost], [lost, lost])
+    assert "Held-out task 0 before training (the first task)" in out.getvalue()
+    shown, out = printer()
+    shown.print_before_and_after([], [won, lost])  # the first evaluation was in an earlier process
+    assert "An episode after training" in out.getvalue()
+    shown, out = printer()
+    shown.print_before_and_after([won], [])
+    assert out.getvalue() == ""
+
+
 def test_boards_fit_the_width_and_long_things_are_cut() -> None:
     long = trajectory(*[turn(anchor="word " * 400) for _ in range(50)])
     lines = episode_board(long, width=80, max_turns=6)

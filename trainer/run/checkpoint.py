@@ -34,11 +34,11 @@ from trainer.run.folder import clean_unfinished, disk_errors, replacing
 __all__ = [
     "CheckpointState",
     "best_checkpoints",
-    "capture_random_states",
+    "capture_random",
     "latest_good",
     "list_checkpoints",
     "load_checkpoint",
-    "restore_random_states",
+    "restore_random",
     "save_checkpoint",
     "set_aside_after",
     "versions",
@@ -52,7 +52,7 @@ _IN_TRAINING, _IN_PROGRESS = ("optimizer", "random"), ("step", "version", "curso
 """The fields of a :class:`CheckpointState` that ``training.pt`` and ``progress.json`` hold."""
 
 
-def capture_random_states() -> dict[str, Any]:
+def capture_random() -> dict[str, Any]:
     """The states of the global generators of Python, numpy and torch: plain values and tensors, so that they load
     without running code."""
     legacy: Any = np.random.get_state()
@@ -77,7 +77,7 @@ class CheckpointState:
     """Tensors and plain values, as ``Optimizer.state_dict()`` gives them."""
     cursor: int
     """The next task to draw."""
-    random: Mapping[str, Any] = field(default_factory=capture_random_states)
+    random: Mapping[str, Any] = field(default_factory=capture_random)
     """The states of the global generators; those of this moment."""
     success: float | None = None
     """Held-out success of these weights; None where it was not measured."""
@@ -99,7 +99,7 @@ def save_checkpoint(
     with disk_errors(parent, "every earlier checkpoint is still there"):
         parent.mkdir(parents=True, exist_ok=True)
     clean_unfinished(parent)
-    final = _free_name(parent, state.step)
+    final = _free(parent / f"step-{state.step:06d}")
     with replacing(final, "every earlier checkpoint is still there") as temporary:
         temporary.mkdir()
         for name, source in {"model": state.model, **state.others}.items():
@@ -183,17 +183,11 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
 
 def set_aside_after(checkpoint: Path) -> list[Path]:
     """Rename every checkpoint newer than ``checkpoint`` to ``set-aside-...``: when a run goes on from an older one."""
-    moved = []
-    for path in list_checkpoints(checkpoint.parent):
-        if _order(path) > _order(checkpoint):
-            target = path.with_name(f"set-aside-{path.name}")
-            while target.exists():
-                target = target.with_name(target.name + "-again")
-            moved.append(path.rename(target))
-    return moved
+    newer = [path for path in list_checkpoints(checkpoint.parent) if _order(path) > _order(checkpoint)]
+    return [path.rename(_free(path.with_name(f"set-aside-{path.name}"))) for path in newer]
 
 
-def restore_random_states(states: Mapping[str, Any]) -> None:
+def restore_random(states: Mapping[str, Any]) -> None:
     """Put the states back."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
@@ -277,12 +271,13 @@ def _checkpoints_folder(path: Path) -> Path:
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
 
 
-def _free_name(parent: Path, step: int) -> Path:
-    path, count = parent / f"step-{step:06d}", 1
-    while path.exists():
+def _free(path: Path) -> Path:
+    """``path``, or where it is taken ``path-r2``, ``path-r3`` and so on."""
+    found, count = path, 1
+    while found.exists():
         count += 1
-        path = parent / f"step-{step:06d}-r{count}"
-    return path
+        found = path.with_name(f"{path.name}-r{count}")
+    return found
 
 
 def _order(path: Path) -> list[int]:

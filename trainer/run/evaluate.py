@@ -66,12 +66,7 @@ def phase_result(name: str, trajectories: Iterable[Trajectory], *, seconds: floa
 
 
 def play_evaluation(
-    session: Session,
-    name: str,
-    *,
-    tasks: int,
-    step: int,
-    on_done: Callable[[Trajectory], None] | None = None,
+    session: Session, name: str, *, tasks: int, step: int, on_done: Callable[[Trajectory], None] | None = None
 ) -> tuple[PhaseResult, Sequence[Trajectory]]:
     """Play the held-out evaluation with the engine's current weights, once per task."""
     started = time.monotonic()
@@ -105,7 +100,7 @@ def evaluate_run(
         load_weights(session.model.network, state.model())
         session.engine.update_weights(weights_of(session.model.network), state.version)
         count = tasks if tasks is not None else config.evaluation.tasks
-        step = int(state.progress.get("steps", state.step))
+        step = int(state.progress["steps"])
         result, _ = play_evaluation(session, f"{config.env.id} at step {step}", tasks=count, step=step)
     return result
 

@@ -38,8 +38,6 @@ UNFINISHED = ".unfinished-"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-MetricsRecord = dict[str, Any]
-
 
 class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     """One run on disk. ``create`` makes a new folder, ``open`` takes one up again; close it, or use ``with``."""
@@ -88,7 +86,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         A number that is not finite is stored as text ("nan"), because JSON has none. Raises RollError on a full disk;
         the records before stay whole.
         """
-        record: MetricsRecord = {"phase": phase, "step": step, "time": time.time()}
+        record: dict[str, Any] = {"phase": phase, "step": step, "time": time.time()}
         record.update({name: _finite(value) for name, value in metrics.items()})
         _append(self.metrics_path, _line(record).encode())
         self._to_tensorboard(record)
@@ -131,7 +129,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _to_tensorboard(self, record: MetricsRecord) -> None:
+    def _to_tensorboard(self, record: dict[str, Any]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -143,7 +141,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                     self._writer.add_scalar(f"{record['phase']}/{name}", value, record["step"], walltime=record["time"])
 
 
-def read_metrics(path: str | os.PathLike[str], phase: str | None = None) -> list[MetricsRecord]:
+def read_metrics(path: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:
     """The records of metrics.jsonl in the run folder ``path`` (default: of all phases), in the order logged; a line cut
     off by a crash is left out."""
     file, records = Path(path) / "metrics.jsonl", []
@@ -155,7 +153,7 @@ def read_metrics(path: str | os.PathLike[str], phase: str | None = None) -> list
     return [record for record in records if phase in (None, record["phase"])]
 
 
-def _line(record: MetricsRecord) -> str:
+def _line(record: dict[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 

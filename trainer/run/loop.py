@@ -26,13 +26,7 @@ from trainer.learner import Critic, Learner, Scorer
 from trainer.model.network import load_weights, save_model
 from trainer.rollout.session import Session
 from trainer.rollout.source import Collected, GroupSource, Ledger
-from trainer.run.checkpoint import (
-    CheckpointState,
-    load_checkpoint,
-    restore_random_states,
-    save_checkpoint,
-    set_aside_after,
-)
+from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
 from trainer.run.evaluate import PhaseResult, play_evaluation, summary
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
@@ -93,12 +87,10 @@ def resume(
     try:
         saved = dict(state.progress)
         counters = _Counters(
-            warm_steps=saved["warm_steps"],
-            steps=saved["steps"],
+            **{name: saved[name] for name in ("warm_steps", "steps", "seconds")},
             version=state.version,
             ledger=Ledger.load(state.cursor, saved),
             evaluations=[PhaseResult(**evaluation) for evaluation in saved["evaluations"]],
-            seconds=dict(saved["seconds"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint of {folder.path} does not say how far the run was ({error})") from error
@@ -202,8 +194,7 @@ class _Run:
         self._save()
 
     def _due(self, every: int) -> bool:
-        steps = self.counters.steps
-        return bool(every and steps and steps % every == 0)
+        return bool(every and self.counters.steps and self.counters.steps % every == 0)
 
     def _collect(self) -> tuple[Collected, Metrics]:
         """The episodes of the next training step, played with the newest weights, and what to watch of them."""
@@ -291,10 +282,8 @@ class _Run:
             success=counters.evaluated.success if counters.evaluated else None,
             others={name: part.weights for name, part in self._others().items()},
             progress={
-                "warm_steps": counters.warm_steps,
-                "steps": counters.steps,
+                **{name: getattr(counters, name) for name in ("warm_steps", "steps", "seconds")},
                 "evaluations": [asdict(evaluation) for evaluation in counters.evaluations],
-                "seconds": counters.seconds,
                 **counters.ledger.save(),
                 "algorithm": self.parts.state.to_dict(),
             },
@@ -318,7 +307,7 @@ class _Run:
             raise CheckpointError(
                 f"the checkpoint does not fit the optimiser of {self.folder.config_path}: {error}"
             ) from error
-        restore_random_states(state.random)
+        restore_random(state.random)
         self._saved_at = self.counters.place
 
     def _finish(self, last: Sequence[Trajectory]) -> dict[str, Any]:

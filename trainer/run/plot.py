@@ -43,7 +43,6 @@ def read_curve(folder: str | os.PathLike[str]) -> Curve:
     path = Path(folder) / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-        evaluation = tuple(PhaseResult(**phase) for phase in summary["phases"])
         records = [r for r in read_metrics(folder, "train") if isinstance(r.get(SUCCESS), int | float)]
         return Curve(
             env_id=summary["env"],
@@ -51,7 +50,7 @@ def read_curve(folder: str | os.PathLike[str]) -> Curve:
             steps=np.array([r["step"] for r in records], dtype=float),
             success=np.array([r[SUCCESS] for r in records], dtype=float),
             returns=np.array([float(r.get(RETURN, "nan")) for r in records]),
-            evaluation=evaluation,
+            evaluation=tuple(PhaseResult(**phase) for phase in summary["phases"]),
         )
     except FileNotFoundError:
         raise RollError(f"{path} is missing: the run has not finished; finish it with roll-train resume") from None
@@ -97,12 +96,10 @@ def plot_runs(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[
 def _figure(title: str, subtitle: str) -> tuple[Any, tuple[Any, Any]]:
     """An empty figure: success above, return below, over the same steps."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("Plotting", "train") from error
     figure = Figure(figsize=(7.2, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     top.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
     top.set_title(subtitle, loc="right", fontsize=9, color=GREY)

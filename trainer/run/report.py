@@ -249,11 +249,10 @@ def _short(value: float) -> str:
 
 
 def _model_words(model: ModelConfig, parameters: int | None) -> str:
-    counted = f"{parameters:,} parameters" if parameters is not None else ""
+    counted = f"about {estimate_parameters(model) / 1e6:.2f} M" if parameters is None else f"{parameters:,}"
     if model.path is not None:
-        return f"{model.path}" + (f", {counted}" if counted else "")
-    counted = counted or f"about {estimate_parameters(model) / 1e6:.2f} M parameters"
-    return f"{model.architecture} built here, {counted} ({model.layers} layers, width {model.hidden_size})"
+        return model.path if parameters is None else f"{model.path}, {counted} parameters"
+    return f"{model.architecture} built here, {counted} parameters ({model.layers} layers, width {model.hidden_size})"
 
 
 def _algorithm_words(config: RunConfig) -> str:

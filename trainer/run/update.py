@@ -19,7 +19,7 @@ from trainer.algorithms.filters import apply_masks
 from trainer.algorithms.losses.objective import within_second_moment
 from trainer.algorithms.losses.types import Loss, StepTokens
 from trainer.algorithms.rewards import AlgorithmState, shape_rewards
-from trainer.config import LossConfig, RunConfig
+from trainer.config import CriticConfig, LearnerConfig, LossConfig, RunConfig
 from trainer.config.parts import ESTIMATORS, LOSSES, part_settings
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
@@ -167,15 +167,14 @@ def _batched(
 
 
 def _minibatches(
-    parts: StepParts, sequences: Sequence[TokenSequence], *, count: int, epochs: int, rng: np.random.Generator
+    ranks: Ranks, settings: LearnerConfig | CriticConfig, sequences: Sequence[TokenSequence], rng: np.random.Generator
 ) -> list[list[int]]:
-    """The sequences of each optimiser step. All ranks take equally many steps in each epoch, some of
-    them without any sequence."""
+    """The sequences of each optimiser step. All ranks take equally many in each epoch, some of them on none."""
     minibatches: list[list[int]] = []
-    for _ in range(epochs):
-        whole = count * epochs == 1
-        dealt = [list(range(len(sequences)))] if whole else split_minibatches(sequences, count, rng)
-        (most,) = parts.ranks.most([len(dealt)])
+    for _ in range(settings.epochs):
+        one = settings.minibatches * settings.epochs == 1  # nothing to shuffle
+        dealt = [list(range(len(sequences)))] if one else split_minibatches(sequences, settings.minibatches, rng)
+        (most,) = ranks.most([len(dealt)])
         minibatches += dealt + [[] for _ in range(int(most) - len(dealt))]
     return minibatches
 
@@ -219,9 +218,7 @@ def _train_policy(
     # Until a step is taken the policy is the proximal one: a ratio of exactly 1 leaves no rounding to learn from.
     on_policy = loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
-    minibatches = _minibatches(
-        parts, sequences, count=config.learner.minibatches, epochs=config.learner.epochs, rng=rng
-    )
+    minibatches = _minibatches(parts.ranks, config.learner, sequences, rng)
     everything = bool(loss.entropy_coef or loss.kl_coef) or not part.only_advantages
     assert tokens.advantage is not None
     assert tokens.weight is not None
@@ -321,7 +318,7 @@ def _train_critic(
     metrics = explained_variance(tokens.value[tokens.learnt], tokens.return_[tokens.learnt])
     rng = np.random.default_rng([config.seed, step, 1])
     steps: list[Metrics] = []
-    for minibatch in _minibatches(parts, sequences, count=settings.minibatches, epochs=settings.epochs, rng=rng):
+    for minibatch in _minibatches(parts.ranks, settings, sequences, rng):
         denominators = denominators_of(tokens, minibatch)
         if not parts.ranks.any(denominators.tokens > 0):
             continue
