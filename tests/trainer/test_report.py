@@ -102,6 +102,23 @@ def test_lines_about_every_interval_when_no_terminal(monkeypatch: pytest.MonkeyP
     assert "\x1b" not in out.getvalue()
 
 
+def test_the_time_left_of_a_resumed_phase_goes_by_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, out = printer(interval_s=10.0)
+    now = 0.0
+    monkeypatch.setattr(report.time, "monotonic", lambda: now)
+    with shown.phase("training", 30, 20) as progress:
+        for _ in range(10):
+            now += 5.0
+            progress.advance()
+    assert out.getvalue().splitlines() == [
+        "training: 22/30 · 10 s, about 40 s left",
+        "training: 24/30 · 20 s, about 30 s left",
+        "training: 26/30 · 30 s, about 20 s left",
+        "training: 28/30 · 40 s, about 10 s left",
+        "training: 30/30 · 50 s",
+    ]
+
+
 def test_an_interrupted_phase_says_so() -> None:
     shown, out = printer()
 

@@ -96,6 +96,13 @@ def test_a_resume_drops_what_came_after_and_the_line_cut_off(tmp_path: Path) -> 
     assert len(events(again, "warm start/loss")) == 10
 
 
+def test_a_resume_makes_the_folders_again_that_were_deleted(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        folder.episodes_path.rmdir()
+        folder.rewind({})
+        assert folder.save_episodes("after", [trajectory(turn(anchor="P"))]).is_file()
+
+
 def test_truncating_an_empty_run(tmp_path: Path) -> None:
     with RunFolder.create(config(tmp_path)) as folder:
         folder.rewind({"train": 0})

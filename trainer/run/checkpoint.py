@@ -55,11 +55,12 @@ _IN_TRAINING, _IN_PROGRESS = ("optimizer", "random"), ("step", "version", "curso
 def capture_random() -> dict[str, Any]:
     """The states of the global generators of Python, numpy and torch: plain values and tensors, so that they load
     without running code."""
+    # The legacy form has one array, which becomes a list: no code is needed to load it.
     legacy: Any = np.random.get_state()
     kind, keys, *rest = legacy
     return {
         "python": random.getstate(),
-        "numpy": (kind, keys.tolist(), *rest),  # no arrays, which would need code to load
+        "numpy": (kind, keys.tolist(), *rest),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -107,12 +108,14 @@ def save_checkpoint(
                 write_weights(file, source)
         with (temporary / "training.pt").open("wb") as file:
             torch.save({name: getattr(state, name) for name in _IN_TRAINING}, file)
+        # What could not be loaded without running code must not be saved: found now, not at the resume.
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(temporary / "training.pt")
         if unsafe:
             raise TypeError(f"the optimiser's state has {', '.join(unsafe)}; tensors and plain values only are saved")
         _write_json(temporary / "progress.json", {name: getattr(state, name) for name in _IN_PROGRESS})
         files = {path.name: _measured(path) for path in temporary.iterdir()}
         _write_json(temporary / "manifest.json", {"format": FORMAT, "files": files, "versions": versions()})
+    # The new one is kept even where later steps are there: a run that went on from an older checkpoint.
     kept = {final, *list_checkpoints(parent)[-keep:], *best_checkpoints(parent)[:keep_best]}
     for old in set(list_checkpoints(parent)) - kept:
         shutil.rmtree(old, ignore_errors=True)
@@ -210,13 +213,15 @@ def _checked_files(folder: Path) -> list[str]:
     with _reading(folder, "manifest.json") as path:
         manifest = json.loads(path.read_bytes())
         found, saver = manifest["format"], manifest.get("versions", {}).get("roll-envs", "unknown")
-        listed = manifest["files"].items() if found == FORMAT else ()  # another format may list them in another way
+        # Another format may list its files in another way; that it is another one is said below.
+        listed = manifest["files"].items() if found == FORMAT else ()
         files = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in listed}
     if found != FORMAT:
         raise CheckpointError(
             f"checkpoint {folder}: its format is {found!r}, this release reads {FORMAT}; "
             f"load it with the release that saved it (roll-envs {saver})"
         )
+    # Those that every checkpoint has come first; critic and reference are listed by some.
     for name in dict.fromkeys((*_FILES, *files)):
         if name not in files:
             raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
@@ -257,6 +262,7 @@ def _find(path: Path) -> Path:
         raise CheckpointError(f"no checkpoint or run folder {str(path)!r}; check the path")
     if not path.is_dir():
         raise CheckpointError(f"{str(path)!r} is a file; give a checkpoint folder or a run folder")
+    # One that was set aside has another name; one that lost its manifest has the name only, and loading tells.
     if _NAME.fullmatch(path.name) or (path / "manifest.json").exists():
         return path
     found = list_checkpoints(path)

@@ -48,6 +48,7 @@ def phase_result(name: str, trajectories: Iterable[Trajectory], *, seconds: floa
     everything = list(trajectories)
     scored = [t for t in everything if t.scored]
     turns = [turn for t in scored for turn in t.turns]
+    # A failure of ours is never a reward of 0: it is in no mean below.
     successes = sum(t.success for t in scored)
     low, high = wilson_interval(successes, len(scored))
     return PhaseResult(
@@ -89,6 +90,7 @@ def evaluate_run(
     """
     with RunFolder.open(path) as folder:
         config = folder.config
+    # The arguments of one environment mean nothing to another.
     if env_id is not None and env_id != config.env.id:
         config = config.model_copy(update={"env": config.env.model_copy(update={"id": env_id, "kwargs": {}})})
     state = load_checkpoint(path)

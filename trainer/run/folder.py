@@ -72,6 +72,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """The run at ``path`` (its folder, or a checkpoint in it), unchanged. Raises ConfigError when it is no run."""
         folder, absolute = Path(path), Path(os.path.abspath(path))
+        # Absolute, because someone may stand in the folder of checkpoints and name one of them.
         if absolute.parent.name == "checkpoints":
             folder = absolute.parent.parent
         if not folder.is_dir():
@@ -99,9 +100,12 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         too. The TensorBoard events are written anew from what is left.
         """
         for part in (self.path, self.episodes_path, self.checkpoints_path):
+            with disk_errors(part):
+                part.mkdir(exist_ok=True)
             clean_unfinished(part)
         kept = [r for r in read_metrics(self.path) if r["step"] <= last_steps.get(r["phase"], r["step"])]
         write_atomic(self.metrics_path, "".join(_line(record) for record in kept))
+        # TensorBoard's own purge knows one step for all phases, so its events are written anew.
         self.close()
         shutil.rmtree(self.tensorboard_path, ignore_errors=True)
         for record in kept:
@@ -159,6 +163,7 @@ def _line(record: dict[str, Any]) -> str:
 
 def _append(path: Path, data: bytes) -> None:
     """Append a line to a file: all of it, or nothing where the disk is full."""
+    # Without a buffer, which would write what is left of a failed line when it is closed.
     with disk_errors(path), open(path, "ab+", buffering=0) as file:
         size = file.tell()
         if size:
@@ -175,7 +180,7 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def _finite(value: float) -> float | str:
-    number = float(value)
+    number = float(value)  # of numpy and torch too, which json does not know
     if not math.isfinite(number):
         return str(number)
     return int(number) if isinstance(value, int) else number
@@ -206,6 +211,7 @@ def replacing(target: Path, saved_before: str = "nothing saved before was touche
     try:
         with disk_errors(target, saved_before):
             yield temporary
+            # Contents before the name: after a power cut a file that has its name must not be empty.
             for path in (*temporary.rglob("*"), temporary):
                 _sync(path)
             os.replace(temporary, target)

@@ -96,6 +96,7 @@ def resume(
         raise CheckpointError(f"the checkpoint of {folder.path} does not say how far the run was ({error})") from error
     if steps is not None and counters.steps > steps:
         raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
+    # A run that was trained on beyond its configuration is finished where it is, not behind itself.
     target = max(folder.config.steps, counters.steps) if steps is None else steps
     with Session(folder.config.model_copy(update={"steps": target})) as session, Interrupts() as interrupts:
         run = _Run(session, folder, report, interrupts, counters)
@@ -133,7 +134,7 @@ class _Run:
                 "sequences of their own; rollout/sequences_per_episode and rollout/history_rewrites count them."
             )
         try:
-            self._save()
+            self._save()  # from here on the run can be resumed
             self._warm_start()
             if counters.steps == 0:
                 self._before = self._evaluate("after warm start" if config.warm_start.steps else "before training")
@@ -154,10 +155,10 @@ class _Run:
         counters, total = self.counters, self.config.warm_start.steps
         if counters.warm_steps >= total:
             return
-        with self.report.phase("warm start", total) as progress:
-            progress.advance(counters.warm_steps)
+        with self.report.phase("warm start", total, counters.warm_steps) as progress:
             while counters.warm_steps < total:
                 started = time.monotonic()
+                # A demonstration takes no model, so that playing them here holds an interrupt up for a moment only.
                 with self.interrupts.whole():
                     metrics = warm_start_step(self.session, self.parts.learner, counters.warm_steps)
                     counters.warm_steps += 1
@@ -173,8 +174,7 @@ class _Run:
         if counters.steps >= config.steps:
             return
         recent: list[float] = []
-        with self.report.phase("training", config.steps) as progress:
-            progress.advance(counters.steps)
+        with self.report.phase("training", config.steps, counters.steps) as progress:
             while counters.steps < config.steps:
                 # What is due is read from the state, so that a run stopped before an evaluation plays it later.
                 if self._due(config.evaluation.every):
@@ -188,6 +188,7 @@ class _Run:
                 with self.interrupts.whole():
                     metrics = self._learn(found, metrics)
                     self.folder.log(metrics, step=counters.steps, phase=TRAIN)
+                # A step whose episodes all failed has no rate.
                 if "rollout/success_rate" in metrics:
                     recent = [*recent[-9:], metrics["rollout/success_rate"]]
                 progress.advance(success=sum(recent) / max(1, len(recent)), seconds=metrics["time/step_s"])
@@ -202,7 +203,8 @@ class _Run:
         self._sync_engine()
         found = self.source.next_step()
         seconds = time.monotonic() - started
-        # Failed episodes, greedy ones too, are in no statistic; too many of them stop the run, after saving.
+        # Failed episodes, greedy ones too, are in no statistic; too many of them stop the run, after saving. The tasks
+        # are in flight then, so that a resume plays them again.
         episodes = [*(t for g in found.played for t in g.trajectories), *found.greedy]
         try:
             failed = self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
@@ -221,6 +223,7 @@ class _Run:
         counters.steps += 1
         counters.version += 1
         counters.ledger.settle(found.indices)
+        # The reference moves after the step: the next one is measured against the policy that samples it.
         refresh = config.reference.refresh_every
         if parts.reference is not None and refresh and counters.steps % refresh == 0:
             parts.reference.load_weights(parts.learner.weights())
@@ -294,6 +297,7 @@ class _Run:
 
     def load(self, state: CheckpointState) -> None:
         """Put weights, optimisers, random states and what the algorithm remembers back."""
+        # In place, for the learner trains this network; what stands beside it has files of its own.
         load_weights(self.session.model.network, state.model())
         for name, part in self._others().items():
             if name not in state.others:
@@ -338,6 +342,7 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
+        # Python lets no other thread set handlers.
         if threading.current_thread() is threading.main_thread():
             self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
         return self

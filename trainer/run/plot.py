@@ -43,6 +43,7 @@ def read_curve(folder: str | os.PathLike[str]) -> Curve:
     path = Path(folder) / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
+        # A step whose episodes all failed has no success; a number that is not finite is a text.
         records = [r for r in read_metrics(folder, "train") if isinstance(r.get(SUCCESS), int | float)]
         return Curve(
             env_id=summary["env"],
@@ -140,6 +141,7 @@ def _draw_evaluation(
     axes.errorbar(
         step + shift,
         success,
+        # Rounding may put an end of the interval on the wrong side of the point.
         yerr=np.maximum(0, np.stack([success - low, high - success])),
         fmt="o",
         markersize=4 if small else 6,

@@ -60,6 +60,7 @@ class PlannedPhase(NamedTuple):
 def planned_phases(config: RunConfig) -> list[PlannedPhase]:
     """What a run is about to do; phases of no steps are left out."""
     rollout, evaluation, warm = config.rollout, config.evaluation, config.warm_start
+    # The evaluation after the last step is the one after training.
     during = (config.steps - 1) // evaluation.every if evaluation.every and config.steps else 0
     updates = config.learner.minibatches * config.learner.epochs
     teacher = (
@@ -84,6 +85,7 @@ def planned_phases(config: RunConfig) -> list[PlannedPhase]:
 def estimate_parameters(model: ModelConfig, vocabulary: int = VOCABULARY) -> int:
     """Parameters of the small model with tied embeddings: width 96, 3 layers, ratio 3 -> 385,152."""
     width = model.hidden_size
+    # Attention has four square matrices (qwen2: biases of three), the MLP three, and each layer two norms.
     biases = 3 * width if model.architecture == "qwen2" else 0
     layer = 4 * width * width + 3 * width * int(width * model.mlp_ratio) + 2 * width + biases
     return vocabulary * width + model.layers * layer + width
@@ -127,9 +129,11 @@ class Report:
         self.console.print(table)
 
     @contextlib.contextmanager
-    def phase(self, name: str, total: int) -> Iterator[PhaseProgress]:
-        """Progress of one phase of ``total`` steps: ``with report.phase("training", 60) as p: p.advance(loss=0.1)``."""
+    def phase(self, name: str, total: int, done: int = 0) -> Iterator[PhaseProgress]:
+        """Progress of one phase of ``total`` steps: ``with report.phase("training", 60) as p: p.advance(loss=0.1)``;
+        ``done`` of them were taken before."""
         numbers = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # of a narrow terminal they give way first
+        # Where it is disabled it counts all the same, and lines are printed instead.
         bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -143,7 +147,7 @@ class Report:
             speed_estimate_period=60.0,
             disable=not self.console.is_terminal or self.console.is_dumb_terminal,
         )
-        progress = PhaseProgress(self, bar, name, total)
+        progress = PhaseProgress(self, bar, name, total, done)
         ended = ", stopped"
         with bar:
             try:
@@ -208,10 +212,10 @@ class Report:
 class PhaseProgress:
     """Progress of one phase; made by :meth:`Report.phase`."""
 
-    def __init__(self, report: Report, bar: Progress, name: str, total: int) -> None:
-        self.name, self.total, self.done = name, total, 0
+    def __init__(self, report: Report, bar: Progress, name: str, total: int, done: int) -> None:
+        self.name, self.total, self.done, self._done_before = name, total, done, done
         self._report, self._bar, self._numbers = report, bar, ""
-        self._task = bar.add_task(f"{name:<14}", total=total, numbers="")
+        self._task = bar.add_task(f"{name:<14}", total=total, completed=done, numbers="")
         self._started = self._printed = time.monotonic()
 
     def advance(self, amount: int = 1, /, **numbers: float) -> None:
@@ -222,7 +226,8 @@ class PhaseProgress:
         now = time.monotonic()
         if now - self._printed >= self._report.interval_s and self.done < self.total:
             self._printed = now
-            left = (now - self._started) / max(1, self.done) * (self.total - self.done)
+            # What a resumed run had done before took none of this time.
+            left = (now - self._started) / max(1, self.done - self._done_before) * (self.total - self.done)
             self.print_line(f", about {duration_words(left)} left")
 
     def print_line(self, rest: str) -> None:

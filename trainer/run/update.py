@@ -107,6 +107,7 @@ def update(
     once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them,
     in which it is exactly 1.
     """
+    # All ranks go on, or none: those without a sequence of their own must take part in the sums.
     sequences = sequences_of(groups)
     metrics: Metrics = {"learner/sequences": float(len(sequences))}
     if not parts.ranks.any(bool(sequences)):
@@ -188,6 +189,8 @@ def _mean_of(steps: Sequence[Metrics]) -> Metrics:
 def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], table: StepTable) -> StepTable:
     """The step with the columns that the configured terms need to know before it; the same ids are run once."""
     loss, tokens = config.loss, table.tokens
+    # In a single step the policy's own log-probs are those of before, unless something needs them earlier: a KL in the
+    # reward, or a choice of tokens.
     chooses = LOSSES.find(loss.name).select is not None or config.correction.second_moment is not None
     recompute = loss.proximal == "recompute" and (not _single(config) or bool(config.reward.kl_coef) or chooses)
     scorers: dict[str, Learner | Scorer | None] = {
@@ -205,6 +208,7 @@ def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequen
             source[tokens.of(copies)] = np.tile(tokens.of([first]), len(copies))
         for name, scorer in needed.items():
             columns[name] = scatter_back(batches, scorer.score(batches), tokens)[source]
+    # The ratio is then taken to what the engine said, rounding of another implementation included.
     if loss.proximal == "sampler":
         columns["proximal_logp"] = tokens.sampler_logp
     return table.with_tokens(**columns)
@@ -225,6 +229,7 @@ def _train_policy(
     # Nothing is left of the advantages of masked tokens, which must not decide whether a step is taken.
     advantage = tokens.advantage * tokens.weight * tokens.trained
     tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=advantage))
+    # Linear in the advantages: the gradient of copies is that of one of them with the sum of theirs.
     if on_policy and _single(config) and part.linear_on_policy and not config.correction.weighs and not everything:
         tokens = _merged(
             sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"
@@ -252,6 +257,7 @@ def _train_policy(
         # Sequences that are not run count in the denominators all the same.
         mine = replace(denominators_of(chosen, used), tokens=denominators.tokens, sequences=denominators.sequences)
         taken, before = parts.learner.step(batches, mine, lr=lr, on_policy=on_policy)
+        # A step that was skipped (its gradient not finite, say) has left the policy where it was.
         on_policy = on_policy and taken.get("learner/skipped_steps", 0.0) > 0
         if tokens.proximal_logp is None:
             run = tokens.learnt & np.isin(tokens.sequence, used)
