@@ -162,6 +162,38 @@ def test_what_is_saved_is_the_policy_as_it_is_then(whole: Whole) -> None:
     assert found == [(4, False), (5, True), (5, False)]
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "evaluation", "expected"),
+    [
+        ({"every": 2, "keep_best": 0}, 0, [(0, None), (0, 0), (2, None), (4, None), (5, None), (5, 5)]),
+        ({"every": 0, "keep_best": 1}, 2, [(0, None), (0, 0), (2, 2), (4, 4), (5, None), (5, 5)]),
+        ({"every": 0, "keep_best": 0}, 2, [(0, None), (0, 0), (5, None), (5, 5)]),
+    ],
+)
+def test_checkpoints_are_saved_when_they_are_due(
+    tmp_path: Path, checkpoint: dict[str, int], evaluation: int, expected: list[tuple[int, int | None]]
+) -> None:
+    """Training steps of each checkpoint, and the evaluation that its success is of."""
+    path, summary = run(
+        tmp_path,
+        warm_start={"steps": 1},
+        checkpoint={**checkpoint, "keep": 99},
+        evaluation={"tasks": 3, "every": evaluation},
+    )
+    measured = {phase["step"]: phase["success"] for phase in summary["phases"]}
+    found = [load_checkpoint(one) for one in list_checkpoints(path)]
+    assert [(state.progress["steps"], state.success) for state in found] == [
+        (steps, None if of is None else measured[of]) for steps, of in expected
+    ]
+
+
+def test_the_warm_start_learns_at_a_temperature_of_1(whole: Whole, tmp_path: Path) -> None:
+    """Demonstrations were not sampled from the model, at no temperature."""
+    path, _ = run(tmp_path, steps=0, sampling={"temperature": 0.5}, evaluation={"tasks": 1})
+    losses = [[r["loss/total"] for r in read_metrics(p, "warm_start")] for p in (whole[0], path)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
 def test_the_clocks_of_a_step_add_up(whole: Whole) -> None:
     path, summary = whole
     records = read_metrics(path, "train")
