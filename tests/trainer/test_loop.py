@@ -165,7 +165,7 @@ def test_what_is_saved_is_the_policy_as_it_is_then(whole: Whole) -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "evaluation", "expected"),
     [
-        ({"every": 2, "keep_best": 0}, 0, [(0, None), (0, 0), (2, None), (4, None), (5, None), (5, 5)]),
+        ({"every": 1, "keep_best": 0}, 0, [(0, None), (0, 0), *((step, None) for step in range(1, 6)), (5, 5)]),
         ({"every": 0, "keep_best": 1}, 2, [(0, None), (0, 0), (2, 2), (4, 4), (5, None), (5, 5)]),
         ({"every": 0, "keep_best": 0}, 2, [(0, None), (0, 0), (5, None), (5, 5)]),
     ],
