@@ -107,7 +107,6 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _dry_run(options: argparse.Namespace) -> int:
     from trainer.config.load import dump_config
-    from trainer.run.plan import make_plan
     from trainer.run.report import Report
 
     config = _load(options)
@@ -115,7 +114,7 @@ def _dry_run(options: argparse.Namespace) -> int:
     sys.stdout.write(dump_config(config))
     sys.stdout.flush()
     report = Report()
-    report.print_plan(make_plan(config))
+    report.print_plan(config)
     report.say("Dry run: nothing was started or written.")
     return OK
 

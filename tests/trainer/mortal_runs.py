@@ -75,7 +75,7 @@ class MortalLake(FrozenLakeEnv):
 
 
 def _watch_saves(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("open", "os.rename") and ".unfinished-" in str(arguments[0]):
+    if event in ("open", "os.rename") and "/checkpoints/.unfinished-" in str(arguments[0]):
         COUNTER.count("save")
 
 

@@ -49,7 +49,7 @@ FAULTS = [
         "TorchScorer(self._plain, self._temperature, self._settings)",
         "TorchScorer(self._plain, 1.0, self._settings)",
     ),
-    Fault("the version is never bumped", LOOP, "self.counters.version += 1", "self.counters.version += 0"),
+    Fault("the version is never bumped", LOOP, "counters.version += 1\n        counters.ledger", "counters.ledger"),
     Fault(
         "the same ids with another mask are one",
         UPDATE,
@@ -154,15 +154,20 @@ FAULTS = [
     Fault(
         "one epoch",
         UPDATE,
-        "for _ in range(settings.epochs)\n        for minibatch in (",
-        "for _ in range(1)\n        for minibatch in (",
+        "_minibatches(parts.ranks, config.learner, sequences, rng)",
+        '_minibatches(parts.ranks, config.learner.model_copy(update={"epochs": 1}), sequences, rng)',
     ),
-    Fault("the critic has one epoch", UPDATE, "    for _ in range(settings.epochs):\n", "    for _ in range(1):\n"),
+    Fault(
+        "the critic has one epoch",
+        UPDATE,
+        "_minibatches(parts.ranks, settings, sequences, rng)",
+        '_minibatches(parts.ranks, settings.model_copy(update={"epochs": 1}), sequences, rng)',
+    ),
     Fault(
         "the critic has one minibatch",
         UPDATE,
-        "minibatches = split_minibatches(sequences, settings.minibatches, rng)",
-        "minibatches = split_minibatches(sequences, 1, rng)",
+        "_minibatches(parts.ranks, settings, sequences, rng)",
+        '_minibatches(parts.ranks, settings.model_copy(update={"minibatches": 1}), sequences, rng)',
     ),
     Fault("the critic shuffles as the policy", UPDATE, "[config.seed, step, 1]", "[config.seed, step]"),
     Fault(
@@ -177,7 +182,7 @@ FAULTS = [
         "returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of(copies)].reshape(len(copies), -1)",
         "returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of([first])]",
     ),
-    Fault("the critic's rate is the policy's", UPDATE, "lr=settings.lr).items()", "lr=config.optimizer.lr).items()"),
+    Fault("the critic's rate is the policy's", UPDATE, "lr=settings.lr)", "lr=config.optimizer.lr)"),
     Fault("no second moment", UPDATE, "advantage[learnt] *= kept", "advantage[learnt] *= 1"),
     Fault(
         "the choice of tokens looks at all of the step",
@@ -510,15 +515,15 @@ FAULTS = [
     Fault(
         "the engine keeps old weights",
         LOOP,
-        "        self._engine_is_current = False\n\n    def _failed",
-        "\n    def _failed",
+        "if self._engine_version != version:",
+        "if self._engine_version < 0:",
     ),
-    Fault("greedy returns are not passed on", LOOP, "greedy=found.greedy_returns", "greedy=()"),
+    Fault("greedy returns are not passed on", LOOP, "greedy=greedy", "greedy=()"),
     Fault(
         "all that was played is trained on",
         LOOP,
-        "config, self.parts, found.kept,",
-        "config, self.parts, found.played,",
+        "config, parts, found.kept,",
+        "config, parts, found.played,",
     ),
     Fault(
         "greedy returns in another order",
@@ -529,8 +534,8 @@ FAULTS = [
     Fault(
         "episodes of the version before",
         LOOP,
-        "        version = counters.version\n",
-        "        version = counters.version - 1\n",
+        "version, greedy = counters.version, found",
+        "version, greedy = counters.version - 1, found",
     ),
 ]
 

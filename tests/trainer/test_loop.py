@@ -30,6 +30,7 @@ from loop_runs import (
     without_times,
     write_config,
 )
+from safetensors.torch import load_file
 from word_env import CARD, fault_of
 
 import roll_envs
@@ -142,6 +143,79 @@ def test_metrics_hold_every_step_once(whole: Whole) -> None:
         assert record["mismatch/logprob_diff_max"] < 1e-4
     rates = [r["learner/lr"] for r in read_metrics(path, "train")]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_what_is_saved_is_the_policy_as_it_is_then(whole: Whole) -> None:
+    """The model in Hugging Face form is the last one; a checkpoint has the success of its own weights, or none."""
+    path, summary = whole
+    trained, exported = dict(load_checkpoint(path).model()), load_file(path / "model" / "model.safetensors")
+    assert exported.keys() <= trained.keys()
+    assert all(torch.equal(exported[name], trained[name]) for name in exported)
+    measured = {phase["step"]: phase["success"] for phase in summary["phases"]}
+    found = []
+    for checkpoint in list_checkpoints(path):
+        state = load_checkpoint(checkpoint)
+        evaluated = [evaluation["step"] for evaluation in state.progress["evaluations"]]
+        steps = state.progress["steps"]
+        assert state.success == (measured[steps] if steps in evaluated else None)
+        found.append((steps, state.success is None))
+    assert found == [(4, False), (5, True), (5, False)]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "evaluation", "expected"),
+    [
+        ({"every": 1, "keep_best": 0}, 0, [(0, None), (0, 0), *((step, None) for step in range(1, 6)), (5, 5)]),
+        ({"every": 0, "keep_best": 1}, 2, [(0, None), (0, 0), (2, 2), (4, 4), (5, None), (5, 5)]),
+        ({"every": 0, "keep_best": 0}, 2, [(0, None), (0, 0), (5, None), (5, 5)]),
+    ],
+)
+def test_checkpoints_are_saved_when_they_are_due(
+    tmp_path: Path, checkpoint: dict[str, int], evaluation: int, expected: list[tuple[int, int | None]]
+) -> None:
+    """Training steps of each checkpoint, and the evaluation that its success is of."""
+    path, summary = run(
+        tmp_path,
+        warm_start={"steps": 1},
+        checkpoint={**checkpoint, "keep": 99},
+        evaluation={"tasks": 3, "every": evaluation},
+    )
+    measured = {phase["step"]: phase["success"] for phase in summary["phases"]}
+    found = [load_checkpoint(one) for one in list_checkpoints(path)]
+    assert [(state.progress["steps"], state.success) for state in found] == [
+        (steps, None if of is None else measured[of]) for steps, of in expected
+    ]
+
+
+def test_the_warm_start_learns_at_a_temperature_of_1(whole: Whole, tmp_path: Path) -> None:
+    """Demonstrations were not sampled from the model, at no temperature."""
+    path, _ = run(tmp_path, steps=0, sampling={"temperature": 0.5}, evaluation={"tasks": 1})
+    losses = [[r["loss/total"] for r in read_metrics(p, "warm_start")] for p in (whole[0], path)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_the_clocks_of_a_step_add_up(whole: Whole) -> None:
+    path, summary = whole
+    records = read_metrics(path, "train")
+    for record in records:
+        assert record["time/step_s"] == pytest.approx(record["time/rollout_s"] + record["time/learn_s"])
+        assert min(record["time/rollout_s"], record["time/learn_s"]) > 0
+    assert summary["training_seconds"]["train"] == pytest.approx(sum(r["time/step_s"] for r in records))
+    assert summary["total_seconds"] == pytest.approx(sum(summary["training_seconds"].values()))
+
+
+def test_every_step_of_the_warm_start_has_demonstrations_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demonstrate, drawn = Session.demonstrate, []
+
+    def watched(self: Session, tasks: Sequence[Task]) -> list[Trajectory]:
+        drawn.append([(task.split, task.index) for task in tasks])
+        return demonstrate(self, tasks)
+
+    monkeypatch.setattr(Session, "demonstrate", watched)
+    run(tmp_path, steps=0, warm_start={"steps": 3, "episodes_per_step": 2}, evaluation={"tasks": 2})
+    assert drawn == [[("demonstrations", 2 * step), ("demonstrations", 2 * step + 1)] for step in range(3)]
 
 
 def test_the_same_run_twice_is_the_same(whole: Whole, tmp_path: Path) -> None:
@@ -357,6 +431,21 @@ def test_training_on_from_a_finished_run(tmp_path: Path) -> None:
     before = without_times(shorter)
     go_on(shorter)
     assert without_times(shorter) == before
+
+
+def test_a_resume_puts_back_what_no_metric_shows(whole: Whole, tmp_path: Path) -> None:
+    """The global random states, for parts that draw from them; the clocks; and what is refused changes nothing."""
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    saved = load_checkpoint(path)
+    torch.manual_seed(12345)
+    summary = go_on(path)
+    assert torch.equal(torch.get_rng_state(), saved.random["torch"])
+    assert summary["training_seconds"] == saved.progress["seconds"]
+    names = [p.name for p in list_checkpoints(path)]
+    with pytest.raises(ConfigError, match="has done 4 steps already"):
+        go_on(path, steps=3, checkpoint=list_checkpoints(path)[0])
+    assert [p.name for p in list_checkpoints(path)] == names, "a refused resume set checkpoints aside"
 
 
 def damage(checkpoint: Path) -> None:
