@@ -49,6 +49,9 @@ from trainer.run.report import Report
 Whole = tuple[Path, dict[str, Any]]
 
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     threads = torch.get_num_threads()
@@ -64,7 +67,7 @@ def nothing_is_left_running() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The uninterrupted run that others are compared to."""
+    """The uninterrupted run that others are compared to, with its picture."""
     return run(tmp_path_factory.mktemp("whole"))
 
 
