@@ -333,7 +333,7 @@ def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str
         if path is None or not list((path / "checkpoints").glob("step-*")):
             return False
         if moment == "in a save":
-            return len(read_metrics(path)) > 6 and bool(list((path / "checkpoints").glob(".unfinished-*")))
+            return bool(list((path / "checkpoints").glob(".unfinished-*"))) and len(read_metrics(path)) > 6
         return len(read_metrics(path)) > 7
 
     stop_when(process, due)
