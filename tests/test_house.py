@@ -53,7 +53,7 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
         '"configs/': f'"{REPOSITORY.as_posix()}/configs/',
         "steps=40": f'steps=1, warm_start={{"steps": 1, "episodes_per_step": 4}}, output="{tmp_path.as_posix()}"',
         '"groups_per_step": 16': '"groups_per_step": 2',
-        "advantage={": 'evaluation={"tasks": 2}, advantage={',
+        "advantage={": 'evaluation={"tasks": 2}, model={"hidden_size": 32, "layers": 1}, advantage={',
     }
     for whole, part in small.items():
         assert whole in teach

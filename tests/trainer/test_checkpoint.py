@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
-import subprocess
-import sys
+import signal
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import torch
 from disks import fill, full_after, small_disk
+from forked import Forked
 from safetensors.torch import load_file
 
 from roll_envs.errors import CheckpointError, RollError
 from trainer.model.network import WeightSource
+from trainer.run import checkpoint
 from trainer.run.checkpoint import (
     CheckpointState,
     best_checkpoints,
@@ -258,33 +260,38 @@ def test_a_disk_that_fills_up_anywhere_loses_nothing(tmp_path: Path, byte_count:
     assert load_checkpoint(tmp_path).step == 1
 
 
-KILLED = """
-import os, sys
-sys.path.insert(0, sys.argv[2])
-from test_checkpoint import state
-from trainer.run import checkpoint
-def die(*_): os.kill(os.getpid(), 9)
-if sys.argv[3] == "replace": os.replace = die
-else:
+def die_in_save(folder: Path, moment: str) -> None:
+    """Save a second checkpoint; killed in the middle of the file that ``moment`` writes, or at the first rename."""
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     class Half:
-        def __init__(self, file): self.file = file
-        def write(self, data): self.file.write(data[: len(data) // 2]); self.file.flush(); die()
-        def flush(self): pass
-    name = sys.argv[3]
-    module = checkpoint.torch if name == "save" else checkpoint
-    real = getattr(module, name)
-    if name == "save": module.save = lambda value, file: real(value, Half(file))
-    else: setattr(module, name, lambda file, source: real(Half(file), source))
-checkpoint.save_checkpoint(sys.argv[1], state(2), keep=1)
-"""
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, data: Any) -> None:
+            self.file.write(data[: len(data) // 2])
+            self.file.flush()
+            die()
+
+        def flush(self) -> None:
+            pass
+
+    save, write_weights = torch.save, checkpoint.write_weights
+    if moment == "replace":
+        os.replace = die  # type: ignore[assignment]
+    elif moment == "save":
+        torch.save = lambda value, file: save(value, Half(file))
+    else:
+        checkpoint.write_weights = lambda file, source: write_weights(Half(file), source)  # type: ignore[assignment]
+    save_checkpoint(folder, state(2), keep=1)
 
 
 @pytest.mark.parametrize("moment", ["write_weights", "save", "replace"])
-def test_killed_while_saving(tmp_path: Path, moment: str) -> None:
+def test_killed_while_saving(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, moment: str) -> None:
     good = save_checkpoint(tmp_path, state(1), keep=1)
-    here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here, moment], check=False, timeout=60)
-    assert done.returncode == -9
+    assert Forked(die_in_save, tmp_path, moment, log=tmp_path_factory.mktemp("logs") / "log").wait() == -signal.SIGKILL
     leftovers = [p for p in tmp_path.iterdir() if p != good]
     assert len(leftovers) == 1, "the kill did not hit the middle of a save"
     assert list_checkpoints(tmp_path) == [good]

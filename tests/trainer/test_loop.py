@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 import torch
+from forked import roll_train
 from loop_runs import (
     assert_same_curve,
     configured,
     run,
-    start,
     stop_when,
     the_run,
     without_times,
@@ -50,6 +50,9 @@ from trainer.run.report import Report
 Whole = tuple[Path, dict[str, Any]]
 
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     threads = torch.get_num_threads()
@@ -65,7 +68,7 @@ def nothing_is_left_running() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The uninterrupted run that others are compared to."""
+    """The uninterrupted run that others are compared to, with its picture."""
     return run(tmp_path_factory.mktemp("whole"))
 
 
@@ -397,18 +400,18 @@ def test_all_that_an_algorithm_remembers_goes_on_the_same(
 @pytest.mark.parametrize("moment", ["in a save", pytest.param("in training", marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str) -> None:
     """SIGKILL to a process of its own, then `roll-train resume`."""
-    process = start(str(write_config(tmp_path)))
+    process = roll_train(str(write_config(tmp_path)), log=tmp_path / "log")
 
     def due() -> bool:
         path = the_run(tmp_path)
         if path is None or not list((path / "checkpoints").glob("step-*")):
             return False
         if moment == "in a save":
-            return len(read_metrics(path)) > 6 and bool(list((path / "checkpoints").glob(".unfinished-*")))
+            return bool(list((path / "checkpoints").glob(".unfinished-*"))) and len(read_metrics(path)) > 6
         return len(read_metrics(path)) > 7
 
     stop_when(process, due)
-    process.communicate(timeout=60)
+    process.wait()
     path = the_run(tmp_path)
     assert path is not None
     go_on(path)
@@ -485,7 +488,7 @@ def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number: signal.Signals) -> None:
-    process = start(str(write_config(tmp_path, checkpoint={"every": 0})))
+    process = roll_train(str(write_config(tmp_path, checkpoint={"every": 0})), log=tmp_path / "log")
     moment = 6 if number == signal.SIGINT else 8
 
     def due() -> bool:
@@ -493,12 +496,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number
         return path is not None and len(read_metrics(path)) >= moment
 
     assert stop_when(process, due, number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    status, said = process.wait(), process.log.read_text()
+    assert status == 130, said
     path = the_run(tmp_path)
     assert path is not None
-    assert f"roll-train resume {path}" in out
-    assert "Traceback" not in err
+    assert f"roll-train resume {path}" in said
+    assert "Traceback" not in said
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
     done = max(r["step"] for r in read_metrics(path, "train"))

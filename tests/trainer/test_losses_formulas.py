@@ -104,7 +104,7 @@ def test_gradcheck_where_no_gradient_is_stopped(name: str) -> None:
 def test_shares_of_micro_batches_add_up(case: dict[str, Any], mode: str) -> None:
     """Rows in one micro-batch, or each in its own: the same value and the same gradients."""
     config = LossConfig(**case, aggregation=mode)
-    for seed in range(5):
+    for seed in range(3):  # one for each number of bins
         rows = random_rows(seed, count=6)
         whole = packed(rows, bins=1 + seed % 3)
         loss, metrics = policy_loss(config, whole.batch, whole.logp, whole.denominators)

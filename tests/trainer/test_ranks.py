@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from episode_builders import batches_of, counted, group, trajectory, turn
+from forked import Forked
 from test_learner import some_rows
 from tiny import tiny_model
 from torch import distributed
@@ -118,7 +118,8 @@ def rank_process(rank: int, folder: str) -> None:
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found, by scene."""
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(rank_process, (str(folder),), nprocs=2)
+    processes = [Forked(rank_process, rank, str(folder), log=folder / f"log-{rank}") for rank in range(2)]
+    assert [process.wait() for process in processes] == [0, 0], (folder / "log-0").read_text()
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
