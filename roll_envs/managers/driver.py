@@ -1,8 +1,8 @@
 """EpisodeDriver: one thread drives thousands of episodes, each of which ends exactly once, whatever goes wrong.
 
-:mod:`roll_envs.managers.attempt` says which calls play an episode, :mod:`roll_envs.managers.calls` which thread makes
-them; here episodes are begun, parked while a policy answers, given up at their deadlines, and ended or tried again. A
-failure is retried from the start within a budget; it is never a reward.
+:mod:`roll_envs.managers.calls` says which calls an attempt at an episode makes, and on which thread; here attempts are
+begun, parked while a policy answers, given up at their deadlines, and ended or tried again. A failure is retried from
+the start within a budget; it is never a reward.
 
 All state belongs to the thread that drives; others only append to its inbox. So the calls of one environment come one
 after the other, but not always from the same thread.
@@ -10,36 +10,142 @@ after the other, but not always from the same thread.
 
 from __future__ import annotations
 
-import contextlib
+import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any
 
 from roll_envs.errors import DeadlineExceededError, RollError
-from roll_envs.managers.attempt import Attempt, Collection, EpisodeLimits, calls_of, close_quietly, failed
-from roll_envs.managers.calls import Calls, Pause, Place, Work
-from roll_envs.managers.episode import Env, EpisodeSettings, Respond
-from roll_envs.managers.stream import GroupStream, OnDone
+from roll_envs.managers.calls import (
+    Attempt,
+    CallKind,
+    Calls,
+    CloseRequest,
+    MakeRequest,
+    Pause,
+    Place,
+    close_quietly,
+    result_of,
+)
+from roll_envs.managers.episode import (
+    CompletionRequest,
+    Env,
+    EpisodeSettings,
+    ResetRequest,
+    Respond,
+    StepRequest,
+)
 from roll_envs.policy import Policy
-from roll_envs.types import Group, Task, Trajectory
+from roll_envs.types import Completion, Group, Task, Trajectory
 
-__all__ = ["EpisodeDriver", "EpisodeLimits"]
+__all__ = ["EpisodeDriver", "EpisodeLimits", "GroupStream", "OnDone"]
+
+OnDone = Callable[[Trajectory], None]
 
 _SCAN_S = 0.1
 """How often the driving thread looks for episodes past a deadline."""
+_LISTEN_S = 0.2
+"""How long a wait for groups may stay deaf to Ctrl-C, where a signal does not end it."""
 _CLOSE_WAIT_S = 0.5
 """How long closing waits for threads, so that those that can end do so before the process does."""
 _CLOSERS = 8
 """Threads that close environments at the end."""
 
 
-_Inbox = deque[tuple[Work[Attempt], Any]]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeLimits:
+    """Deadlines in seconds and budgets of a driver."""
+
+    max_running: int = 128
+    attempts: int = 3
+    turn_timeout_s: float = 120.0
+    env_timeout_s: float = 60.0
+    episode_timeout_s: float = 600.0
+
+
+class GroupStream:
+    """Groups of ``tasks`` in the order in which they finish. Iterate over it once.
+
+    Whatever the iteration raises, an error of ``on_done`` for one, ends with ``close``, the driver's.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], group_size: int, on_done: OnDone | None, close: Callable[[], None]
+    ) -> None:
+        self.tasks = list(tasks)
+        self._size, self._on_done, self._close = group_size, on_done, close
+        self._missing = len(self.tasks) * group_size
+        self.ended: list[tuple[int, Trajectory]] = []
+        """Written by the driving thread; delivered in batches."""
+        self._delivered: queue.SimpleQueue[list[tuple[int, Trajectory]] | RollError] = queue.SimpleQueue()
+
+    def deliver(self) -> bool:
+        """Hand over what ended since the last time; whether that is all."""
+        ended, self.ended = self.ended, []
+        self._missing -= len(ended)
+        self._delivered.put(ended)
+        return self._missing == 0
+
+    def fail(self, error: RollError) -> None:
+        """Raise ``error`` where the groups are waited for."""
+        self._delivered.put(error)
+
+    def _receive(self) -> list[tuple[int, Trajectory]]:
+        while True:
+            try:
+                delivered = self._delivered.get(timeout=_LISTEN_S)
+            except queue.Empty:
+                continue
+            if isinstance(delivered, RollError):
+                raise delivered
+            return delivered
+
+    def __iter__(self) -> Iterator[Group]:
+        return map(itemgetter(1), self.numbered())
+
+    def numbered(self) -> Iterator[tuple[int, Group]]:
+        """Each group with its task's place in the tasks that were started. Whatever this raises closes the driver."""
+        members: dict[int, dict[int, Trajectory]] = {place: {} for place in range(len(self.tasks))}
+        if not self._size:
+            return
+        try:
+            while members:
+                delivered = self._receive()
+                for place, trajectory in delivered:
+                    members[place][trajectory.member] = trajectory
+                    if self._on_done is not None:
+                        self._on_done(trajectory)
+                for place in {place for place, _ in delivered}:
+                    if len(members[place]) == self._size:
+                        whole = members.pop(place)
+                        yield (
+                            place,
+                            Group(task=self.tasks[place], trajectories=tuple(whole[m] for m in range(self._size))),
+                        )
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._close()
+            raise
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An episode that somebody waits for, through all its attempts."""
+
+    stream: GroupStream
+    number: int
+    """Place of its task in the stream's tasks."""
+    env_key: str
+    begin: Callable[[], Attempt]
+    attempts: int = 0
+    started: float = 0.0
+    """When this attempt began."""
 
 
 class EpisodeDriver:
@@ -53,15 +159,17 @@ class EpisodeDriver:
 
     def __init__(self, make_env: Callable[[Task], Env], limits: EpisodeLimits) -> None:
         self._make_env, self._limits = make_env, limits
-        self._inbox: _Inbox = deque()
-        """Work that was done, with what came of it."""
-        self._wake = threading.Event()
-        self._pending: deque[Attempt] = deque()
-        self._running: set[Attempt] = set()
+        self._inbox: queue.SimpleQueue[Future[Completion] | Attempt | None] = queue.SimpleQueue()
+        """Answers of policies, and attempts with what came of their calls; None only wakes."""
+        self._answers: dict[Future[Completion], Attempt] = {}
+        """Who waits for which future. One that was given up is in here no longer, so that its answer is not heard."""
+        self._pending: deque[_Episode] = deque()
+        self._running: dict[Attempt, _Episode] = {}
         self._streams: set[GroupStream] = set()
-        self._envs: dict[str, list[Env]] = {}
+        self._envs: defaultdict[str, list[Env]] = defaultdict(list)
         """Environments that wait for their next episode."""
-        self._calls = Calls(self._do, self._hand_in, _discard, self._drive, limits.max_running)
+        self._kinds: dict[str, CallKind] = {}
+        self._calls = Calls(self._drive, self._hand_in, limits.max_running)
         self._next_scan = 0.0
         self._starting = threading.Lock()
         self._closed = False
@@ -87,20 +195,22 @@ class EpisodeDriver:
         ``on_done`` is called once for each ended episode, in the thread that iterates over the stream.
         """
         stream = GroupStream(tasks, group_size, on_done, self.close)
-        collection = Collection(stream, settings, answerer)
+        answer = self._submit_to(answerer) if isinstance(answerer, Policy) else answerer
+        episodes: list[_Episode] = []
+        for number, task in enumerate(tasks):
+            key, kinds = f"{task.env_id}|{sorted(task.kwargs.items())!r}", self._kinds_for(task, settings)
+            for member in range(group_size):
+                begin = partial(Attempt, task, member, settings, self._make_env, answer, kinds)
+                episodes.append(_Episode(stream, number, key, begin))
         with self._starting:
             if self._closed:
                 raise _closed_error()
-            if not tasks or not group_size:
+            if not episodes:
                 return stream
             self._streams.add(stream)
-            self._pending.extend(
-                Attempt(collection, place, task, member)
-                for place, task in enumerate(tasks)
-                for member in range(group_size)
-            )
+            self._pending.extend(episodes)
             self._calls.start()
-        self._wake.set()
+        self._inbox.put(None)
         return stream
 
     def collect(
@@ -128,39 +238,41 @@ class EpisodeDriver:
             threads = self._calls.close()
         for stream in list(self._streams):
             stream.fail(_closed_error())
-        self._wake.set()
+        self._inbox.put(None)
         until = time.monotonic() + _CLOSE_WAIT_S
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, until - time.monotonic()))
 
-    def _do(self, work: Work[Attempt]) -> Future[Any] | Trajectory | Pause | None:
-        """Make calls until the episode waits for a future, is over, is given up (None) or pauses."""
-        episode, answer = work.episode, work.answer
-        assert episode.calls is not None
-        while True:
-            if answer is not None:
-                try:
-                    episode.next_call = episode.calls.send(answer)
-                except StopIteration as end:
-                    ended: Trajectory = end.value
-                    return ended
-            assert episode.next_call is not None
-            made = self._calls.make(work, episode.next_call)
-            if isinstance(made, Pause):
-                return made
-            episode.next_call = None
-            if work.given_up:
-                return None
-            if isinstance(made[0], Future):
-                return made[0]
-            answer = made
+    def _submit_to(self, policy: Policy) -> Callable[..., Future[Completion]]:
+        timeout_s = self._limits.turn_timeout_s
+        return lambda env, prompt_ids, sampling: policy.submit(prompt_ids, sampling, timeout_s=timeout_s)
 
-    def _hand_in(self, work: Work[Attempt], done: Any) -> None:
-        """Give the driving thread what came of work; wakes it once for many."""
-        self._inbox.append((work, done))
-        if not self._wake.is_set():
-            self._wake.set()
+    def _kinds_for(self, task: Task, settings: EpisodeSettings) -> dict[type, CallKind]:
+        """What each request of an episode is called, and its deadline."""
+
+        def kind(doing: str, limit_s: float = self._limits.env_timeout_s) -> CallKind:
+            return self._kinds.setdefault(doing, CallKind(doing, limit_s))
+
+        return {
+            MakeRequest: kind(f"the making of {task.env_id}"),
+            ResetRequest: kind(f"reset of {task.env_id}"),
+            type(None): kind("the context function"),
+            CompletionRequest: kind(f"{settings.answerer}'s answer", self._limits.turn_timeout_s),
+            StepRequest: kind(f"step of {task.env_id}"),
+            CloseRequest: kind(f"the closing of {task.env_id}"),
+        }
+
+    def _hand_in(self, attempt: Attempt, done: Future[Completion] | Trajectory | Pause) -> None:
+        """Give the driving thread what came of an attempt's calls; an answer is handed in by who completes it."""
+        attempt.done = done
+        if isinstance(done, Future):
+            self._answers[done] = attempt
+            attempt.since, attempt.place = time.monotonic(), Place.ANSWERER
+            done.add_done_callback(self._inbox.put)
+        else:
+            attempt.place = Place.DRIVER
+            self._inbox.put(attempt)
 
     # -- the driving thread ------------------------------------------------------------------------------------------
 
@@ -170,11 +282,8 @@ class EpisodeDriver:
             while not self._closed:
                 if time.monotonic() >= self._next_scan:
                     self._scan()
-                if not self._inbox:
-                    self._rest()
-                    continue
-                work, done = self._inbox.popleft()
-                if work is work.episode.work and not self._take(work, done):
+                item = self._next()
+                if item is not None and not self._take(item):
                     return
             self._close_envs()
         except BaseException as error:  # a mistake of this file: nobody may wait for ever
@@ -184,16 +293,23 @@ class EpisodeDriver:
                 stream.fail(RollError(f"the episode driver broke ({type(error).__name__}: {error}); please report it"))
             raise
 
-    def _rest(self) -> None:
-        """Deliver what ended, begin what may begin, and wait for something to do."""
-        self._deliver()
-        self._admit()
-        if self._inbox:
-            return
-        if not self._running:
+    def _next(self) -> Future[Completion] | Attempt | None:
+        """What was handed in next. Where there is nothing, deliver what ended, begin what may begin, and wait."""
+        try:
+            return self._inbox.get_nowait()
+        except queue.Empty:
+            self._deliver()
+            self._admit()
+        idle = not self._running
+        if idle:
             self._calls.busy.clear()
-        if self._wake.wait(_SCAN_S if self._running else None):
-            self._wake.clear()
+        try:
+            return self._inbox.get(timeout=None if idle else _SCAN_S)
+        except queue.Empty:
+            return None
+        finally:
+            if idle:
+                self._calls.busy.set()
 
     def _deliver(self) -> None:
         for stream in [s for s in list(self._streams) if s.ended]:
@@ -203,69 +319,41 @@ class EpisodeDriver:
     def _admit(self) -> None:
         while self._pending and len(self._running) < self._limits.max_running:
             episode = self._pending.popleft()
-            episode.started = time.monotonic()
-            kept = self._envs.get(_env_key(episode.task))
-            episode.env = kept.pop() if kept else None
-            episode.calls = calls_of(episode, self._limits, self._make_env)
-            episode.next_call = next(episode.calls)
-            self._running.add(episode)
-            episode.work = Work(episode)
-            self._inbox.append((episode.work, Pause.TIME_IS_UP))
-            self._calls.busy.set()
+            episode.attempts, episode.started = episode.attempts + 1, time.monotonic()
+            kept = self._envs[episode.env_key]
+            attempt = episode.begin()
+            attempt.begin(kept.pop() if kept else None)
+            self._running[attempt] = episode
+            self._inbox.put(attempt)
 
-    def _take(self, work: Work[Attempt], done: Any) -> bool:
-        """Go on with an episode whose work was handed in; False when this thread was relieved."""
-        episode, answer = work.episode, None
-        self._calls.take_back(work)
-        if work.place is Place.ANSWERER:
-            answer = done
-        elif isinstance(done, Pause):
-            if done is Pause.FOR_WORKER and episode.given_up is None:
-                episode.work = Work(episode)
-                self._calls.queue(episode.work)
+    def _take(self, item: Future[Completion] | Attempt) -> bool:
+        """Go on with an attempt; False when this thread was relieved."""
+        if isinstance(item, Future):
+            attempt = self._answers.pop(item, None)
+            if attempt is None:
                 return True
+            attempt.answer = result_of(item.result)
         else:
-            self._settle(work, done)
-            return True
-        if episode.given_up is not None:
-            answer, episode.given_up, episode.next_call = (None, episode.given_up), None, None
-        episode.work = Work(episode, answer)
-        result = self._calls.do_in_place(episode.work)
-        if result is None:
-            return False
-        if isinstance(result[0], Pause):
-            self._inbox.append((episode.work, result[0]))
-        else:
-            self._settle(episode.work, result[0])
-        return True
+            attempt, done = item, item.done
+            if isinstance(done, Trajectory):
+                self._finish(attempt, done)
+                return True
+            if done is Pause.FOR_WORKER:
+                self._calls.queue(attempt)
+                return True
+        return self._calls.make_in_place(attempt)
 
-    def _settle(self, work: Work[Attempt], done: Future[Any] | Trajectory) -> None:
-        """Wait for the future in which an episode's work ended, or end it."""
-        if isinstance(done, Trajectory):
-            self._finish(work.episode, done)
-            return
-        work.place, work.answer, work.since = Place.ANSWERER, done, time.monotonic()
-        done.add_done_callback(partial(self._hand_in_future, work))
-
-    def _hand_in_future(self, work: Work[Attempt], future: Future[Any]) -> None:
-        try:
-            self._hand_in(work, (future.result(), None))
-        except BaseException as error:  # of an engine, or of somebody who cancelled it
-            self._hand_in(work, (None, error))
-
-    def _finish(self, episode: Attempt, trajectory: Trajectory) -> None:
+    def _finish(self, attempt: Attempt, trajectory: Trajectory) -> None:
         """End an attempt: the episode is over, or tried again."""
-        self._running.remove(episode)
-        failed, stream = trajectory.outcome.kind == "failed", episode.collection.stream
-        if episode.env is not None and not failed:
-            self._envs.setdefault(_env_key(episode.task), []).append(episode.env)
-        episode.work = None
-        if failed and episode.attempt < self._limits.attempts:
-            again = Attempt(episode.collection, episode.number, episode.task, episode.member, episode.attempt + 1)
-            self._pending.append(again)
+        episode, failed = self._running.pop(attempt), trajectory.outcome.kind == "failed"
+        if attempt.env is not None and not failed:
+            self._envs[episode.env_key].append(attempt.env)
+        if failed and episode.attempts < self._limits.attempts:
+            self._pending.append(episode)
         else:
-            done = trajectory if episode.attempt == 1 else replace(trajectory, attempts=episode.attempt)
-            stream.ended.append((episode.number, done))
+            if episode.attempts > 1:
+                trajectory = replace(trajectory, attempts=episode.attempts)
+            episode.stream.ended.append((episode.number, trajectory))
         self._admit()
 
     # -- deadlines ---------------------------------------------------------------------------------------------------
@@ -275,53 +363,53 @@ class EpisodeDriver:
         self._deliver()
         self._admit()
         now, most_s = time.monotonic(), self._limits.episode_timeout_s
-        for episode in list(self._running):
-            work = episode.work
-            assert work is not None
-            waits_for = work.call.doing + work.call.detail
-            if work.place is not Place.DRIVER and now - work.since > work.call.limit_s:
-                self._give_up(episode, work, DeadlineExceededError(waits_for, work.call.limit_s))
-            elif now - episode.started > most_s:
-                error = RollError(f"the episode took longer than {most_s:g} s (waiting for {waits_for})")
-                self._give_up(episode, work, error)
+        for attempt, episode in list(self._running.items()):
+            kind = attempt.kind
+            if attempt.place is not Place.DRIVER and now - attempt.since > kind.limit_s:
+                self._give_up(attempt, DeadlineExceededError(_waits_for(attempt), kind.limit_s))
+            elif now - episode.started > most_s and not attempt.reason:
+                error = f"the episode took longer than {most_s:g} s (waiting for {_waits_for(attempt)})"
+                self._give_up(attempt, RollError(error))
         self._next_scan = time.monotonic() + _SCAN_S
 
-    def _give_up(self, episode: Attempt, work: Work[Attempt], error: RollError) -> None:
-        if work.place is Place.ANSWERER:
-            self._hand_in(work, (None, error))
-            work.answer.cancel()
-        elif work.place is not Place.DRIVER and self._calls.give_up(work):
-            # The environment is in use by that thread, which closes it if it ever returns.
-            episode.reason = str(error)
-            self._finish(episode, failed(episode, episode.reason))
-        elif not episode.reason and (work.place is Place.DRIVER or not isinstance(error, DeadlineExceededError)):
-            # It is told at its next turn. Work that is handed in at this moment is in time for its own deadline.
-            episode.given_up, episode.reason = error, str(error)
+    def _give_up(self, attempt: Attempt, error: RollError) -> None:
+        """End an attempt that is stuck in a call; any other is told instead of its answer, and ends itself."""
+        done = attempt.done
+        if attempt.place is Place.ANSWERER and isinstance(done, Future):
+            del self._answers[done]
+            done.cancel()
+            self._hand_in(attempt, Pause.TIME_IS_UP)
+        elif attempt.place is not Place.DRIVER:
+            if self._calls.give_up(attempt):
+                self._finish(attempt, attempt.failed(str(error)))
+            return
+        elif isinstance(done, Trajectory):
+            return
+        attempt.reason, attempt.request, attempt.answer = str(error), None, (None, error)
 
     def _close_envs(self) -> None:
         """Close every environment that is in no call, on several threads: one that hangs must not keep the others."""
-        idle = [e.env for e in self._running if e.work and e.work.place in (Place.DRIVER, Place.ANSWERER)]
+        idle = [attempt.env for attempt in self._running if attempt.place in (Place.DRIVER, Place.ANSWERER)]
         kept = [env for envs in self._envs.values() for env in envs]
         envs = deque(env for env in (*kept, *idle) if env is not None)
         for _ in range(min(len(envs), _CLOSERS)):
             self._calls.thread(partial(_close_all, envs), "episode-closer")
 
 
+def _waits_for(attempt: Attempt) -> str:
+    if attempt.place in (Place.DRIVER, Place.QUEUED):
+        return "its turn"
+    return attempt.kind.doing + (f" (which had failed: {attempt.reason})" if attempt.reason else "")
+
+
 def _closed_error() -> RollError:
     return RollError("this episode driver is closed; make a new one")
 
 
-def _env_key(task: Task) -> str:
-    return f"{task.env_id}|{sorted(task.kwargs.items())!r}"
-
-
-def _close_all(envs: deque[Any]) -> None:
+def _close_all(envs: deque[Env]) -> None:
     while envs:
-        with contextlib.suppress(IndexError):  # another thread may take the last one
-            close_quietly(envs.popleft())
-
-
-def _discard(work: Work[Attempt]) -> None:
-    """Close what work on another thread left, which nobody waits for."""
-    if work.episode.env is not None:
-        close_quietly(work.episode.env)
+        try:
+            env = envs.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        close_quietly(env)
