@@ -30,7 +30,7 @@ from roll_envs.managers.episode import (
     episode,
     perform,
 )
-from roll_envs.types import Completion, Outcome, SamplingParams, Task, Trajectory
+from roll_envs.types import Completion, Outcome, Task, Trajectory
 
 __all__ = [
     "Attempt",
@@ -164,7 +164,8 @@ class Attempt:
     member: int
     settings: EpisodeSettings
     make_env: Callable[[Task], Env]
-    answerer: Callable[[Env | None, tuple[int, ...], SamplingParams], Future[Completion] | Completion]
+    answerer: Callable[..., Future[Completion] | Completion]
+    """Called with the environment, the ids of a prompt and its sampling."""
     kinds: Mapping[type, CallKind]
     """Kind of the call that each type of request leads to; that of None is going on with the episode, which calls the
     context function."""
@@ -289,7 +290,8 @@ class Calls:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.busy = threading.Event()
-        """Whether there is anything to do; the watchdog sleeps otherwise."""
+        """Whether there may be anything to do; the watchdog sleeps otherwise."""
+        self.busy.set()
 
     # -- on the driving thread ---------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from managed import MORE, FaultyEnv, boom, counting, hang, leave, responder, set
 from roll_envs.env import TextEnv
 from roll_envs.errors import EngineError, RollError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits
+from roll_envs.managers.context import everything
 from roll_envs.testing import CounterEnv, ScriptedPolicy
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 
@@ -215,6 +216,58 @@ def test_a_retry_within_the_budget_is_the_same_episode() -> None:
         (lost,) = episodes(retrying.play([one], 1))
     assert (lost.outcome.kind, lost.attempts) == ("failed", 2)
     assert "step of test/Counter-v0 raised RuntimeError: boom" in lost.outcome.reason
+
+
+@pytest.mark.parametrize("where", ["reset", "answer", "step", "context"])
+def test_the_environment_of_a_failed_episode_is_closed_once_and_not_used_again(where: str) -> None:
+    made: list[FaultyEnv] = []
+    closed: list[int] = []
+
+    def make(t: Task) -> TextEnv:
+        number = len(made)
+        faults = {"close": lambda: closed.append(number)}
+        if number == 0 and where in ("reset", "step"):
+            faults[where] = boom
+        made.append(FaultyEnv(faults, **t.kwargs))
+        return made[-1]
+
+    def respond(env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        return boom() if where == "answer" and env is made[0] else identity_policy(env, ids, sampling)  # type: ignore[return-value]
+
+    def context(history: Any, renderer: Any) -> tuple[int, ...]:
+        return boom() if where == "context" and len(made) == 1 else everything(history, renderer)  # type: ignore[return-value]
+
+    with driver(make, max_running=1, attempts=2) as one:
+        groups = one.collect([task(i) for i in range(3)], 1, settings(context=context), respond)
+        assert [(t.outcome.kind == "failed", t.attempts) for t in episodes(groups)] == [(False, 2)] + [(False, 1)] * 2
+        assert (len(made), closed) == (2, [0])
+    until = time.monotonic() + 5
+    while len(closed) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert closed == [0, 1]
+
+
+@pytest.mark.parametrize("closing", ["hangs", "returns late"])
+def test_an_environment_whose_closing_is_given_up_is_not_closed_twice(closing: str) -> None:
+    calls = Counter[str]()
+
+    def close() -> None:
+        calls["close"] += 1
+        managed.SLEEPERS.wait(30)
+
+    def make(t: Task) -> TextEnv:
+        return FaultyEnv({"step": boom, "close": close}, **t.kwargs)
+
+    with driver(make, attempts=1, **SHORT) as one:
+        (lost,) = episodes(one.play([task()], 1))
+        assert "gave up waiting for the closing of test/Counter-v0" in lost.outcome.reason
+        if closing == "returns late":
+            managed.SLEEPERS.set()
+            time.sleep(0.1)
+    managed.SLEEPERS.set()
+    time.sleep(0.1)
+    assert calls["close"] == 1
 
 
 def failing(what: str) -> tuple[Any, Any]:

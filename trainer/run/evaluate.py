@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from roll_envs.types import Trajectory
 from trainer.model.network import load_weights, weights_of
-from trainer.rollout.session import Session
-from trainer.rollout.source import held_out_tasks
+from trainer.rollout.source import Session, held_out_tasks
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import RunFolder
 from trainer.run.results import PhaseResult, phase_result

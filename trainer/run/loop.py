@@ -21,8 +21,7 @@ from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
 from trainer.learner import Learner, Scorer, make_learner
 from trainer.model.network import load_weights, save_model
-from trainer.rollout.session import Session
-from trainer.rollout.source import Collected, GroupSource, Ledger
+from trainer.rollout.source import Collected, GroupSource, Ledger, Session
 from trainer.run.checkpoint import (
     CheckpointState,
     capture_random_states,

@@ -11,8 +11,7 @@ from trainer.data.sequences import sequences_of
 from trainer.data.table import tokens_of
 from trainer.learner import Learner, make_learner
 from trainer.learner.optimizers import learning_rate
-from trainer.rollout.session import Session
-from trainer.rollout.source import draw_tasks
+from trainer.rollout.source import Session, draw_tasks
 
 __all__ = ["warm_start_learner", "warm_start_step"]
 
