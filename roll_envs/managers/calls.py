@@ -9,7 +9,6 @@ measuring, and made on worker threads. Left out: which attempts are made, and wh
 
 from __future__ import annotations
 
-import contextlib
 import math
 import queue
 import threading
@@ -22,27 +21,19 @@ from typing import Any
 
 from roll_envs.errors import RollError
 from roll_envs.managers.episode import (
+    AttemptRequest,
+    CloseRequest,
     CompletionRequest,
     Env,
     EpisodeSettings,
+    MakeRequest,
     ResetRequest,
     StepRequest,
+    close_quietly,
     episode,
     perform,
 )
 from roll_envs.types import Completion, Outcome, Task, Trajectory
-
-__all__ = [
-    "Attempt",
-    "CallKind",
-    "Calls",
-    "CloseRequest",
-    "MakeRequest",
-    "Pause",
-    "Place",
-    "close_quietly",
-    "result_of",
-]
 
 GRACE_S = 0.05
 """A call in place that takes longer than this costs the driving thread its place."""
@@ -65,11 +56,6 @@ def result_of(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseExcept
         return function(*args), None
     except BaseException as error:  # work of others: environments (sys.exit() too), engines, context functions
         return None, error
-
-
-def close_quietly(env: Env) -> None:
-    with contextlib.suppress(BaseException):  # it may have failed before, and fail again; that is recorded already
-        env.close()
 
 
 @dataclass(slots=True)
@@ -131,9 +117,6 @@ class Place(Enum):
     GIVEN_UP = "in a call that nobody waits for any more"
 
 
-_ELSEWHERE = (Place.QUEUED, Place.WORKER, Place.RELIEVED)
-
-
 class Pause(Enum):
     """Why an attempt's calls stopped before it had to wait."""
 
@@ -141,19 +124,18 @@ class Pause(Enum):
     FOR_WORKER = "the next call is one for a worker thread"
 
 
-@dataclass(frozen=True, slots=True)
-class MakeRequest:
-    """Make the environment."""
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRequest:
-    """Close an environment that is not to be used again."""
-
-    env: Env
-
-
-Request = MakeRequest | ResetRequest | CompletionRequest | StepRequest | CloseRequest
+def call_kinds(env_id: str, answerer: str, env_timeout_s: float, turn_timeout_s: float) -> dict[type, CallKind]:
+    """Kind of the call that each type of request leads to; that of None goes on with the episode, where the context
+    function is called."""
+    named: dict[type, str] = {
+        MakeRequest: f"the making of {env_id}",
+        ResetRequest: f"reset of {env_id}",
+        type(None): "the context function",
+        StepRequest: f"step of {env_id}",
+        CloseRequest: f"the closing of {env_id}",
+    }
+    kinds = {request: CallKind(doing, env_timeout_s) for request, doing in named.items()}
+    return {**kinds, CompletionRequest: CallKind(f"{answerer}'s answer", turn_timeout_s)}
 
 
 @dataclass(slots=True, eq=False)
@@ -167,11 +149,10 @@ class Attempt:
     answerer: Callable[..., Future[Completion] | Completion]
     """Called with the environment, the ids of a prompt and its sampling."""
     kinds: Mapping[type, CallKind]
-    """Kind of the call that each type of request leads to; that of None is going on with the episode, which calls the
-    context function."""
+    """Those of :func:`call_kinds`."""
     env: Env | None = None
-    requests: Generator[Request, Any, Trajectory] | None = None
-    request: Request | None = None
+    requests: Generator[AttemptRequest, Any, Trajectory] | None = None
+    request: AttemptRequest | None = None
     """What it asks for; None where it is to go on with ``answer``."""
     answer: tuple[Any, BaseException | None] = (None, None)
     """Value and error of its last request."""
@@ -194,7 +175,7 @@ class Attempt:
         self.requests = self._play()
         self.request = next(self.requests)
 
-    def _play(self) -> Generator[Request, Any, Trajectory]:
+    def _play(self) -> Generator[AttemptRequest, Any, Trajectory]:
         """What it asks for, in order; an environment that took part in a failure is closed."""
         try:
             if self.env is None:
@@ -242,28 +223,25 @@ class Attempt:
             else:
                 self.request, self.answer = value, (None, None)
 
-    def _do(self, request: Request | None) -> Any:
+    def _do(self, request: AttemptRequest | None) -> Any:
         """Do what it asks for, or go on with what came of that: its next request, or the episode that is over."""
         if request is None:
-            return self._go_on()
+            assert self.requests is not None
+            value, error = self.answer
+            try:
+                return self.requests.send(value) if error is None else self.requests.throw(error)
+            except StopIteration as end:
+                return end.value
         if isinstance(request, CompletionRequest):
             return self.answerer(self.env, request.prompt_ids, request.sampling)
         if isinstance(request, MakeRequest):
             self.env = self.make_env(self.task)
-            return None
-        if isinstance(request, CloseRequest):
-            return close_quietly(request.env)
-        assert self.env is not None
-        return perform(self.env, request)
-
-    def _go_on(self) -> Request | Trajectory:
-        assert self.requests is not None
-        value, error = self.answer
-        try:
-            return self.requests.send(value) if error is None else self.requests.throw(error)
-        except StopIteration as end:
-            ended: Trajectory = end.value
-            return ended
+        elif isinstance(request, CloseRequest):
+            close_quietly(request.env)
+        else:
+            assert self.env is not None
+            return perform(self.env, request)
+        return None
 
 
 class Calls:
@@ -310,13 +288,15 @@ class Calls:
             driving = self._in_place is attempt
             if driving:
                 self._in_place = None
-        if driving:
-            self._hand_in(attempt, done)
-        else:
+        if not driving:
             self._return(attempt, done)
+        elif done is Pause.FOR_WORKER:
+            self._queue(attempt)
+        else:
+            self._hand_in(attempt, done)
         return driving
 
-    def queue(self, attempt: Attempt) -> None:
+    def _queue(self, attempt: Attempt) -> None:
         """Let a worker thread make the attempt's calls."""
         with self._lock:
             attempt.place, attempt.since = Place.QUEUED, math.inf
@@ -330,7 +310,7 @@ class Calls:
         Its environment is in use by that thread, which closes it if it ever returns.
         """
         with self._lock:
-            if attempt.place not in _ELSEWHERE:
+            if attempt.place not in (Place.QUEUED, Place.WORKER, Place.RELIEVED):
                 return False
             self._workers -= attempt.place is Place.WORKER  # that thread is lost
             self._take_back(attempt)

@@ -10,6 +10,7 @@ after the other, but not always from the same thread.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -18,28 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
+from itertools import chain
+from operator import attrgetter
 
 from roll_envs.errors import DeadlineExceededError, RollError
-from roll_envs.managers.calls import (
-    Attempt,
-    CallKind,
-    Calls,
-    CloseRequest,
-    MakeRequest,
-    Pause,
-    Place,
-    close_quietly,
-    result_of,
-)
-from roll_envs.managers.episode import (
-    CompletionRequest,
-    Env,
-    EpisodeSettings,
-    ResetRequest,
-    Respond,
-    StepRequest,
-)
+from roll_envs.managers.calls import Attempt, CallKind, Calls, Pause, Place, call_kinds, result_of
+from roll_envs.managers.episode import Env, EpisodeSettings, Respond, close_quietly
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, Group, Task, Trajectory
 
@@ -77,9 +62,9 @@ class GroupStream:
     def __init__(
         self, tasks: Sequence[Task], group_size: int, on_done: OnDone | None, close: Callable[[], None]
     ) -> None:
-        self.tasks = list(tasks)
-        self._size, self._on_done, self._close = group_size, on_done, close
-        self._missing = len(self.tasks) * group_size
+        self._tasks, self._size, self._on_done, self._close = tasks, group_size, on_done, close
+        self._played: list[list[Trajectory]] = [[] for _ in tasks]
+        self._missing = len(tasks) * group_size
         self.ended: list[tuple[int, Trajectory]] = []
         """Written by the driving thread; delivered in batches."""
         self._delivered: queue.SimpleQueue[list[tuple[int, Trajectory]] | RollError] = queue.SimpleQueue()
@@ -97,41 +82,37 @@ class GroupStream:
 
     def _receive(self) -> list[tuple[int, Trajectory]]:
         while True:
-            try:
+            with contextlib.suppress(queue.Empty):
                 delivered = self._delivered.get(timeout=_LISTEN_S)
-            except queue.Empty:
-                continue
-            if isinstance(delivered, RollError):
-                raise delivered
-            return delivered
+                if isinstance(delivered, RollError):
+                    raise delivered
+                return delivered
 
     def __iter__(self) -> Iterator[Group]:
-        return map(itemgetter(1), self.numbered())
-
-    def numbered(self) -> Iterator[tuple[int, Group]]:
-        """Each group with its task's place in the tasks that were started. Whatever this raises closes the driver."""
-        members: dict[int, dict[int, Trajectory]] = {place: {} for place in range(len(self.tasks))}
-        if not self._size:
-            return
+        missing = len(self._tasks) if self._size else 0
         try:
-            while members:
-                delivered = self._receive()
-                for place, trajectory in delivered:
-                    members[place][trajectory.member] = trajectory
+            while missing:
+                for number, trajectory in self._receive():
+                    self._played[number].append(trajectory)
                     if self._on_done is not None:
                         self._on_done(trajectory)
-                for place in {place for place, _ in delivered}:
-                    if len(members[place]) == self._size:
-                        whole = members.pop(place)
-                        yield (
-                            place,
-                            Group(task=self.tasks[place], trajectories=tuple(whole[m] for m in range(self._size))),
-                        )
+                    if len(self._played[number]) == self._size:
+                        missing -= 1
+                        yield self._group(number)
         except GeneratorExit:
             raise
         except BaseException:
             self._close()
             raise
+
+    def _group(self, number: int) -> Group:
+        members = sorted(self._played[number], key=attrgetter("member"))
+        return Group(task=self._tasks[number], trajectories=tuple(members))
+
+    def in_order(self) -> list[Group]:
+        """Wait for all groups; returns them in the order of the tasks."""
+        waited = sum(1 for _ in self)
+        return [self._group(number) for number in range(waited)]
 
 
 @dataclass(slots=True)
@@ -148,7 +129,7 @@ class _Episode:
     """When this attempt began."""
 
 
-class EpisodeDriver:
+class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
     """Plays tasks with up to ``limits.max_running`` episodes at a time.
 
     A :class:`~roll_envs.policy.Policy` is given requests by ``submit``; any other answerer is called with the
@@ -174,9 +155,6 @@ class EpisodeDriver:
         self._starting = threading.Lock()
         self._closed = False
 
-    def __enter__(self) -> EpisodeDriver:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -194,11 +172,13 @@ class EpisodeDriver:
 
         ``on_done`` is called once for each ended episode, in the thread that iterates over the stream.
         """
-        stream = GroupStream(tasks, group_size, on_done, self.close)
-        answer = self._submit_to(answerer) if isinstance(answerer, Policy) else answerer
+        stream, limits = GroupStream(tasks, group_size, on_done, self.close), self._limits
+        answer = _submits_to(answerer, limits.turn_timeout_s) if isinstance(answerer, Policy) else answerer
         episodes: list[_Episode] = []
         for number, task in enumerate(tasks):
-            key, kinds = f"{task.env_id}|{sorted(task.kwargs.items())!r}", self._kinds_for(task, settings)
+            key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
+            found = call_kinds(task.env_id, settings.answerer, limits.env_timeout_s, limits.turn_timeout_s)
+            kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
             for member in range(group_size):
                 begin = partial(Attempt, task, member, settings, self._make_env, answer, kinds)
                 episodes.append(_Episode(stream, number, key, begin))
@@ -225,8 +205,7 @@ class EpisodeDriver:
 
         Whatever this raises closes the driver.
         """
-        stream = self.start(tasks, group_size, settings, answerer, on_done)
-        return [group for _, group in sorted(stream.numbered(), key=itemgetter(0))]
+        return self.start(tasks, group_size, settings, answerer, on_done).in_order()
 
     def close(self) -> None:
         """End every episode and let the threads end; one that is stuck in a call is a daemon and ends with the process.
@@ -243,25 +222,6 @@ class EpisodeDriver:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, until - time.monotonic()))
-
-    def _submit_to(self, policy: Policy) -> Callable[..., Future[Completion]]:
-        timeout_s = self._limits.turn_timeout_s
-        return lambda env, prompt_ids, sampling: policy.submit(prompt_ids, sampling, timeout_s=timeout_s)
-
-    def _kinds_for(self, task: Task, settings: EpisodeSettings) -> dict[type, CallKind]:
-        """What each request of an episode is called, and its deadline."""
-
-        def kind(doing: str, limit_s: float = self._limits.env_timeout_s) -> CallKind:
-            return self._kinds.setdefault(doing, CallKind(doing, limit_s))
-
-        return {
-            MakeRequest: kind(f"the making of {task.env_id}"),
-            ResetRequest: kind(f"reset of {task.env_id}"),
-            type(None): kind("the context function"),
-            CompletionRequest: kind(f"{settings.answerer}'s answer", self._limits.turn_timeout_s),
-            StepRequest: kind(f"step of {task.env_id}"),
-            CloseRequest: kind(f"the closing of {task.env_id}"),
-        }
 
     def _hand_in(self, attempt: Attempt, done: Future[Completion] | Trajectory | Pause) -> None:
         """Give the driving thread what came of an attempt's calls; an answer is handed in by who completes it."""
@@ -334,12 +294,9 @@ class EpisodeDriver:
                 return True
             attempt.answer = result_of(item.result)
         else:
-            attempt, done = item, item.done
-            if isinstance(done, Trajectory):
-                self._finish(attempt, done)
-                return True
-            if done is Pause.FOR_WORKER:
-                self._calls.queue(attempt)
+            attempt = item
+            if isinstance(attempt.done, Trajectory):
+                self._finish(attempt, attempt.done)
                 return True
         return self._calls.make_in_place(attempt)
 
@@ -390,10 +347,14 @@ class EpisodeDriver:
     def _close_envs(self) -> None:
         """Close every environment that is in no call, on several threads: one that hangs must not keep the others."""
         idle = [attempt.env for attempt in self._running if attempt.place in (Place.DRIVER, Place.ANSWERER)]
-        kept = [env for envs in self._envs.values() for env in envs]
-        envs = deque(env for env in (*kept, *idle) if env is not None)
-        for _ in range(min(len(envs), _CLOSERS)):
-            self._calls.thread(partial(_close_all, envs), "episode-closer")
+        envs = [env for env in chain(idle, *self._envs.values()) if env is not None]
+        shared = iter(envs)  # a list's iterator gives each element to one thread
+        for _ in envs[:_CLOSERS]:
+            self._calls.thread(partial(_close_all, shared), "episode-closer")
+
+
+def _submits_to(policy: Policy, timeout_s: float) -> Callable[..., Future[Completion]]:
+    return lambda env, prompt_ids, sampling: policy.submit(prompt_ids, sampling, timeout_s=timeout_s)
 
 
 def _waits_for(attempt: Attempt) -> str:
@@ -406,10 +367,6 @@ def _closed_error() -> RollError:
     return RollError("this episode driver is closed; make a new one")
 
 
-def _close_all(envs: deque[Env]) -> None:
-    while envs:
-        try:
-            env = envs.popleft()
-        except IndexError:  # another thread took the last one
-            return
+def _close_all(envs: Iterator[Env]) -> None:
+    for env in envs:
         close_quietly(env)

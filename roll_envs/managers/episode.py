@@ -8,6 +8,7 @@ What a model wrote, however strange, goes to the environment as it is.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -23,12 +24,16 @@ from roll_envs.policy import Renderer
 from roll_envs.types import Completion, Outcome, OutcomeKind, SamplingParams, Task, Trajectory, Turn
 
 __all__ = [
+    "AttemptRequest",
+    "CloseRequest",
     "CompletionRequest",
     "EpisodeSettings",
+    "MakeRequest",
     "Request",
     "ResetRequest",
     "Respond",
     "StepRequest",
+    "close_quietly",
     "episode",
     "perform",
     "play_episode",
@@ -85,7 +90,20 @@ class StepRequest:
     action: str
 
 
+@dataclass(frozen=True, slots=True)
+class MakeRequest:
+    """Make the environment: what an attempt asks for before its episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    """Close an environment that is not to be used again: what an attempt asks for after a failure."""
+
+    env: Env
+
+
 Request = ResetRequest | CompletionRequest | StepRequest
+AttemptRequest = Request | MakeRequest | CloseRequest
 
 
 def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
@@ -206,6 +224,11 @@ def perform(env: Env, request: ResetRequest | StepRequest) -> Any:
     options = {"split": request.split} if getattr(bare, "splits", ()) else None
     observation, _ = env.reset(seed=request.seed, options=options)
     return observation, getattr(bare, "instructions", "")
+
+
+def close_quietly(env: Env) -> None:
+    with contextlib.suppress(BaseException):  # it may have failed before, and fail again; that is recorded already
+        env.close()
 
 
 def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: EpisodeSettings) -> Trajectory:
