@@ -187,3 +187,19 @@ def test_every_episode_ends_exactly_once(
         assert trajectory.attempts <= attempts
         assert bool(trajectory.outcome.reason) == (trajectory.outcome.kind != "completed")
         assert not (failed and trajectory.turns)
+
+
+def test_calls_that_were_late_and_have_returned_keep_nobody_off_the_driving_thread() -> None:
+    threads: list[str] = []
+
+    def step() -> None:
+        threads.append(threading.current_thread().name)
+        if len(threads) <= 4:
+            threading.Event().wait(0.2)
+
+    with EpisodeDriver(lambda t: FaultyEnv({"step": step}, **t.kwargs), EpisodeLimits(max_running=8)) as driver:
+        driver.collect([task(i) for i in range(8)], 1, episode_settings(), counting())
+        threads[:] = [""] * 4
+        driver.collect([task(i) for i in range(8)], 1, episode_settings(), counting())
+        assert {kind.late for kind in driver._kinds.values()} == {0}
+    assert set(threads[4:]) == {"episode-driver"}
