@@ -3,8 +3,7 @@
 An :class:`Attempt` at an episode makes its calls one after the other. The driving thread makes them in place, because
 most are quick. A watchdog relieves it when a call takes longer than a short grace: another thread drives on, and the
 attempt is handed in when the call has returned. Calls that mostly wait (tools, sandboxes, network) are found by
-measuring, and made on worker threads. Left out: which attempts are made, and when they are given up
-(:mod:`roll_envs.managers.driver`).
+measuring, and made on worker threads. :mod:`roll_envs.managers.driver` says which attempts are made and given up.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class Attempt:
             kind = self.kinds[type(request)]
             in_place = self.place is Place.DRIVER
             if in_place and kind.on_worker():
-                return Pause.FOR_WORKER
+                return Pause.FOR_WORKER  # the request stays, and is done there
             self.since = now
             if self.answer[1] is None:  # an error is named after the call that raised it
                 self.kind = kind
@@ -216,7 +215,7 @@ class Attempt:
                 if isinstance(value, Future):
                     return value
             elif isinstance(value, Trajectory):
-                return value
+                return value  # the episode is over
             elif error is not None:  # GeneratorExit of somebody's code: the generator took it for its own end
                 _discard(self)
                 return self.failed(_describe(error, self.kind.doing))
@@ -281,7 +280,7 @@ class Calls:
 
     def make_in_place(self, attempt: Attempt) -> bool:
         """Make the attempt's calls; False when they took so long that another thread drives now."""
-        attempt.place, attempt.since = Place.DRIVER, time.monotonic()
+        attempt.place, attempt.since = Place.DRIVER, time.monotonic()  # before the watchdog may look at it
         self._in_place = attempt
         done = attempt.run()
         with self._lock:
@@ -331,10 +330,8 @@ class Calls:
         self._threads = [*(t for t in self._threads if t.is_alive()), thread]
         thread.start()
 
-    # -- with the lock held ------------------------------------------------------------------------------------------
-
     def _take_back(self, attempt: Attempt) -> None:
-        """Note that an attempt leaves another thread, or is waited for no longer."""
+        """Note that an attempt leaves another thread, or is waited for no longer. The lock is held."""
         if attempt.relieved_in is not None:
             attempt.relieved_in.late -= 1
             attempt.relieved_in = None
@@ -364,7 +361,7 @@ class Calls:
         """Hand in an attempt from another thread; False when nobody wants it any more."""
         with self._lock:
             wanted = attempt.place is not Place.GIVEN_UP and not self._closed
-            if wanted:
+            if wanted:  # within the lock: a deadline that comes now finds it either here or in the inbox
                 self._take_back(attempt)
                 self._hand_in(attempt, done)
         if not wanted:

@@ -123,7 +123,7 @@ class _Episode:
     number: int
     """Place of its task in the stream's tasks."""
     env_key: str
-    begin: Callable[[], Attempt]
+    new_attempt: Callable[[], Attempt]
     attempts: int = 0
     started: float = 0.0
     """When this attempt began."""
@@ -178,10 +178,11 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         for number, task in enumerate(tasks):
             key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
             found = call_kinds(task.env_id, settings.answerer, limits.env_timeout_s, limits.turn_timeout_s)
+            # What was measured of a kind of call holds for every stream of this driver.
             kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
             for member in range(group_size):
-                begin = partial(Attempt, task, member, settings, self._make_env, answer, kinds)
-                episodes.append(_Episode(stream, number, key, begin))
+                new = partial(Attempt, task, member, settings, self._make_env, answer, kinds)
+                episodes.append(_Episode(stream, number, key, new))
         with self._starting:
             if self._closed:
                 raise _closed_error()
@@ -227,6 +228,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         """Give the driving thread what came of an attempt's calls; an answer is handed in by who completes it."""
         attempt.done = done
         if isinstance(done, Future):
+            # Known as a waiting one before the callback, which may run at once, and before a scan can see it wait.
             self._answers[done] = attempt
             attempt.since, attempt.place = time.monotonic(), Place.ANSWERER
             done.add_done_callback(self._inbox.put)
@@ -261,7 +263,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             self._deliver()
             self._admit()
         idle = not self._running
-        if idle:
+        if idle:  # nothing can be late: the watchdog need not wake while a learner computes
             self._calls.busy.clear()
         try:
             return self._inbox.get(timeout=None if idle else _SCAN_S)
@@ -281,7 +283,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             episode = self._pending.popleft()
             episode.attempts, episode.started = episode.attempts + 1, time.monotonic()
             kept = self._envs[episode.env_key]
-            attempt = episode.begin()
+            attempt = episode.new_attempt()
             attempt.begin(kept.pop() if kept else None)
             self._running[attempt] = episode
             self._inbox.put(attempt)
@@ -290,7 +292,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         """Go on with an attempt; False when this thread was relieved."""
         if isinstance(item, Future):
             attempt = self._answers.pop(item, None)
-            if attempt is None:
+            if attempt is None:  # given up, so nobody listens
                 return True
             attempt.answer = result_of(item.result)
         else:
@@ -342,6 +344,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             return
         elif isinstance(done, Trajectory):
             return
+        # It lies in the inbox, so that no thread makes calls for it: its next turn begins with the error.
         attempt.reason, attempt.request, attempt.answer = str(error), None, (None, error)
 
     def _close_envs(self) -> None:

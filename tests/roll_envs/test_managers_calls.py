@@ -203,3 +203,22 @@ def test_calls_that_were_late_and_have_returned_keep_nobody_off_the_driving_thre
         driver.collect([task(i) for i in range(8)], 1, episode_settings(), counting())
         assert {kind.late for kind in driver._kinds.values()} == {0}
     assert set(threads[4:]) == {"episode-driver"}
+
+
+def test_lost_worker_threads_are_replaced() -> None:
+    """Two workers at most, four calls on them that hang: the others are played by new ones."""
+    free = threading.Event()
+
+    def make(t: Any) -> Any:
+        hangs = t.index in range(20, 24)
+        return FaultyEnv(
+            {"step": (lambda: free.wait(30) and None) if hangs else (lambda: time.sleep(0.03))}, **t.kwargs
+        )
+
+    limits = EpisodeLimits(max_running=2, attempts=1, env_timeout_s=0.5, episode_timeout_s=20.0)
+    with EpisodeDriver(make, limits) as driver:
+        tasks = [task(i, max_turns=6 + i) for i in range(30)]
+        groups = driver.collect(tasks, 1, episode_settings(), counting())
+        free.set()
+    kinds = [g.trajectories[0].outcome.kind for g in groups]
+    assert kinds == ["completed"] * 20 + ["failed"] * 4 + ["completed"] * 6

@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -133,17 +133,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
             observation_template=config.context.observation_template,
         )
         self._engine: Engine | None = None
-        rollout = config.rollout
-        self._driver = EpisodeDriver(
-            lambda task: roll_envs.make(task.env_id, **task.kwargs),
-            EpisodeLimits(
-                max_running=rollout.max_running,
-                attempts=rollout.attempts,
-                turn_timeout_s=rollout.turn_timeout_s,
-                env_timeout_s=rollout.env_timeout_s,
-                episode_timeout_s=rollout.episode_timeout_s,
-            ),
-        )
+        limits = {limit.name: getattr(config.rollout, limit.name) for limit in fields(EpisodeLimits)}
+        self._driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits))
         # Libraries and the model are half a million objects, which the garbage collector would look at again and again
         # while episodes are played: a sixth of the time.
         gc.freeze()
