@@ -41,8 +41,9 @@ def neighbours(size: int) -> tuple[tuple[int, int, int, int], ...]:
     )
 
 
+@lru_cache(maxsize=256)
 def draw_map(size: int, p: float, seed: int) -> tuple[bytes, int]:
-    """One byte a cell (FROZEN, HOLE or GOAL), and the start cell."""
+    """One byte a cell (FROZEN, HOLE or GOAL), and the start cell; remembered, as the members of a group share them."""
     rng = np.random.Generator(np.random.PCG64(seed))
     # Generator.choice(p=...) compares uniform numbers with this cumulated probability.
     frozen_below = float(np.cumsum([p, 1 - p])[0] / np.cumsum([p, 1 - p])[1])

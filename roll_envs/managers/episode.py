@@ -1,13 +1,14 @@
 """One episode: reset, then prompt, answer and step until the environment or a limit ends it.
 
 :func:`episode` does no input or output: it is a generator that yields what it wants next (a completion for these ids;
-reset, step or close of its environment) and is sent the answer. Who drives it decides on threads, processes or actors:
+reset or step of its environment) and is sent the answer. Who drives it decides on threads, processes or actors:
 :func:`play_episode` drives one in the calling thread, :class:`~roll_envs.managers.driver.EpisodeDriver` thousands.
 What a model wrote, however strange, goes to the environment as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -23,13 +24,16 @@ from roll_envs.policy import Renderer
 from roll_envs.types import Completion, Outcome, OutcomeKind, SamplingParams, Task, Trajectory, Turn
 
 __all__ = [
+    "AttemptRequest",
     "CloseRequest",
     "CompletionRequest",
     "EpisodeSettings",
+    "MakeRequest",
     "Request",
     "ResetRequest",
     "Respond",
     "StepRequest",
+    "close_quietly",
     "episode",
     "perform",
     "play_episode",
@@ -87,13 +91,19 @@ class StepRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeRequest:
+    """Make the environment: what an attempt asks for before its episode."""
+
+
+@dataclass(frozen=True, slots=True)
 class CloseRequest:
-    """The episode failed with ``error`` and its environment is not to be used again; answered with ``None``."""
+    """Close an environment that is not to be used again: what an attempt asks for after a failure."""
 
-    error: BaseException
+    env: Env
 
 
-Request = ResetRequest | CompletionRequest | StepRequest | CloseRequest
+Request = ResetRequest | CompletionRequest | StepRequest
+AttemptRequest = Request | MakeRequest | CloseRequest
 
 
 def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
@@ -106,19 +116,9 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
     """Play ``task`` once from its seed. Errors of what was asked for are thrown in.
 
     Raises :class:`EnvironmentFaultError` when the environment's code raises or returns what no environment may (an
-    observation that is no text, a reward that is not finite), and other errors as they were thrown in. Before it raises
-    it asks for the environment to be closed.
+    observation that is no text, a reward that is not finite), and other errors as they were thrown in. The environment
+    is not to be used again then.
     """
-    try:
-        return (yield from _play(task, member, settings))
-    except GeneratorExit:  # whoever drives it has given it up
-        raise
-    except BaseException as error:
-        yield CloseRequest(error)
-        raise
-
-
-def _play(task: Task, member: int, settings: EpisodeSettings) -> Generator[Request, Any, Trajectory]:
     turns: list[Turn] = []
     try:
         observation, instructions = yield ResetRequest(task.seed, SPLITS.get(task.split, task.split))
@@ -198,7 +198,7 @@ def _checked(stepped: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
     number = float(reward)
     if not math.isfinite(number):
         raise ValueError(f"the reward is {number}; it must be finite")
-    if not isinstance(info, Mapping):
+    if not isinstance(info, (dict, Mapping)):  # dict is what it is, and quicker to see
         raise TypeError(f"info is a {type(info).__name__}; it must be a mapping")
     return _text(observation), number, bool(terminated), bool(truncated), dict(info)
 
@@ -213,20 +213,22 @@ def _fault(name: str, task: Task, error: Exception) -> EnvironmentFaultError:
     return EnvironmentFaultError(f"{name} of {task.env_id} raised {type(error).__name__}: {error}")
 
 
-def perform(env: Env, request: ResetRequest | StepRequest | CloseRequest) -> Any:
+def perform(env: Env, request: ResetRequest | StepRequest) -> Any:
     """Do what an episode asks of its environment (any ``gymnasium.Env`` with text spaces), and return the answer.
 
     Attributes of :class:`~roll_envs.env.TextEnv` that a plain environment lacks count as empty.
     """
     if isinstance(request, StepRequest):
         return env.step(request.action)
-    if isinstance(request, ResetRequest):
-        bare = env.unwrapped
-        options = {"split": request.split} if getattr(bare, "splits", ()) else None
-        observation, _ = env.reset(seed=request.seed, options=options)
-        return observation, getattr(bare, "instructions", "")
-    env.close()
-    return None
+    bare = env.unwrapped
+    options = {"split": request.split} if getattr(bare, "splits", ()) else None
+    observation, _ = env.reset(seed=request.seed, options=options)
+    return observation, getattr(bare, "instructions", "")
+
+
+def close_quietly(env: Env) -> None:
+    with contextlib.suppress(BaseException):  # it may have failed before, and fail again; that is recorded already
+        env.close()
 
 
 def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: EpisodeSettings) -> Trajectory:
@@ -237,7 +239,7 @@ def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: 
     playing = episode(task, member, settings)
     try:
         request = next(playing)
-        while not isinstance(request, CloseRequest):
+        while True:
             try:
                 if isinstance(request, CompletionRequest):
                     answer: Any = respond(env, request.prompt_ids, request.sampling)
@@ -247,7 +249,6 @@ def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: 
                 request = playing.throw(error)
             else:
                 request = playing.send(answer)
-        raise request.error
     except StopIteration as end:
         ended: Trajectory = end.value
         return ended

@@ -27,8 +27,7 @@ from trainer.data.sequences import sequences_of
 from trainer.data.table import make_table
 from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
-from trainer.rollout.session import Session
-from trainer.rollout.source import draw_tasks
+from trainer.rollout.source import Session, draw_tasks
 from trainer.run.update import StepParts, update
 
 Gradients = dict[str, torch.Tensor]

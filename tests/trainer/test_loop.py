@@ -39,8 +39,7 @@ import trainer.run.loop
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Outcome, Task, Trajectory
 from trainer.config.load import load_config
-from trainer.rollout.session import Session
-from trainer.rollout.source import HELD_OUT_SEEDS, draw_tasks, held_out_tasks
+from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics

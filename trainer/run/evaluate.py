@@ -13,8 +13,7 @@ from roll_envs.types import Trajectory
 from trainer.config import RunConfig
 from trainer.data.metrics import wilson_interval
 from trainer.model.network import load_weights, weights_of
-from trainer.rollout.session import Session
-from trainer.rollout.source import held_out_tasks
+from trainer.rollout.source import Session, held_out_tasks
 from trainer.run.checkpoint import load_checkpoint, versions
 from trainer.run.folder import RunFolder
 

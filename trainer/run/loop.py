@@ -24,8 +24,7 @@ from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
 from trainer.learner import Critic, Learner, Scorer
 from trainer.model.network import load_weights, save_model
-from trainer.rollout.session import Session
-from trainer.rollout.source import Collected, GroupSource, Ledger
+from trainer.rollout.source import Collected, GroupSource, Ledger, Session
 from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
 from trainer.run.evaluate import PhaseResult, play_evaluation, summary
 from trainer.run.folder import RunFolder

@@ -28,8 +28,7 @@ from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, make_tab
 from trainer.learner import Critic, Learner, Scorer, make_learner
 from trainer.learner.optimizers import learning_rate
 from trainer.learner.ranks import Ranks
-from trainer.rollout.session import Session
-from trainer.rollout.source import draw_tasks
+from trainer.rollout.source import Session, draw_tasks
 
 __all__ = ["StepParts", "make_parts", "update", "warm_start_step"]
 
