@@ -131,10 +131,9 @@ class HFEngine(Engine):
         with self._between_passes():
             with self._wake:
                 self._raise_if_unusable(updating=True)
-            self._network.forget()
             for request in self._running:
                 request.end_span(self.version)
-                self._network.renew(request.sequence)
+            self._network.forget([request.sequence for request in self._running])
             try:
                 load_weights(self._network.network, source, "the update", error=EngineError)
             except BaseException as error:
@@ -215,7 +214,7 @@ class HFEngine(Engine):
             self._running.clear()
             self._queue.clear()
         for request in waiting:
-            self._release(request, error, keep=False)
+            self._release(request, error)
 
     def _raise_if_unusable(self, *, updating: bool = False) -> None:
         if self._fault is not None:
@@ -268,7 +267,7 @@ class HFEngine(Engine):
             request.sequence.ids.append(token)
             if not math.isfinite(logprob):
                 reason = f"the model's logits are not finite (weight version {self.version})"
-                self._release(request, EngineError(reason), keep=False)
+                self._release(request, EngineError(reason))
             elif token in request.sampling.stop_ids:
                 self._finish(request, "stop")
             elif len(request.logprobs) >= request.sampling.max_new_tokens:
@@ -304,7 +303,6 @@ class HFEngine(Engine):
         return zip(ids, logprobs, strict=True)
 
     def _finish(self, request: _Request, reason: FinishReason) -> None:
-        keep = reason != "abort" and not request.spans  # keys and values of older weights are of no use
         request.end_span(self.version)
         completion = Completion(
             ids=tuple(request.sequence.ids[request.prompt_tokens :]),
@@ -313,14 +311,13 @@ class HFEngine(Engine):
             weight_version=min((span.version for span in request.spans), default=self.version),
             spans=tuple(request.spans) if len(request.spans) > 1 else (),  # one span is made by Completion itself
         )
-        self._release(request, completion, keep=keep)
+        self._release(request, completion)
 
     def _expire(self, request: _Request) -> None:
-        self._release(request, DeadlineExceededError(self.answer_name, request.timeout_s), keep=False)
+        self._release(request, DeadlineExceededError(self.answer_name, request.timeout_s))
 
-    def _release(self, request: _Request, result: Completion | Exception, *, keep: bool) -> None:
-        """Answer a request; ``keep`` what was run for it."""
-        self._network.close(request.sequence, keep=keep)
+    def _release(self, request: _Request, result: Completion | Exception) -> None:
+        self._network.close(request.sequence)
         with contextlib.suppress(InvalidStateError):  # the caller cancelled it
             if isinstance(result, Completion):
                 request.future.set_result(result)
