@@ -141,25 +141,41 @@ def test_what_begins_alike_in_one_pass_is_run_once(model: LanguageModel) -> None
 
 
 def test_a_place_in_another_use_is_not_looked_at(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.engines.prefix_cache._FIRST_PLACES", 2)
+    monkeypatch.setattr("trainer.engines.prefix_cache._FIRST_PLACES", 4)
     network = cached(model, 3)
     first = opened(network, 5, 6)
     check_logits(model, network, [first])
     network.close(first)
     waiting = opened(network, 5, 6)
     assert check_logits(model, network, [waiting]) == 0
-    others = [opened(network, 50, 1), opened(network, 60, 1)]
+    others = [opened(network, 50, 1, 1, 1), opened(network, 60, 1, 1, 1)]
     check_logits(model, network, others)
-    assert (places_in_use(network), len(network.free_places)) == (6, 0)
-    for other in others:  # the first to leave is the first whose places are given away
-        network.close(other)
+    network.close(others[0])  # the first to leave is the first whose places are given away
+    others.append(opened(network, 70, 1))
+    check_logits(model, network, others[1:])
+    assert (places_in_use(network), len(network.free_places)) == (12, 0)
     grow(network, waiting, 7)
     assert check_logits(model, network, [waiting]) == 1
-    kept = opened(network, 60, 1)
+    for other in others:
+        network.close(other)
+    kept = opened(network, 60, 1, 1, 1)
     assert check_logits(model, network, [kept]) == 0
     network.close(kept)
-    assert check_logits(model, network, [opened(network, 50, 1)]) == 1  # its last token was given away
-    assert network.keys_values.keys.shape[1] == 7, "places are given away before there are more of them"
+    assert check_logits(model, network, [opened(network, 50, 1, 1, 1)]) == 1  # its last token was given away
+    assert network.keys_values.keys.shape[1] == 13, "places are given away before there are more of them"
+
+
+def test_longer_sequences_have_more_places_before_any_is_given_away(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one slot after the other runs is kept for as many sequences as there are slots."""
+    monkeypatch.setattr("trainer.engines.prefix_cache._FIRST_PLACES", 4)
+    network = cached(model, 3)
+    for costs in ([40, 40, 40], [0, 0, 0]):
+        for start, cost in zip((50, 100, 150), costs, strict=True):
+            sequence = opened(network, *range(start, start + 40))
+            assert check_logits(model, network, [sequence]) == cost
+            network.close(sequence)
 
 
 @pytest.mark.parametrize("first_places", [1, 4, 64])

@@ -106,8 +106,8 @@ class CachedNetwork:
         self._following: dict[int, int] = {}  # from place * vocabulary + id to the place of that id behind it
         self._edge = [-1] * count  # the key in _following that leads here
         self._before = [_ROOT] * count
-        self._holders = [1] + [0] * (count - 1)
-        self._was_run = [True] + [False] * (count - 1)
+        self._holders = [1] * count  # tokens behind it, and open sequences that end there; the root is its own
+        self._was_run = [True] * count
         self._row = [-1] * count  # of the logits after it; -1 when they are not kept
         self._unheld: dict[int, None] = {}  # places that are kept for sequences to come, by when they were let go
         self.free_places = list(range(1, count))
@@ -197,19 +197,13 @@ class CachedNetwork:
             self._unheld[place] = None
 
     def _find_places(self) -> None:
-        """Give away places that nobody holds, or have more of them."""
-        if self._unheld:
+        """Have more places, or give away one that nobody holds once there are enough for all slots to share nothing."""
+        count = len(self._edge)
+        if self._unheld and count > self._places_of.size:
             self._give_back(next(iter(self._unheld)))
             return
-        count = len(self._edge)
-        for column, value in (
-            (self._edge, -1),
-            (self._before, _ROOT),
-            (self._holders, 0),
-            (self._was_run, False),
-            (self._row, -1),
-        ):
-            column += [value] * count
+        for numbers in (self._edge, self._before, self._holders, self._was_run, self._row):
+            numbers += numbers[:1] * count  # each is set when its place is taken
         self.free_places += range(count, 2 * count)
         self.keys_values.grow(2 * count)
 
