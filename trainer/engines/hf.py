@@ -26,7 +26,8 @@ from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
 from trainer.engines import Capabilities, Engine
 from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
-from trainer.model.network import LanguageModel, choose_device, load_weights
+from trainer.model.forward import load_weights
+from trainer.model.network import LanguageModel, choose_device
 
 __all__ = ["HFEngine"]
 
