@@ -42,7 +42,6 @@ class _Request:
     sampling: SamplingParams
     timeout_s: float
     deadline: float
-    prompt_tokens: int
     sequence: OpenSequence
     """The prompt and what was sampled."""
     future: Future[Completion] = field(default_factory=Future)
@@ -115,8 +114,7 @@ class HFEngine(Engine):
                 f"prompt of {len(prompt)} tokens + max_new_tokens {sampling.max_new_tokens} exceed "
                 f"engine.max_tokens {self._max_tokens}; raise it or shorten the prompt"
             )
-        deadline = time.monotonic() + timeout_s
-        request = _Request(sampling, timeout_s, deadline, len(prompt), OpenSequence(prompt))
+        request = _Request(sampling, timeout_s, time.monotonic() + timeout_s, OpenSequence(prompt))
         with self._wake:
             self._raise_if_unusable()
             self._queue.append(request)
@@ -159,11 +157,7 @@ class HFEngine(Engine):
     def abort(self) -> None:
         """End every queued and running request with ``finish="abort"``, keeping what was sampled so far."""
         with self._between_passes():
-            with self._wake:
-                waiting = [*self._running, *self._queue]
-                self._running.clear()
-                self._queue.clear()
-            for request in waiting:
+            for request in self._take_all():
                 self._finish(request, "abort")
 
     def health(self) -> None:
@@ -208,13 +202,16 @@ class HFEngine(Engine):
             self._fault = error
             self._fail_all(EngineError(f"the engine stopped: {type(error).__name__}: {error}"))
 
-    def _fail_all(self, error: EngineError) -> None:
-        """End every request with ``error``."""
+    def _take_all(self) -> list[_Request]:
+        """All requests, which are then to be answered."""
         with self._wake:
             waiting = [*self._running, *self._queue]
             self._running.clear()
             self._queue.clear()
-        for request in waiting:
+        return waiting
+
+    def _fail_all(self, error: EngineError) -> None:
+        for request in self._take_all():
             self._release(request, error)
 
     def _raise_if_unusable(self, *, updating: bool = False) -> None:
@@ -285,28 +282,18 @@ class HFEngine(Engine):
     def _next_ids(self, requests: Sequence[_Request]) -> Iterable[tuple[int, float]]:
         """For each of ``requests`` an id and its log-prob."""
         logits, sources = self._network.logits([request.sequence for request in requests])
-        # Requests at the same ids and temperature draw from one distribution: which one, and their place among those.
-        distributions: dict[tuple[int, float], int] = {}
-        keys = zip(sources.tolist(), (request.sampling.temperature for request in requests), strict=True)
-        which = np.array([distributions.setdefault(key, len(distributions)) for key in keys])
-        order = which.argsort(kind="stable")
-        column = np.empty_like(which)
-        column[order] = np.arange(len(which)) - np.searchsorted(which[order], which[order])
-        uniform = np.zeros((len(distributions), int(column.max()) + 1))
-        uniform[which, column] = [request.draws[len(request.logprobs)] for request in requests]
-        tensor = partial(torch.tensor, device=logits.device)
-        chosen = choose_ids(
-            logits[tensor([source for source, _ in distributions])],
-            tensor([temperature for _, temperature in distributions], dtype=torch.float64),
-            tensor(uniform),
+        tensor = partial(torch.tensor, dtype=torch.float64, device=logits.device)
+        ids, logprobs = choose_ids(
+            logits.index_select(0, torch.from_numpy(sources).to(logits.device)),
+            tensor([request.sampling.temperature for request in requests]),
+            tensor([[request.draws[len(request.logprobs)]] for request in requests]),
         )
-        ids, logprobs = (values.numpy(force=True)[which, column].tolist() for values in chosen)
-        return zip(ids, logprobs, strict=True)
+        return zip(ids[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True)
 
     def _finish(self, request: _Request, reason: FinishReason) -> None:
         request.end_span(self.version)
         completion = Completion(
-            ids=tuple(request.sequence.ids[request.prompt_tokens :]),
+            ids=tuple(request.sequence.ids[len(request.sequence.ids) - len(request.logprobs) :]),
             logprobs=tuple(request.logprobs),
             finish=reason,
             weight_version=min((span.version for span in request.spans), default=self.version),

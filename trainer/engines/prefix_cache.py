@@ -46,16 +46,13 @@ class KeyValuePool(Cache):  # type: ignore[misc]
         kind = torch.float32 if dtype == torch.bfloat16 and device.type == "cpu" else dtype
         shape = (config.num_hidden_layers, places, config.num_key_value_heads, width)
         self.keys, self.values = (torch.empty(shape, dtype=kind, device=device) for _ in range(2))
-        self._written = torch.empty(0, dtype=torch.long, device=device)
+        self.written = torch.empty(0, dtype=torch.long, device=device)
+        """Where the T tokens of the next forward pass are written, [T]."""
 
     def grow(self, places: int) -> None:
         """Have room for ``places`` tokens."""
         extra = (0, 0, 0, 0, 0, places - self.keys.shape[1])
         self.keys, self.values = (torch.nn.functional.pad(x, extra) for x in (self.keys, self.values))
-
-    def begin(self, places: torch.Tensor) -> None:
-        """The T tokens of the next forward pass are written at ``places`` [T]."""
-        self._written = places
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -63,7 +60,7 @@ class KeyValuePool(Cache):  # type: ignore[misc]
         """Write [1, H, T, D]; returns all that there is of this layer, [1, H, P, D]."""
         pools = (self.keys[layer_idx], self.values[layer_idx])
         for pool, states in zip(pools, (key_states, value_states), strict=True):
-            pool.index_copy_(0, self._written, states[0].transpose(0, 1).to(pool.dtype))
+            pool.index_copy_(0, self.written, states[0].transpose(0, 1).to(pool.dtype))
         keys, values = (pool.transpose(0, 1)[None] for pool in pools)
         return keys, values
 
@@ -287,7 +284,7 @@ class CachedNetwork:
         ends = own.cumsum()
         ids = list(itertools.chain.from_iterable(sequence.ids[-len(new) :] for sequence, new in part))
         seen = self._places_of[slots[:, None], np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)]
-        self.keys_values.begin(self._tensor(list(itertools.chain.from_iterable(new for _, new in part))))
+        self.keys_values.written = self._tensor(list(itertools.chain.from_iterable(new for _, new in part)))
         hidden = self.network.base_model(
             input_ids=self._tensor(ids)[None],
             position_ids=self._tensor(np.arange(len(ids)) + (lengths - ends).repeat(own))[None],

@@ -1,14 +1,13 @@
 """Attention over sequences that stand end to end, each seeing itself only: no padding and no [T, T] mask.
 
-The learner hands the model one long run of tokens, [1, N], that holds no padding at all; everything but attention
+Learner and engine hand the model one long run of tokens, [1, N], that holds no padding at all; everything but attention
 treats tokens alone. Attention is registered with transformers under :data:`NAME` and is told where sequences start by
-the keyword ``layout``, which the model passes through; a call without it (the engine's, with its own mask) is plain
-SDPA.
+the keyword ``layout``, which the model passes through; a call without it is plain SDPA.
 
 Sequences that begin alike share what they have in common: the state of a token depends on the ids up to it alone, so it
-is computed once, and no number changes. The sequences of a group share their first prompt, the turns of one state their
-whole prompt. Sorted by their ids, sequences form a tree: each shares its beginning with the one before it, and is new
-from there on. Then a sequence has queries for its own tokens only, and keys and values for all.
+is computed once, and no number changes. Then a sequence has queries for its own tokens only, and keys and values for
+all. The learner finds what its sequences share by sorting their ids: each shares its beginning with the one before it.
+The engine has a tree of all that it ran (:mod:`trainer.engines.prefix_cache`).
 
 Shapes: S sequences, N tokens that are computed, H heads, E width of a head; of the padded buckets Q places that ask and
 P that are looked at.
@@ -310,22 +309,20 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":  # slow on CPUs, its backward above all
         return _sdpa(q.float(), k.float(), v.float(), layout, scale).to(q.dtype)
 
-    queries, keys, values = (x[0].transpose(0, 1) for x in (q, k, v))
+    tokens = [x[0].transpose(0, 1) for x in (q, k, v)]
     if layout.query_tokens is not None:
-        queries = _place(queries, layout)
+        own = tokens if layout.key_tokens is None else tokens[:1]
+        tokens[: len(own)] = [_Place.apply(x, layout.query_tokens, layout.place_of_token) for x in own]  # type: ignore[no-untyped-call]
     if layout.key_tokens is not None:
-        keys, values = keys.index_select(0, layout.key_tokens), values.index_select(0, layout.key_tokens)
-    elif layout.query_tokens is not None:
-        keys, values = _place(keys, layout), _place(values, layout)
+        tokens[1:] = [x.index_select(0, layout.key_tokens) for x in tokens[1:]]
 
-    def cut(tokens: torch.Tensor, widths: list[int]) -> list[torch.Tensor]:
-        parts = torch.split(tokens, [b.sequences * width for b, width in zip(layout.buckets, widths, strict=True)])
+    def cut(places: torch.Tensor, widths: list[int]) -> list[torch.Tensor]:
+        parts = torch.split(places, [b.sequences * width for b, width in zip(layout.buckets, widths, strict=True)])
         return [p.view(-1, width, *p.shape[1:]).transpose(1, 2) for p, width in zip(parts, widths, strict=True)]
 
-    widths = [b.keys for b in layout.buckets]
-    asking = cut(queries, [b.queries for b in layout.buckets])
+    queries, keys = [b.queries for b in layout.buckets], [b.keys for b in layout.buckets]
     results = []
-    for bucket, asks, sees, gives in zip(layout.buckets, asking, cut(keys, widths), cut(values, widths), strict=True):
+    for bucket, asks, sees, gives in zip(layout.buckets, *map(cut, tokens, (queries, keys, keys)), strict=True):
         out = scaled_dot_product_attention(
             asks,
             sees,
@@ -340,10 +337,6 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
     if layout.place_of_token is not None:
         joined = joined.index_select(0, layout.place_of_token)
     return joined[None]
-
-
-def _place(tokens: torch.Tensor, layout: Layout) -> torch.Tensor:
-    return _Place.apply(tokens, layout.query_tokens, layout.place_of_token)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Place(torch.autograd.Function):
