@@ -272,7 +272,7 @@ class HFEngine(Engine):
                 self._finish(request, "length")
             elif request.deadline < now:
                 self._expire(request)
-            elif request.future.cancelled():
+            elif len(request.logprobs) % 8 == 0 and request.future.cancelled():  # asking takes a lock: not every time
                 self._finish(request, "abort")
             else:
                 self._network.extend(request.sequence)

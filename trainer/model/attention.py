@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -239,22 +239,18 @@ def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> Kin
     half = dtype in (torch.bfloat16, torch.float16)
     if name == "auto":
         return "flash" if device.type == "cuda" and half and _varlen() is not None else "sdpa"
-    if name == "sdpa":
-        return "sdpa"
-    if device.type != "cuda":
+    if name != "sdpa" and device.type != "cuda":
         raise ConfigError(f"learner.attention {name!r} needs a CUDA device, and the model is on {device}; use 'sdpa'")
-    if name == "flex":
-        return "flex"
-    if not half:
+    if name == "flash" and not half:
         raise ConfigError(
             f"learner.attention 'flash' has no kernel for {dtype}; set learner.precision: bfloat16, or use 'sdpa'"
         )
-    if _varlen() is None:
+    if name == "flash" and _varlen() is None:
         raise ConfigError(
             f"learner.attention 'flash' needs torch.nn.attention.varlen, which torch {torch.__version__} does not "
             "have; install torch 2.10 or newer, or use 'sdpa'"
         )
-    return "flash"
+    return cast(Kind, name)
 
 
 def use_packed_attention(network: Any) -> None:

@@ -163,7 +163,8 @@ class _LinearLogprobs(torch.autograd.Function):
             slope, z = None, kept
             if z is None:
                 z = _scaled_logits(hidden[part], weight, bias, ctx.softcap, ctx.temperature)
-                slope = _softcap_slope(z, ctx.softcap, ctx.temperature)
+                if ctx.softcap is not None:  # derivative of the capped logits by the plain ones
+                    slope = 1.0 - (z * (ctx.temperature / ctx.softcap)).square_()
                 z.sub_(top[part, None])  # not both in one: their sum has fewer digits than they have
             z.sub_(logsum[part, None])
             by_logp, by_entropy = (None if grad is None else grad[part] for grad in (grad_logp, grad_entropy))
@@ -187,11 +188,6 @@ class _LinearLogprobs(torch.autograd.Function):
 
 def _parts(count: int, chunk: int) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, count, chunk)]
-
-
-def _softcap_slope(z: torch.Tensor, softcap: float | None, temperature: float) -> torch.Tensor | None:
-    """Derivative of the capped logits by the plain ones, from the capped ones over the temperature."""
-    return None if softcap is None else 1.0 - (z * (temperature / softcap)).square_()
 
 
 def _logit_gradient(
@@ -228,9 +224,12 @@ def label_states(body: Any, batch: Batch, attention: Kind = "sdpa") -> torch.Ten
 def _states(body: Any, batch: Batch, attention: Kind) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states [M, D] of the tokens that are run, and which of them stand before the n labels, int64 [n]. With
     SDPA, beginnings that sequences of the micro-batch share are run once."""
-    present = batch.segments >= 0
-    ids, positions, mask = batch.ids[present], batch.positions[present], batch.label_mask[present]
-    needed = up_to_the_last_label(positions, mask)
+    # By index, found once for all three: a mask would be searched for each of them.
+    present = (batch.segments >= 0).flatten().nonzero()[:, 0]
+    ids, positions, mask = (
+        x.flatten().index_select(0, present) for x in (batch.ids, batch.positions, batch.label_mask)
+    )
+    needed = up_to_the_last_label(positions, mask).nonzero()[:, 0]
     ids, positions, labelled = ids[needed], positions[needed], mask[needed].nonzero()[:, 0]
     tree = share_prefixes(ids, positions) if attention == "sdpa" else None
     if tree is None:
