@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from loss_inputs import entropy, label_logprobs
 from torch import nn
 
-from trainer.algorithms.losses.objective import policy_loss
+from trainer.algorithms.losses.objective import make_objective, policy_loss
 from trainer.config import LossConfig
 from trainer.data.batches import Denominators, pack, padding_share, split_minibatches
-from trainer.data.sequences import TokenSequence, to_sequences
-from trainer.data.table import tokens_of
+from trainer.data.table import TokenSequence, to_sequences, tokens_of
 
 
 def attention_mask(segments: torch.Tensor) -> torch.Tensor:
@@ -228,7 +227,11 @@ def gradient(
     for b in batches_of(rows, credit_of(rows), pack_tokens=pack_tokens, tokens_per_microbatch=limit):
         logits = model(b.ids, b.positions, attention_mask(b.segments))
         loss, _ = policy_loss(
-            config, b, label_logprobs(logits, b.labels, TEMPERATURE), counts, entropy(logits, TEMPERATURE)
+            make_objective(config),
+            b,
+            label_logprobs(logits, b.labels, TEMPERATURE),
+            counts,
+            entropy(logits, TEMPERATURE),
         )
         loss.backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

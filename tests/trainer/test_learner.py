@@ -21,18 +21,17 @@ import trainer.learner.torch
 from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
 from roll_envs.settings import Settings
 from roll_envs.types import SamplingParams
-from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig, RunConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import BACKENDS
 from trainer.data.batches import Batch
-from trainer.data.sequences import TokenSequence, sequences_of
+from trainer.data.table import TokenSequence, sequences_of
 from trainer.engines.hf import HFEngine
 from trainer.learner import BackendPart, Learner, TorchSettings, make_learner
 from trainer.learner.torch import TorchLearner
 from trainer.model.forward import up_to_the_last_label
 from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
 """(pack_tokens, tokens_per_microbatch): each row alone, up to everything in one."""
@@ -585,14 +584,10 @@ class Recorder:
         return self.inner.step(batches, denominators, lr=lr, on_policy=on_policy)
 
 
-def parts_of(learner: Any) -> StepParts:
-    return StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0))
-
-
 def recorded(config: RunConfig, groups: list[Any], model: LanguageModel) -> tuple[Recorder, dict[str, float]]:
     inner = TorchLearner(model, loss=config.loss, optimizer=config.optimizer, temperature=config.sampling.temperature)
     learner = Recorder(inner)
-    return learner, update(config, parts_of(learner), groups, step=0, version=0)
+    return learner, update(config, make_parts(config, learner), groups, step=0, version=0)
 
 
 def test_one_step_is_on_policy_and_measures_the_mismatch() -> None:
@@ -684,7 +679,9 @@ def test_nothing_to_learn_takes_no_step() -> None:
     assert learner.steps == []
     assert metrics["learner/optimizer_steps"] == 0.0
     failed = [group(trajectory(turn(), kind="failed"))]
-    assert update(run_config(), parts_of(learner), failed, step=0, version=0) == {"learner/sequences": 0.0}
+    assert update(run_config(), make_parts(run_config(), learner), failed, step=0, version=0) == {
+        "learner/sequences": 0.0
+    }
     assert all(torch.equal(before[n], w) for n, w in model.network.state_dict().items())
 
 

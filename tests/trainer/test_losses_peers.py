@@ -19,7 +19,7 @@ from loss_inputs import LossRow, Packed, packed, random_rows
 
 from trainer.algorithms.losses import StepTokens
 from trainer.algorithms.losses.covariance import choose_between, choose_largest
-from trainer.algorithms.losses.objective import correction_weights, kl_loss, policy_loss
+from trainer.algorithms.losses.objective import correction_weights, kl_loss, make_objective, policy_loss
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config.parts import LOSSES, part_settings
 from trainer.learner.critic import value_loss
@@ -45,7 +45,9 @@ def lone_rows(seed: int = 0) -> Packed:
 
 
 def ours(given: Packed, loss: LossConfig, **correction: Any) -> tuple[float, torch.Tensor]:
-    share, _ = policy_loss(loss, given.batch, given.logp, given.denominators, correction=CorrectionConfig(**correction))
+    share, _ = policy_loss(
+        make_objective(loss, CorrectionConfig(**correction)), given.batch, given.logp, given.denominators
+    )
     return share.item(), torch.autograd.grad(share, given.logp)[0]
 
 

@@ -23,12 +23,11 @@ from oracle_small_cases import CASES, Case, written_groups
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from roll_envs.types import Group, Metrics
-from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import RunConfig
 from trainer.data import batches
 from trainer.learner import gradients, make_learner
 from trainer.model.network import LanguageModel
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 _NARROW = np.float32
 VOCABULARY = 20
@@ -66,9 +65,9 @@ class Trainer:
             settings=config.learner,
         )
         values = settings["advantage.name"] in ("gae", "bi_level_gae")
-        self.parts = StepParts(
-            learner=self.learner,
-            state=AlgorithmState(kl_coef=config.reward.kl_coef),
+        self.parts = make_parts(
+            config,
+            self.learner,
             critic=self.learner.critic(config.critic) if values else None,
             reference=self.learner.reference() if config.reward.kl_coef or config.loss.kl_coef else None,
         )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.types import Outcome, Trajectory
-from trainer.data.sequences import TokenSequence, sequences_of, to_sequences
+from trainer.data.table import TokenSequence, sequences_of, to_sequences
 
 
 def test_a_prompt_that_extends_the_sequence_joins_it() -> None:

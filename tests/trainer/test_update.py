@@ -14,13 +14,11 @@ from episode_builders import group, scattered, trajectory, turn
 from tiny import full_logits, tiny_model
 
 from roll_envs.types import Group
-from trainer.algorithms.rewards import AlgorithmState
 from trainer.config.load import parse_config
 from trainer.data.batches import Batch, make_batches, scatter_back
-from trainer.data.sequences import sequences_of
-from trainer.data.table import tokens_of
+from trainer.data.table import sequences_of, tokens_of
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 BASE = (
     "format: 1\nname: t\nsteps: 9\nenv: {id: roll/FrozenLake-v0}\nadvantage: {name: reinforce}\n"
@@ -67,9 +65,9 @@ class Run:
         self.reference = Recorder(inner.reference()) if wanted else None
         if self.reference is not None:
             self.reference.inner.load_weights((n, 0.8 * w) for n, w in inner.weights())
-        self.parts: Any = StepParts(
-            learner=self.learner,  # type: ignore[arg-type]
-            state=AlgorithmState(kl_coef=self.config.reward.kl_coef),
+        self.parts: Any = make_parts(
+            self.config,
+            self.learner,  # type: ignore[arg-type]
             critic=self.critic,  # type: ignore[arg-type]
             reference=self.reference,  # type: ignore[arg-type]
         )

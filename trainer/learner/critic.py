@@ -13,9 +13,8 @@ from roll_envs.errors import RollError
 from roll_envs.types import Metrics
 from trainer.config import CriticConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
-from trainer.learner.gradients import cast_weights
+from trainer.learner.gradients import Ranks, cast_weights
 from trainer.learner.optimizers import make_optimizers, trained_weights
-from trainer.learner.ranks import Ranks
 from trainer.model.attention import use_packed_attention
 from trainer.model.forward import label_states, spread
 from trainer.model.network import load_weights, weights_of

@@ -21,15 +21,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses.objective import policy_loss
+from trainer.algorithms.losses.objective import make_objective, policy_loss
 from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
 from trainer.learner import TorchSettings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
-from trainer.learner.gradients import DTYPES, MasterWeights, StepGuard, cast_weights, replica_of
+from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, trained_weights
-from trainer.learner.ranks import Ranks
 from trainer.model.attention import Kind, choose_attention, use_packed_attention
 from trainer.model.forward import head_of, label_scores
 from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
@@ -150,8 +149,8 @@ class TorchLearner:
         Raises :class:`ConfigError` when ``settings`` ask for what this model or machine does not have.
         """
         settings = settings or TorchSettings()
-        self._loss, self._temperature, self._settings = loss, temperature, settings
-        self._correction = correction or CorrectionConfig()
+        self._objective = make_objective(loss, correction)
+        self._temperature, self._settings = temperature, settings
         self._ranks = ranks or Ranks()
         # Never in training mode: dropout would make other log-probs than the sampler's.
         network = model.network.eval().to(choose_device(device))
@@ -248,9 +247,7 @@ class TorchLearner:
                     loss = (logp.sum() + entropies.sum()) * 0.0
                 else:
                     used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
-                    loss, metrics = policy_loss(
-                        self._loss, used, logp, denominators, entropies, correction=self._correction
-                    )
+                    loss, metrics = policy_loss(self._objective, used, logp, denominators, entropies)
                 torch.autograd.backward(loss)
             gradients = self._masters.take_gradients(worker.parameters)
         finally:

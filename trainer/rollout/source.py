@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll_envs.types import Group, Metrics, Task, Trajectory
-from trainer.algorithms.filters import keep_groups
+from trainer.algorithms.shaping import keep_groups
 from trainer.config import EnvConfig
 from trainer.config.parts import ESTIMATORS
 from trainer.rollout.session import Session

@@ -7,8 +7,7 @@ import numpy as np
 from roll_envs.types import Group, Metrics
 from trainer.config import LossConfig, RunConfig
 from trainer.data.batches import denominators_of, make_batches
-from trainer.data.sequences import sequences_of
-from trainer.data.table import tokens_of
+from trainer.data.table import sequences_of, tokens_of
 from trainer.learner import Learner, make_learner
 from trainer.learner.optimizers import learning_rate
 from trainer.rollout.session import Session

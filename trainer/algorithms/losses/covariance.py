@@ -15,13 +15,11 @@ from pydantic import Field, model_validator
 
 from roll_envs.settings import Settings
 from trainer.algorithms.losses.clipped import clipped
-from trainer.algorithms.losses.types import Loss, LossInputs, StepTokens, TokenMetrics, log_ratio, ratio_metrics
+from trainer.algorithms.losses.objective import Loss, LossInputs, StepTokens, TokenMetrics, log_ratio, ratio_metrics
 from trainer.data.table import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["choose_between", "choose_largest"]
 
 
 class CovarianceSettings(Settings):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from roll_envs.settings import Settings
-from trainer.algorithms.losses.types import (
+from trainer.algorithms.losses.objective import (
     Loss,
     LossInputs,
     RatioSettings,
@@ -18,7 +18,7 @@ from trainer.algorithms.losses.types import (
     ratio_metrics,
     sum_over,
 )
-from trainer.algorithms.rewards import LOG_RATIO_BOUND
+from trainer.algorithms.shaping import LOG_RATIO_BOUND
 
 if TYPE_CHECKING:
     import torch
