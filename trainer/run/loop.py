@@ -14,7 +14,7 @@ from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Trajectory
-from trainer.algorithms.rewards import AlgorithmState
+from trainer.algorithms.shaping import AlgorithmState
 from trainer.config import RunConfig
 from trainer.config.parts import ESTIMATORS
 from trainer.data.metrics import rollout_metrics
@@ -38,7 +38,7 @@ from trainer.run.plan import make_plan
 from trainer.run.plot import plot_run
 from trainer.run.report import Report
 from trainer.run.results import PhaseResult, summary
-from trainer.run.update import StepParts, update
+from trainer.run.update import StepParts, make_parts, update
 from trainer.run.warm_start import warm_start_learner, warm_start_step
 
 __all__ = ["evaluation_success", "resume", "train"]
@@ -157,9 +157,9 @@ class _Run:
         reference = None
         if config.reward.kl_coef or config.loss.kl_coef:
             reference = self.learner.reference(fixed=not config.reference.refresh_every)
-        self.parts = StepParts(
-            learner=self.learner,
-            state=AlgorithmState(kl_coef=config.reward.kl_coef),
+        self.parts = make_parts(
+            config,
+            self.learner,
             critic=self.learner.critic(config.critic) if ESTIMATORS.find(config.advantage.name).needs_values else None,
             reference=reference,
         )

@@ -7,29 +7,25 @@ critic and the policy take their optimiser steps. Each of these adds columns to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from roll_envs.types import Group, Metrics
-from trainer.algorithms.estimators.types import estimate_advantages
-from trainer.algorithms.filters import apply_masks
-from trainer.algorithms.losses.objective import within_second_moment
-from trainer.algorithms.losses.types import Loss, StepTokens
-from trainer.algorithms.rewards import AlgorithmState, shape_rewards
+from trainer.algorithms.estimators import make_estimator
+from trainer.algorithms.losses.objective import Objective, StepTokens, make_objective
+from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
 from trainer.config import RunConfig
-from trainer.config.parts import LOSSES, part_settings
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
-from trainer.data.sequences import TokenSequence, sequences_of
-from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, make_table
+from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, TokenSequence, make_table, sequences_of
 from trainer.learner import Critic, Learner, Scorer
+from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import learning_rate
-from trainer.learner.ranks import Ranks
 
-__all__ = ["StepParts", "update"]
+__all__ = ["StepParts", "make_parts", "update"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +33,8 @@ class StepParts:
     """What a training step changes or asks."""
 
     learner: Learner
+    estimator: Callable[[StepTable], tuple[StepTable, Metrics]]
+    objective: Objective
     state: AlgorithmState
     critic: Critic | None = None
     """For estimators that need values."""
@@ -44,6 +42,26 @@ class StepParts:
     """For KL terms."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that train together, each with groups of its own; those of the learner."""
+
+
+def make_parts(
+    config: RunConfig,
+    learner: Learner,
+    *,
+    critic: Critic | None = None,
+    reference: Scorer | None = None,
+    ranks: Ranks | None = None,
+) -> StepParts:
+    """The parts of a run's steps: names are looked up and settings checked here, once, and in no step."""
+    return StepParts(
+        learner=learner,
+        estimator=make_estimator(config.advantage),
+        objective=make_objective(config.loss, config.correction),
+        state=AlgorithmState(kl_coef=config.reward.kl_coef),
+        critic=critic,
+        reference=reference,
+        ranks=ranks or Ranks(),
+    )
 
 
 def update(
@@ -72,10 +90,10 @@ def update(
     table = _scored(config, parts, sequences, table)
     for change in (
         partial(shape_rewards, config.reward, state=parts.state),
-        partial(estimate_advantages, config.advantage),
+        parts.estimator,
         partial(apply_masks, config.mask),
     ):
-        table, measured = change(table=table)
+        table, measured = change(table)
         metrics.update(measured)
     if parts.critic is not None:
         metrics.update(_train_critic(config, parts, sequences, table.tokens, step))
@@ -115,7 +133,7 @@ def _batched(config: RunConfig, sequences: Sequence[TokenSequence], tokens: Toke
 def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], table: StepTable) -> StepTable:
     """The step with the columns that the configured terms need to know before it; the same ids are run once."""
     loss, tokens = config.loss, table.tokens
-    chooses = LOSSES.find(loss.name).select is not None or config.correction.second_moment is not None
+    chooses = parts.objective.part.select is not None or config.correction.second_moment is not None
     recompute = loss.proximal == "recompute" and (not _single(config) or bool(config.reward.kl_coef) or chooses)
     scorers: dict[str, Learner | Scorer | None] = {
         "proximal_logp": parts.learner if recompute else None,
@@ -141,7 +159,7 @@ def _train_policy(
     config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
 ) -> Metrics:
     settings, loss = config.learner, config.loss
-    part: Loss = LOSSES.find(loss.name)
+    objective, part = parts.objective, parts.objective.part
     # Until a step is taken the policy is the proximal one: a ratio of exactly 1 leaves no rounding to learn from.
     on_policy = loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
@@ -159,10 +177,9 @@ def _train_policy(
     # Nothing is left of the advantages of masked tokens, which must not decide whether a step is taken.
     advantage = tokens.advantage * tokens.weight * tokens.trained
     tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=advantage))
-    if on_policy and _single(config) and part.linear_on_policy and not config.correction.weighs and not everything:
-        tokens = _merged(
-            sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"
-        )
+    if on_policy and _single(config) and part.linear_on_policy and objective.correction is None and not everything:
+        by_turns = getattr(objective.settings, "ratio", "token") == "turn-mean"
+        tokens = _merged(sequences, tokens, by_turns=by_turns)
     lr = learning_rate(
         config.optimizer.lr_schedule,
         config.optimizer.lr,
@@ -177,7 +194,7 @@ def _train_policy(
     sums: dict[str, list[float]] = {}
     for minibatch in minibatches:
         denominators = denominators_of(tokens, minibatch)
-        chosen = _selected(config, part, tokens, minibatch, rng)
+        chosen = _selected(objective, tokens, minibatch, rng)
         used = minibatch if everything else _with_advantage(chosen, minibatch)
         if not parts.ranks.any(bool(used and denominators.tokens)):
             continue
@@ -221,20 +238,18 @@ def _within_second_moment(config: RunConfig, tokens: Tokens) -> tuple[Tokens, Me
     }
 
 
-def _selected(
-    config: RunConfig, part: Loss, tokens: Tokens, minibatch: Sequence[int], rng: np.random.Generator
-) -> Tokens:
+def _selected(objective: Objective, tokens: Tokens, minibatch: Sequence[int], rng: np.random.Generator) -> Tokens:
     """The tokens with what the loss chooses among those of one optimiser step; without the reference that no term of
     the loss reads."""
-    reference = tokens.reference_logp if config.loss.kl_coef else None
+    reference = tokens.reference_logp if objective.config.kl_coef else None
     selected = None
-    if part.select is not None and tokens.proximal_logp is not None:
+    if objective.part.select is not None and tokens.proximal_logp is not None:
         assert tokens.advantage is not None
         lines: IntArray = tokens.of(minibatch)
         lines = lines[tokens.learnt[lines]]
         step = StepTokens(old_logp=tokens.proximal_logp[lines], advantages=tokens.advantage[lines])
         selected = np.zeros(len(tokens.sequence), dtype=np.bool_)
-        selected[lines] = part.select(step, part_settings(config.loss, part), rng)
+        selected[lines] = objective.part.select(step, objective.settings, rng)
     return tokens.with_columns(reference_logp=reference, selected=selected, value=None)
 
 
