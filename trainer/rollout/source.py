@@ -112,6 +112,7 @@ class GroupSource:
 
     def __init__(self, session: Session, ledger: Ledger) -> None:
         self._session, self._ledger = session, ledger
+        self._needs_greedy: bool = ESTIMATORS.find(session.config.advantage.name).needs_greedy
 
     def next_step(self) -> Collected:
         """The groups of one training step, and of further rounds while the filter leaves too few.
@@ -130,7 +131,7 @@ class GroupSource:
         if config.filter.refill_rounds:
             metrics["filter/rounds"] = float(rounds)
         greedy: Sequence[Trajectory] = ()
-        if ESTIMATORS.find(config.advantage.name).needs_greedy and kept:
+        if self._needs_greedy and kept:
             greedy = self._session.collect_greedy([group.task for group in kept])
         return Collected(played=tuple(played), kept=tuple(kept), greedy=tuple(greedy), metrics=metrics)
 
