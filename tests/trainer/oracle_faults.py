@@ -450,7 +450,7 @@ FAULTS = [
         "chosen tokens keep their loss", COVARIANCE, "inputs.advantages.masked_fill(chosen, 0.0)", "inputs.advantages"
     ),
     Fault("the smallest covariance", COVARIANCE, "np.argsort(-_covariance(tokens)", "np.argsort(_covariance(tokens)"),
-    Fault("the penalty on all tokens", COVARIANCE, "log_r.abs().masked_fill(~chosen, 0.0)", "log_r.abs()"),
+    Fault("the penalty on all tokens", COVARIANCE, "chosen & (log_r.detach()", "(log_r.detach()"),
     Fault(
         "the policy at temperature 1",
         TORCH,

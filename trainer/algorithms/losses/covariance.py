@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import torch
 
 
+_ROUNDING = 1e-5
+"""Log-ratios up to this are what rounding in float32 leaves between two computations of one log-prob, and no move."""
+
+
 class CovarianceSettings(Settings):
     covariance_share: float = Field(2e-4, ge=0, le=1)
     """Share of the tokens that are chosen. Default: Cui et al. 2025, verl."""
@@ -73,12 +77,13 @@ def kl_cov(inputs: LossInputs, settings: KlCovSettings) -> tuple[torch.Tensor, T
     The ``covariance_share`` of all tokens of the step with the largest covariance (at least one) are chosen. (r 1.5,
     A 1): -1.5; chosen, with 1: -1.5 + 0.405465 = -1.094535.
 
-    2e-4 and 1 are the authors'. Before the policy has moved the penalty has no gradient, and this is ``reinforce``:
-    with ``proximal: recompute`` the ratio of the first optimiser step is exactly 1, because the slope of ``|log r|`` is
-    +-1 however small log r is, so that recomputed log-probs would push tokens by the sign of their rounding.
+    2e-4 and 1 are the authors'. Before the policy has moved the penalty has no gradient, and this is ``reinforce``: the
+    slope of ``|log r|`` is +-1 however small log r is, so that ``|log r|`` up to 1e-5 counts as 0, and no token is
+    pushed by the sign of a rounding, which depends on how the step was cut into micro-batches.
     """
     log_r, chosen = log_ratio(inputs.logp, inputs.old_logp), _selected(inputs)
-    penalty = settings.covariance_coef * log_r.abs().masked_fill(~chosen, 0.0)
+    pushed = chosen & (log_r.detach().abs() > _ROUNDING)
+    penalty = settings.covariance_coef * log_r.abs().masked_fill(~pushed, 0.0)
     return -log_r.exp() * inputs.advantages + penalty, {"loss/selected_fraction": chosen, **ratio_metrics(log_r)}
 
 
