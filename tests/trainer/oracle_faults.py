@@ -457,19 +457,21 @@ FAULTS = [
         "forward = _Forward(network, self._temperature, self._settings)",
         "forward = _Forward(network, 1.0, self._settings)",
     ),
-    Fault("the learning rate is not set", TORCH, 'group["lr"] = lr', "pass"),
+    Fault("the learning rate is not set", OPTIMIZERS, 'group["lr"] = lr', "pass"),
     Fault(
         "no correction",
         TORCH,
         "make_objective(loss, correction)",
         "make_objective(loss)",
     ),
-    Fault("never on policy", TORCH, "batch.with_old_logprobs(logp.detach()) if on_policy else batch", "batch"),
+    Fault("never on policy", TORCH, "replace(batch, old_logprobs=logp.detach()) if on_policy else batch", "batch"),
     Fault("gradients are kept", TORCH, "self._masters.clear_gradients()\n        sums", "sums"),
     Fault("the reference follows the policy", TORCH, "        scorer.load_weights(self.weights())\n", ""),
     Fault("adapters stay on in the reference", ADAPTERS, "layer.enable_adapters(False)", "layer.enable_adapters(True)"),
     Fault("adapters' scale", ADAPTERS, "lora_alpha=alpha,", "lora_alpha=rank,"),
-    Fault("weights without adapters", ADAPTERS, "            if merged:\n", "            if not merged:\n"),
+    Fault(
+        "weights without adapters", ADAPTERS, "base.float() + layer.get_delta_weight(_ADAPTER).float()", "base.float()"
+    ),
     Fault(
         "no clip of the gradient", GRADIENTS, "clip_grad_norm_(values, self._max_norm)", "clip_grad_norm_(values, 1e9)"
     ),
@@ -486,7 +488,12 @@ FAULTS = [
         "self._parameters, self._config.max_grad_norm",
         "self._parameters, 1e9",
     ),
-    Fault("the critic's rate is not set", CRITIC, 'group["lr"] = lr', "pass"),
+    Fault(
+        "the critic's rate is not set",
+        CRITIC,
+        "take_step(self._optimizers, lr)",
+        "take_step(self._optimizers, self._config.lr / 2)",
+    ),
     Fault(
         "values are clipped around 0",
         CRITIC,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -74,10 +74,6 @@ class Batch:
     """float32 [K, B, T]; what that value shall become, for each of up to K sequences with these ids."""
     return_mask: torch.Tensor | None = None
     """bool [K, B, T]; where ``returns`` holds one."""
-
-    def with_old_logprobs(self, old_logprobs: torch.Tensor) -> Batch:
-        """The same batch with the ratio taken to ``old_logprobs`` [B, T]."""
-        return replace(self, old_logprobs=old_logprobs)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on ``device``."""

@@ -20,19 +20,6 @@ from trainer.config.parts import OPTIMIZERS, part_settings
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ADAMW",
-    "DECAY_SHARE",
-    "FLOOR",
-    "MUON",
-    "SCHEDULES",
-    "OptimizerPart",
-    "TrainedWeight",
-    "learning_rate",
-    "make_optimizers",
-    "trained_weights",
-]
-
 FLOOR = 0.05
 """Share of the peak at which a decaying schedule ends, unless another is given."""
 DECAY_SHARE = 0.2
@@ -116,6 +103,14 @@ def make_optimizers(config: OptimizerConfig, weights: Sequence[TrainedWeight]) -
     """The optimisers of ``config`` for ``weights``. Raises :class:`UnknownNameError` for an unknown name."""
     part: OptimizerPart = OPTIMIZERS.find(config.name)
     return part.make(weights, config.lr, part_settings(config, part))
+
+
+def take_step(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
+    """A step of each at the learning rate ``lr``."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
 
 
 def _adamw(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) -> list[torch.optim.Optimizer]:

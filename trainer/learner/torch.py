@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -28,12 +29,10 @@ from trainer.learner import TorchSettings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
-from trainer.learner.optimizers import make_optimizers, trained_weights
+from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.model.attention import Kind, choose_attention, use_packed_attention
 from trainer.model.forward import head_of, label_scores
 from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
-
-__all__ = ["TorchLearner", "TorchScorer"]
 
 
 class _Forward:
@@ -88,7 +87,7 @@ class TorchScorer:
 
 
 class _BaseModel:
-    """The policy with its adapters switched off: a fixed reference that needs no weights of its own."""
+    """The policy with its adapters switched off: a fixed reference without weights of its own, in memory or saved."""
 
     def __init__(self, adapted: AdaptedNetwork, forward: _Forward) -> None:
         self._adapted, self._forward = adapted, forward
@@ -98,13 +97,13 @@ class _BaseModel:
             return self._forward.score(batches)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._adapted.weights(merged=False)
+        """None: the base model is put back with the policy and the adapters' state."""
+        return iter(())
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Check that ``weights`` are of this model; its numbers are put back with the adapters' state."""
-        expected = {name: tuple(value.shape) for name, value in self.weights()}
-        found = {name: tuple(value.shape) for name, value in weights if name in expected}
-        if found != expected:
+        """Check those of a checkpoint that has some: earlier releases saved the base model here."""
+        found = {name: value.shape for name, value in weights}
+        if found and found != {name: value.shape for name, value in self._adapted.weights()}:
             raise CheckpointError("the checkpoint's reference does not fit the configured model")
 
 
@@ -219,17 +218,14 @@ class TorchLearner:
         self._ranks.add_gradients(self._masters.values)
         admitted, norm = self._guard.admits(self._masters.values)
         if admitted:
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-                optimizer.step()
+            take_step(self._optimizers, lr)
             self._masters.write_back()
         seen = sum(int(batch.label_mask.sum()) for batch in batches)
-        own = {name: float(value) for name, value in sums.items()}
-        counted = self._ranks.sum({"loss/total": total, "tokens": seen})
+        counted = self._ranks.sum({"tokens": seen, "total": total, **{n: float(value) for n, value in sums.items()}})
+        tokens, whole = max(counted.pop("tokens"), 1.0), counted.pop("total")
         # Means over the tokens that were run; sequences left out by the caller have no numbers.
-        result = {name: value / max(counted["tokens"], 1.0) for name, value in self._ranks.sum(own).items()}
-        result |= {"loss/total": counted["loss/total"], "learner/grad_norm": norm, "learner/lr": lr}
+        result = {name: value / tokens for name, value in counted.items()}
+        result |= {"loss/total": whole, "learner/grad_norm": norm, "learner/lr": lr}
         if not admitted:  # numbers that are not finite would spoil the means of a training step
             result = {name: value for name, value in result.items() if math.isfinite(value)}
         return {**result, "learner/skipped_steps": float(not admitted)}, before[: len(batches)]
@@ -246,7 +242,7 @@ class TorchLearner:
                 if not labelled:
                     loss = (logp.sum() + entropies.sum()) * 0.0
                 else:
-                    used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
+                    used = replace(batch, old_logprobs=logp.detach()) if on_policy else batch
                     loss, metrics = policy_loss(self._objective, used, logp, denominators, entropies)
                 torch.autograd.backward(loss)
             gradients = self._masters.take_gradients(worker.parameters)
