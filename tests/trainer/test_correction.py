@@ -175,9 +175,9 @@ def test_decoupled_ppo() -> None:
             inside.batch, inside.logp, inside.denominators,
         )  # fmt: skip
         mask = inside.batch.label_mask
-        u = (inside.logp - inside.batch.old_logprobs)[mask].exp()
+        u = (inside.logp - inside.batch.old_logp)[mask].exp()
         a = inside.batch.advantages[mask]
-        weight = (inside.batch.old_logprobs - inside.batch.sampler_logprobs)[mask].exp().clamp(max=1.3)
+        weight = (inside.batch.old_logp - inside.batch.sampler_logp)[mask].exp().clamp(max=1.3)
         expected = -(weight * torch.minimum(u * a, u.clamp(0.9, 1.2) * a)).mean()  # over all tokens, dropped ones too
         assert loss.item() == pytest.approx(expected.item())
         found, wanted = (torch.autograd.grad(x, inside.logp, retain_graph=True)[0] for x in (loss, expected))

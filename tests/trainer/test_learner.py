@@ -185,8 +185,8 @@ def test_what_masked_positions_claim_changes_no_bit(seed: int) -> None:
                 batch,
                 labels=torch.where(masked, torch.from_numpy(rng.integers(0, 250, batch.ids.shape)), batch.labels),
                 advantages=torch.where(masked, junk, batch.advantages),
-                sampler_logprobs=torch.where(masked, junk, batch.sampler_logprobs),
-                old_logprobs=torch.where(masked, junk, batch.old_logprobs),
+                sampler_logp=torch.where(masked, junk, batch.sampler_logp),
+                old_logp=torch.where(masked, junk, batch.old_logp),
             )
         )
     if not any(row.mask[1:].count(True) for row in rows):
@@ -621,7 +621,7 @@ def test_minibatches_and_epochs_take_the_ratio_to_the_policy_before_the_first_st
                     here = batch.segments[b] == segment
                     ids = tuple(batch.ids[b][here].tolist())
                     seen.append(ids)
-                    old = batch.old_logprobs[b][here].tolist()
+                    old = batch.old_logp[b][here].tolist()
                     assert np.allclose(old[:-1], expected[ids][1:], atol=1e-5)
     assert sorted(seen) == sorted([row.ids for row in rows] * 3)
 

@@ -93,7 +93,7 @@ def test_a_kl_without_a_reference_is_told() -> None:
     with pytest.raises(ValueError, match=r"loss\.kl_coef is 0\.1 but no log-probs of the reference"):
         policy_loss(
             make_objective(LossConfig(kl_coef=0.1)),
-            replace(given.batch, reference_logprobs=None),
+            replace(given.batch, reference_logp=None),
             given.logp,
             given.denominators,
         )

@@ -102,7 +102,7 @@ def test_everything_is_scored_at_the_sampling_temperature() -> None:
     expected = [run.logp(ids, at) for ids in ((10, 11, 12, 13), (10, 14, 15, 16)) for at in (2, 3)]
     groups = two(1.0, 0.0)
     run.update([groups[0], groups[0]], step=0)
-    for name in ("old_logprobs", "reference_logprobs"):
+    for name in ("old_logp", "reference_logp"):
         found = column(run.learner.stepped[0], name)
         assert [found[n] for n in sorted(found)] == pytest.approx(expected, abs=1e-4)
 
@@ -115,11 +115,11 @@ def test_sequences_of_the_same_ids_but_another_mask_are_scored_apart() -> None:
     ids = (10, 11, 12, 13, 14)
     expected = [run.logp(ids, at) for at in (2, 3, 4, 3, 4)]
     run.update([group(said, asked)])
-    assert list(column(run.learner.stepped[0], "old_logprobs").values()) == pytest.approx(expected, abs=1e-4)
+    assert list(column(run.learner.stepped[0], "old_logp").values()) == pytest.approx(expected, abs=1e-4)
     twice = Run("learner.epochs=2", "optimizer.lr=0.0")
     twice.update([group(said, replace(said, member=1))])
     assert sum(int(b.label_mask.sum()) for b in twice.learner.scored[0]) == 3  # the same ids are scored once
-    assert list(column(twice.learner.stepped[0], "old_logprobs").values()) == pytest.approx(expected[:3] * 2, abs=1e-4)
+    assert list(column(twice.learner.stepped[0], "old_logp").values()) == pytest.approx(expected[:3] * 2, abs=1e-4)
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
@@ -163,7 +163,7 @@ def test_with_several_minibatches_the_ratio_is_to_the_policy_before_the_step() -
     assert first["loss/clip_fraction"] == 0.0
     assert abs(second["loss/ratio"] - 1.0) > 0.01
     assert second["loss/clip_fraction"] > 0.0
-    assert column(run.learner.stepped[0], "old_logprobs") == column(run.learner.stepped[1], "old_logprobs")
+    assert column(run.learner.stepped[0], "old_logp") == column(run.learner.stepped[1], "old_logp")
     single = Run()
     assert single.update(two(1.0, -1.0))["loss/ratio"] == 1.0
 

@@ -3,7 +3,7 @@
 Shapes: B packed lines ("bins") of a micro-batch, T positions, V vocabulary; N sampled tokens of the step.
 
 Convention, everywhere: tensors are aligned to the *predicting* position. Index t of ``labels``, ``label_mask``,
-``advantages``, ``sampler_logprobs`` and all other columns of tokens concerns the prediction of the id that follows
+``advantages``, ``sampler_logp`` and all other columns of tokens concerns the prediction of the id that follows
 ``ids[t]`` in the same sequence. So a learner does ``logits_BTV -> log_softmax(logits / temperature) -> gather(labels)``
 with no further shift. The first id of a sequence is never predicted, its last position predicts nothing.
 
@@ -46,9 +46,9 @@ class Batch:
     """bool; True exactly where the label was sampled by the policy and is trained on."""
     advantages: torch.Tensor
     """float32; of the label, its weight included."""
-    sampler_logprobs: torch.Tensor
+    sampler_logp: torch.Tensor
     """float32; of the label under the sampler."""
-    old_logprobs: torch.Tensor
+    old_logp: torch.Tensor
     """float32; of the label under the policy that the ratio is taken to; the sampler's where nothing else is known."""
     sequence: torch.Tensor
     """int64; place of the sequence in ``used``, what :func:`make_batches` was asked for."""
@@ -56,7 +56,7 @@ class Batch:
     """int64; turn of the label within its episode, -1 where the mask is False."""
     token: torch.Tensor
     """int64; line of the label in the table's tokens, -1 where the mask is False."""
-    reference_logprobs: torch.Tensor | None = None
+    reference_logp: torch.Tensor | None = None
     """float32; of the label under the reference policy."""
     selected: torch.Tensor | None = None
     """bool; whether the label is among the tokens that the loss chose for the step."""
@@ -138,8 +138,8 @@ def _microbatches(widths: IntArray, tokens_per_microbatch: int) -> list[list[int
 
 _COLUMNS: tuple[tuple[str, str, type, int], ...] = (
     ("turn", "turn_number", np.int64, -1),
-    ("sampler_logprobs", "sampler_logp", np.float32, 0),
-    ("reference_logprobs", "reference_logp", np.float32, 0),
+    ("sampler_logp", "sampler_logp", np.float32, 0),
+    ("reference_logp", "reference_logp", np.float32, 0),
     ("selected", "selected", np.bool_, 0),
     ("values", "value", np.float32, 0),
     ("episode_return", "episode_return", np.float32, 0),
@@ -258,7 +258,7 @@ def _of_labels(tokens: Tokens, lines: IntArray, at: IntArray, layout: _Layout) -
         "label_mask": place(np.ones(len(lines)), at, np.bool_),
         "token": place(lines, at, np.int64, -1),
         "advantages": place(advantage[lines], at, np.float32),
-        "old_logprobs": place(old[lines], at, np.float32),
+        "old_logp": place(old[lines], at, np.float32),
         **{n: place(column[lines], at, dtype, padding) for n, column, dtype, padding in given if column is not None},
     }
 

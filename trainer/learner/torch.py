@@ -242,7 +242,7 @@ class TorchLearner:
                 if not labelled:
                     loss = (logp.sum() + entropies.sum()) * 0.0
                 else:
-                    used = replace(batch, old_logprobs=logp.detach()) if on_policy else batch
+                    used = replace(batch, old_logp=logp.detach()) if on_policy else batch
                     loss, metrics = policy_loss(self._objective, used, logp, denominators, entropies)
                 torch.autograd.backward(loss)
             gradients = self._masters.take_gradients(worker.parameters)

@@ -213,22 +213,8 @@ def policy_loss(
     config = objective.config
     if entropies is not None and not config.entropy_coef and not objective.part.entropy_gradient:
         entropies = entropies.detach()
-    inputs = LossInputs(
-        logp=logp,
-        old_logp=batch.old_logprobs,
-        sampler_logp=batch.sampler_logprobs,
-        advantages=batch.advantages,
-        mask=batch.label_mask,
-        sequence=batch.sequence,
-        turn=batch.turn,
-        reference_logp=batch.reference_logprobs,
-        selected=batch.selected,
-        entropy=entropies,
-        episode_return=batch.episode_return,
-        success=batch.success,
-        truncated=batch.truncated,
-        weights=batch.weights,
-    ).masked()
+    found: dict[str, Any] = {f.name: getattr(batch, f.name, None) for f in fields(LossInputs)}
+    inputs = LossInputs(**found | {"logp": logp, "mask": batch.label_mask, "entropy": entropies}).masked()
     loss, metrics = token_losses(objective.part, inputs, objective.settings)
     if objective.correction is not None:
         weights, corrected = correction_weights(inputs, objective.correction)
