@@ -126,7 +126,7 @@ def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
     monkeypatch.setattr(np, "float32", np.float64)
-    columns = ((*names, np.float64 if kind is _NARROW else kind) for *names, kind in batches._COLUMNS)
+    columns = ((*names, np.float64 if kind is _NARROW else kind, rest) for *names, kind, rest in batches._COLUMNS)
     monkeypatch.setattr(batches, "_COLUMNS", tuple(columns))
     monkeypatch.setitem(gradients.DTYPES, "float32", torch.float64)
 
