@@ -310,9 +310,9 @@ FAULTS = [
     ),
     Fault("the coefficient adapts the wrong way", SHAPING, "kl / target - 1.0", "1.0 - kl / target"),
     Fault("the horizon of the coefficient", SHAPING, "min(episodes / horizon, 1.0)", "1.0"),
-    Fault("abs is k1", SHAPING, "np.abs(d) if estimator", "d if estimator"),
-    Fault("k3 backwards", SHAPING, "np.exp(-d) - 1.0 + d", "np.exp(d) - 1.0 - d"),
-    Fault("no bound of k3", SHAPING, "np.minimum(np.exp(-d) - 1.0 + d, K3_BOUND)", "np.exp(-d) - 1.0 + d"),
+    Fault("abs is k1", SHAPING, '"abs": lambda d, exp: abs(d)', '"abs": lambda d, exp: d'),
+    Fault("k3 backwards", SHAPING, "exp(-d) - 1.0 + d", "exp(d) - 1.0 - d"),
+    Fault("no bound of k3", SHAPING, "(exp(-d) - 1.0 + d).clip(max=K3_BOUND)", "exp(-d) - 1.0 + d"),
     Fault(
         "KL of tokens that nothing predicts",
         SHAPING,
@@ -397,7 +397,10 @@ FAULTS = [
         "log_ratio(inputs.logp, inputs.old_logp).exp() if",
     ),
     Fault(
-        "k3 of the loss has no bound", OBJECTIVE, "((-d).exp() - 1.0 + d).clamp(max=K3_BOUND)", "(-d).exp() - 1.0 + d"
+        "k3 of the loss has no bound",
+        OBJECTIVE,
+        "KL_ESTIMATORS[estimator](d, lambda x: x.exp())",
+        '(-d).exp() - 1.0 + d if estimator == "k3" else KL_ESTIMATORS[estimator](d, lambda x: x.exp())',
     ),
     Fault(
         "a mean over tokens for a mean over sequences",

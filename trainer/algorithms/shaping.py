@@ -22,7 +22,7 @@ denominators count the tokens that are left.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -204,14 +204,20 @@ def overlong_penalty(lengths: IntArray, config: RewardConfig) -> FloatArray:
     return np.asarray(-config.overlong_factor * np.clip(exceeding / config.overlong_buffer, 0.0, 1.0))
 
 
+KL_ESTIMATORS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
+    "k1": lambda d, exp: d,
+    "k2": lambda d, exp: d * d / 2,
+    "k3": lambda d, exp: (exp(-d) - 1.0 + d).clip(max=K3_BOUND),
+    "abs": lambda d, exp: abs(d),
+}
+"""Estimates of the KL of a token (Schulman 2020) from ``d = log pi - log reference``, an array or a tensor, and the
+exponential for it. 0.3 gives k1 and abs 0.3, k2 0.045, k3 0.040818."""
+
+
 def kl_estimate(log_ratio: FloatArray, estimator: str) -> FloatArray:
-    """KL of each token from ``d = log pi - log reference``; 0.3 gives k1 and abs 0.3, k2 0.045, k3 0.040818."""
-    d = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    if estimator == "k2":
-        return np.asarray(np.square(d) / 2)
-    if estimator == "k3":
-        return np.minimum(np.exp(-d) - 1.0 + d, K3_BOUND)
-    return np.abs(d) if estimator == "abs" else d
+    """KL of each token by one of :data:`KL_ESTIMATORS`, the log-ratio cut to +-20."""
+    cut = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return np.asarray(KL_ESTIMATORS[estimator](cut, np.exp))
 
 
 def _normalization(

@@ -95,28 +95,25 @@ def choose_between(tokens: StepTokens, settings: ClipCovSettings, rng: np.random
     """
     covariance = _covariance(tokens)
     eligible = np.flatnonzero((covariance > settings.covariance_low) & (covariance < settings.covariance_high))
-    return _marked(tokens, rng.permutation(eligible)[: _count(tokens, settings)])
+    return _share(tokens, settings, rng.permutation(eligible))
 
 
 def choose_largest(tokens: StepTokens, settings: KlCovSettings, rng: np.random.Generator) -> BoolArray:
     """KL-Cov's choice [N]; ties go to the earlier token."""
-    return _marked(tokens, np.argsort(-_covariance(tokens), kind="stable")[: _count(tokens, settings)])
+    return _share(tokens, settings, np.argsort(-_covariance(tokens), kind="stable"))
 
 
 def _covariance(tokens: StepTokens) -> FloatArray:
-    if not tokens.old_logp.size:
-        return np.zeros(0)
-    centred = (tokens.advantages - tokens.advantages.mean()) * (tokens.old_logp - tokens.old_logp.mean())
-    return np.asarray(centred, dtype=np.float64)
+    advantages, logp = tokens.advantages, tokens.old_logp
+    return (advantages - advantages.mean()) * (logp - logp.mean()) if logp.size else np.zeros(0)
 
 
-def _count(tokens: StepTokens, settings: CovarianceSettings) -> int:
-    return max(1, int(settings.covariance_share * tokens.old_logp.size)) if settings.covariance_share else 0
-
-
-def _marked(tokens: StepTokens, places: IntArray) -> BoolArray:
-    marks = np.zeros(tokens.old_logp.size, dtype=np.bool_)
-    marks[places] = True
+def _share(tokens: StepTokens, settings: CovarianceSettings, order: IntArray) -> BoolArray:
+    """True for the configured share of the tokens [N], at least one, that come first in ``order``."""
+    size = tokens.old_logp.size
+    count = max(1, int(settings.covariance_share * size)) if settings.covariance_share else 0
+    marks = np.zeros(size, dtype=np.bool_)
+    marks[order[:count]] = True
     return marks
 
 

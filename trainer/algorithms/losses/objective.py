@@ -17,7 +17,7 @@ import numpy as np
 
 from roll_envs.errors import UnknownNameError
 from roll_envs.settings import Part, Settings
-from trainer.algorithms.shaping import K3_BOUND, LOG_RATIO_BOUND
+from trainer.algorithms.shaping import KL_ESTIMATORS, LOG_RATIO_BOUND
 from trainer.config.algorithm import CorrectionConfig, LossConfig
 from trainer.config.parts import LOSSES, part_settings
 from trainer.data.table import BoolArray, FloatArray
@@ -291,11 +291,7 @@ def kl_loss(
     arXiv:2512.02556; TRL).
     """
     d = log_ratio(logp, reference_logp)
-    value = d
-    if estimator == "k2":
-        value = d.square() / 2
-    elif estimator == "k3":
-        value = ((-d).exp() - 1.0 + d).clamp(max=K3_BOUND)
+    value: torch.Tensor = KL_ESTIMATORS[estimator](d, lambda x: x.exp())
     if ratio is None:
         return value
     right = ratio.detach() * d.square() / 2
