@@ -45,8 +45,8 @@ FAULTS = [
     Fault(
         "the reference is scored at temperature 1",
         TORCH,
-        "TorchScorer(self._plain, self._temperature, self._settings)",
-        "TorchScorer(self._plain, 1.0, self._settings)",
+        "TorchScorer(frozen, self._temperature, self._settings)",
+        "TorchScorer(frozen, 1.0, self._settings)",
     ),
     Fault("the version is never bumped", LOOP, "self.counters.version += 1", "self.counters.version += 0"),
     Fault(
@@ -457,8 +457,8 @@ FAULTS = [
     Fault(
         "the policy at temperature 1",
         TORCH,
-        "forward = _Forward(network, self._temperature, self._settings)",
-        "forward = _Forward(network, 1.0, self._settings)",
+        "policy = TorchScorer(network, self._temperature, self._settings)",
+        "policy = TorchScorer(network, 1.0, self._settings)",
     ),
     Fault("the learning rate is not set", OPTIMIZERS, 'group["lr"] = lr', "pass"),
     Fault(
@@ -476,12 +476,15 @@ FAULTS = [
         "weights without adapters", ADAPTERS, "base.float() + layer.get_delta_weight(_ADAPTER).float()", "base.float()"
     ),
     Fault(
-        "no clip of the gradient", GRADIENTS, "clip_grad_norm_(values, self._max_norm)", "clip_grad_norm_(values, 1e9)"
+        "no clip of the gradient",
+        GRADIENTS,
+        "clip_grad_norm_(values, self._config.max_grad_norm)",
+        "clip_grad_norm_(values, 1e9)",
     ),
     Fault(
         "large steps are taken",
         GRADIENTS,
-        "limit = math.inf if self._skip_norm is None else self._skip_norm",
+        "limit = math.inf if self._config.skip_norm is None else self._config.skip_norm",
         "limit = math.inf",
     ),
     Fault("the critic has no clip", CRITIC, "batch.return_mask, self._config.clip", "batch.return_mask, None"),

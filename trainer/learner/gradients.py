@@ -21,6 +21,7 @@ import torch
 from torch import distributed
 
 from roll_envs.errors import CheckpointError, RollError
+from trainer.config import OptimizerConfig
 from trainer.data.batches import Batch, Denominators, balance
 
 T = TypeVar("T")
@@ -186,13 +187,10 @@ def _empty_batch() -> Batch:
 class StepGuard:
     """Decides which optimiser steps are taken, by the norm of the gradient; all ranks decide alike."""
 
-    def __init__(
-        self, *, max_norm: float, skip_norm: float | None, max_skipped: int, ranks: Ranks | None = None
-    ) -> None:
-        """Gradients are cut to ``max_norm``. Steps with a norm that is not finite, or above ``skip_norm``, are
+    def __init__(self, config: OptimizerConfig, ranks: Ranks) -> None:
+        """Gradients are cut to ``max_grad_norm``. Steps with a norm that is not finite, or above ``skip_norm``, are
         skipped; after ``max_skipped`` in a row the next one is an error."""
-        self._max_norm, self._skip_norm, self._max_skipped = max_norm, skip_norm, max_skipped
-        self._ranks = ranks or Ranks()
+        self._config, self._ranks = config, ranks
         self.skipped_in_a_row = 0
 
     def admits(self, values: Sequence[torch.nn.Parameter]) -> tuple[bool, float]:
@@ -201,14 +199,14 @@ class StepGuard:
 
         Raises :class:`RollError` when too many steps in a row were skipped.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(values, self._max_norm))
-        limit = math.inf if self._skip_norm is None else self._skip_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(values, self._config.max_grad_norm))
+        limit = math.inf if self._config.skip_norm is None else self._config.skip_norm
         if not self._ranks.any(not (math.isfinite(norm) and norm <= limit)):
             self.skipped_in_a_row = 0
             return True, norm
-        if self.skipped_in_a_row >= self._max_skipped:
+        if self.skipped_in_a_row >= self._config.max_skipped:
             before = f", nor were the {self.skipped_in_a_row} before it" if self.skipped_in_a_row else ""
-            bound = "" if self._skip_norm is None else f" (optimizer.skip_norm is {self._skip_norm:g})"
+            bound = f" (optimizer.skip_norm is {limit:g})" if math.isfinite(limit) else ""
             raise RollError(
                 f"the gradient norm is {norm:g}{bound}; the step was not taken{before}. "
                 "Lower optimizer.lr (or warm_start.lr) in the config.yaml of the run's folder and resume; "

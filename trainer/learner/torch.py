@@ -35,47 +35,36 @@ from trainer.model.forward import head_of, label_scores
 from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
 
 
-class _Forward:
-    """A network and how it is run over batches."""
+class TorchScorer:
+    """A network and how it is run over batches; by itself a frozen policy, the reference of KL terms."""
 
     def __init__(self, network: Any, temperature: float, settings: TorchSettings) -> None:
+        """``network`` is used as it is, not copied. Raises :class:`ConfigError` when it has no head that is known."""
         use_packed_attention(network)
         try:
             self._head = head_of(network)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
+        self._network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
         first = next(network.parameters())
         self.device = first.device
-        self.attention: Kind = choose_attention(settings.attention, first.device, first.dtype)
+        self._attention: Kind = choose_attention(settings.attention, first.device, first.dtype)
 
-    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
         return label_scores(
-            self.network.base_model,
+            self._network.base_model,
             self._head,
             batch,
             temperature=self._temperature,
-            attention=self.attention,
+            attention=self._attention,
             logits_mib=self._logits_mib,
         )
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        with torch.inference_mode():
-            return [self(batch.to(self.device))[0] for batch in batches]
-
-
-class TorchScorer:
-    """A frozen policy of its own weights: the reference of KL terms."""
-
-    def __init__(self, network: Any, temperature: float, settings: TorchSettings | None = None) -> None:
-        """``network`` is copied."""
-        self._network = copy.deepcopy(network).requires_grad_(False)
-        self._forward = _Forward(self._network, temperature, settings or TorchSettings())
-
-    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
-        return self._forward.score(batches)
+        with torch.inference_mode():
+            return [self.forward(batch.to(self.device))[0] for batch in batches]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and weights (views, not copies)."""
@@ -89,12 +78,12 @@ class TorchScorer:
 class _BaseModel:
     """The policy with its adapters switched off: a fixed reference without weights of its own, in memory or saved."""
 
-    def __init__(self, adapted: AdaptedNetwork, forward: _Forward) -> None:
-        self._adapted, self._forward = adapted, forward
+    def __init__(self, adapted: AdaptedNetwork, policy: TorchScorer) -> None:
+        self._adapted, self._policy = adapted, policy
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         with self._adapted.switched_off():
-            return self._forward.score(batches)
+            return self._policy.score(batches)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """None: the base model is put back with the policy and the adapters' state."""
@@ -119,7 +108,7 @@ class _Result(NamedTuple):
 class _Worker(NamedTuple):
     """A network, or a replica of it, that one thread runs forward and backward."""
 
-    forward: _Forward
+    policy: TorchScorer
     parameters: list[torch.nn.Parameter]
     checkpointed: list[Any]
     """Layers whose inside is computed again in backward."""
@@ -163,14 +152,9 @@ class TorchLearner:
         )
         self._network = self._plain if self._adapted is None else self._adapted.network
         own = self._worker(self._network)
-        self._forward = own.forward
+        self._policy = own.policy
         self._masters = MasterWeights(own.parameters)
-        self._guard = StepGuard(
-            max_norm=optimizer.max_grad_norm,
-            skip_norm=optimizer.skip_norm,
-            max_skipped=optimizer.max_skipped,
-            ranks=self._ranks,
-        )
+        self._guard = StepGuard(optimizer, self._ranks)
         self._optimizers = make_optimizers(optimizer, trained_weights(self._network, self._masters.values))
         self._workers: SimpleQueue[_Worker] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
@@ -182,14 +166,14 @@ class TorchLearner:
             self._workers.put(own)
 
     def _worker(self, network: Any) -> _Worker:
-        forward = _Forward(network, self._temperature, self._settings)
+        policy = TorchScorer(network, self._temperature, self._settings)
         parameters = [p for p in network.parameters() if p.requires_grad]
         layers = _checkpointed_layers(network) if self._settings.gradient_checkpointing else []
-        return _Worker(forward, parameters, layers)
+        return _Worker(policy, parameters, layers)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
-        return self._forward.score(batches)
+        return self._policy.score(batches)
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
@@ -236,8 +220,8 @@ class TorchLearner:
         labelled = bool(batch.label_mask.any())
         try:
             with _checkpointing(worker.checkpointed):
-                batch = batch.to(worker.forward.device)
-                logp, entropies = worker.forward(batch)
+                batch = batch.to(worker.policy.device)
+                logp, entropies = worker.policy.forward(batch)
                 metrics: dict[str, torch.Tensor] = {}
                 if not labelled:
                     loss = (logp.sum() + entropies.sum()) * 0.0
@@ -282,8 +266,9 @@ class TorchLearner:
     def reference(self, *, fixed: bool = True) -> TorchScorer | _BaseModel:
         """A frozen policy with the current weights; with adapters and ``fixed``, the base model without a copy."""
         if fixed and self._adapted is not None:
-            return _BaseModel(self._adapted, self._forward)
-        scorer = TorchScorer(self._plain, self._temperature, self._settings)
+            return _BaseModel(self._adapted, self._policy)
+        frozen = copy.deepcopy(self._plain).requires_grad_(False)
+        scorer = TorchScorer(frozen, self._temperature, self._settings)
         scorer.load_weights(self.weights())
         return scorer
 
