@@ -581,7 +581,6 @@ FAULTS = [
         "of_episode[table.episode_of_token[trained][first]]",
         "of_episode[table.episode_of_token[trained]]",
     ),
-    Fault("a share of groups is rounded up", SHAPING, "max(1, math.floor(", "max(1, math.ceil("),
     Fault(
         "advantages are cut before they are whitened",
         ADVANTAGES,
