@@ -601,12 +601,11 @@ FAULTS = [
         "if entropies is not None and not objective.part.entropy_gradient:",
     ),
     Fault(
-        "metrics are means over the tokens of the step",
+        "log-probs before the step in another order",
         TORCH,
-        'tokens, whole = max(counted.pop("tokens"), 1.0)',
-        'tokens, whole = max(counted.pop("tokens") * 0 + denominators.tokens, 1.0)',
+        "before[: len(batches)]",
+        "[logp.flip(0) for logp in before[: len(batches)]]",
     ),
-    Fault("log-probs before the step in another order", TORCH, "before[: len(batches)]", "before[len(batches) :: -1]"),
     Fault(
         "the critic's gradients of a step before",
         CRITIC,

@@ -309,6 +309,19 @@ def test_on_policy_the_ratio_is_exactly_one() -> None:
     assert off["loss/ratio"] != 1.0
 
 
+def test_metrics_are_means_over_the_tokens_that_are_run() -> None:
+    """Sequences that the caller leaves out count in the denominators of the loss, and have no numbers of their own."""
+    rows, advantages = some_rows()
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    whole = counted(rows)
+    more = replace(whole, tokens=3 * whole.tokens, sequences=3 * whole.sequences)
+    metrics, _ = learner_of(tiny_model()).step(batches, whole, lr=0.0, on_policy=True)
+    spread, _ = learner_of(tiny_model()).step(batches, more, lr=0.0, on_policy=True)
+    assert spread["loss/ratio"] == 1.0
+    assert spread["loss/entropy"] == pytest.approx(metrics["loss/entropy"])
+    assert spread["loss/total"] == pytest.approx(metrics["loss/total"] / 3)
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 

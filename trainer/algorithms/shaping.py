@@ -68,6 +68,7 @@ def keep_groups(config: FilterConfig, groups: Sequence[Group]) -> tuple[list[Gro
     if (low, high) != (0.0, 1.0):
         kept = left("success_window", [group for group in kept if low <= _success_share(group) <= high])
     if config.top_share < 1:
+        # The small number is for shares such as 0.29 of 100 groups, a product of 28.999999999999996.
         count = min(len(kept), max(1, math.floor(config.top_share * len(kept) + 1e-9)))
         best = sorted(range(len(kept)), key=lambda i: -_spread(kept[i]))[:count]
         kept = left("top_share", [kept[i] for i in sorted(best)])
@@ -168,6 +169,7 @@ def shape_rewards(config: RewardConfig, table: StepTable, state: AlgorithmState)
     rewards[last] += config.shift
     rewards += penalty
     returns = sum_by(turns.episode, rewards, len(episodes.group))
+    # Sorted, so that the running numbers have the same bits whatever order the groups came in.
     state.returns.add(np.sort(returns))
     mean, _ = _normalization(config.normalize_mean, table, returns, state)
     _, factor = _normalization(config.normalize_std, table, returns, state)
@@ -250,7 +252,7 @@ def _with_kl(config: RewardConfig, table: StepTable, state: AlgorithmState) -> t
     log_ratio = np.where(tokens.predicted, tokens.proximal_logp - tokens.reference_logp, 0.0)
     estimates = kl_estimate(log_ratio, config.kl_estimator)
     metrics: Metrics = {"reward/kl_coef": coefficient}
-    if len(estimates):
+    if len(estimates):  # the coefficient that was just used follows what it led to
         metrics["reward/kl"] = float(estimates.mean())
         if config.kl_target is not None:
             episodes = len(table.episodes.group)
@@ -313,6 +315,7 @@ def within_second_moment(log_ratios: FloatArray, limit: float) -> BoolArray:
     count = log_ratios.size
     squares = np.square(log_ratios)
     order = np.argsort(-squares, kind="stable")
+    # means[n] is the mean square of what is left when the n largest are taken out.
     means = np.cumsum(squares[order][::-1])[::-1] / np.arange(count, 0, -1)
     fine = np.flatnonzero(means <= limit)
     kept = np.ones(count, dtype=np.bool_)

@@ -252,6 +252,7 @@ class StepTable:
         result = self.tokens.reward.copy()
         counts = self.episode_tokens
         first = np.cumsum(counts) - counts
+        # The last token of turns up to this one: for a turn without tokens, that of an earlier turn of the episode.
         last = np.maximum(np.cumsum(self.turns.tokens) - 1, first[self.turns.episode])
         present = counts[self.turns.episode] > 0
         np.add.at(result, last[present], self.turns.reward[present])
@@ -292,6 +293,7 @@ def make_table(
         ValueError: A reward is not finite, or two trajectories of a group claim the same place in it.
     """
     scored = [(g, t) for g, group in enumerate(groups) for t in group.trajectories if t.scored and t.turns]
+    # Sequences know their group and member, tables count through the episodes that have a line.
     line = {(g, t.member): e for e, (g, t) in enumerate(scored)}
     if len(line) != len(scored):
         raise ValueError("two trajectories of a group have the same `member`; their sequences cannot be told apart")

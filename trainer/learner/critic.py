@@ -32,7 +32,7 @@ class TorchCritic:
         body = cast_weights(copy.deepcopy(network.base_model), torch.float32)
         use_packed_attention(body)
         width = int(network.config.hidden_size)
-        first = next(body.parameters())
+        first = next(body.parameters())  # says the device
         self._device = first.device
         head = torch.nn.Linear(width, 1, dtype=first.dtype, device=first.device)
         torch.nn.init.zeros_(head.weight)
@@ -70,6 +70,7 @@ class TorchCritic:
             torch.autograd.backward(total)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
+        # Ranks with fewer micro-batches run empty ones, since backends that share weights exchange them in each.
         for empty in self._ranks.empty_batches(len(batches)):
             torch.autograd.backward(self._forward(empty.to(self._device)).sum() * 0.0)
         self._ranks.add_gradients(self._parameters)

@@ -83,7 +83,7 @@ class MasterWeights:
         for value, gradient in zip(self.values, gradients, strict=True):
             if gradient is None:
                 continue
-            if value.grad is None:
+            if value.grad is None:  # the first micro-batch of the step: no sum with zeros
                 value.grad = gradient.to(value.dtype)
             else:
                 value.grad.add_(gradient)
@@ -124,6 +124,7 @@ class Ranks:
         """The value of every rank, in their order."""
         if self._group is None:
             return [value]
+        # Python objects over the CPU: a few numbers per step, and ranks may have different names among them.
         found: list[Any] = [None] * self.count
         distributed.all_gather_object(found, value, group=self._group)
         return found
@@ -170,7 +171,7 @@ class Ranks:
         if self._group is None:
             return
         for parameter in parameters:
-            if parameter.grad is None:
+            if parameter.grad is None:  # every rank must take part in every sum, or the others wait for ever
                 parameter.grad = torch.zeros_like(parameter)
             distributed.all_reduce(parameter.grad, group=self._group)
 

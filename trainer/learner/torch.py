@@ -151,7 +151,7 @@ class TorchLearner:
             else None
         )
         self._network = self._plain if self._adapted is None else self._adapted.network
-        own = self._worker(self._network)
+        own = self._worker(self._network)  # used for scoring, and for training unless there are threads
         self._policy = own.policy
         self._masters = MasterWeights(own.parameters)
         self._guard = StepGuard(optimizer, self._ranks)
@@ -191,6 +191,7 @@ class TorchLearner:
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
         total = 0.0
+        # Results come in the order of the batches, so that sums have the same bits with any number of threads.
         run = partial(self._microbatch, denominators=denominators, on_policy=on_policy)
         everything = [*batches, *self._ranks.empty_batches(len(batches))]
         for found in map(run, everything) if self._pool is None else self._pool.map(run, everything):
@@ -223,7 +224,7 @@ class TorchLearner:
                 batch = batch.to(worker.policy.device)
                 logp, entropies = worker.policy.forward(batch)
                 metrics: dict[str, torch.Tensor] = {}
-                if not labelled:
+                if not labelled:  # backward all the same: sharded weights are exchanged in it, by all ranks alike
                     loss = (logp.sum() + entropies.sum()) * 0.0
                 else:
                     used = replace(batch, old_logp=logp.detach()) if on_policy else batch

@@ -98,6 +98,7 @@ def normalized(
     """
     found = compare(values, label, weight=weight, ddof=ddof)
     scale = found.std + epsilon if normalize == "mean_std" else 1.0
+    # Exactly 0 without a spread: the mean of equal numbers differs from them by rounding, and epsilon is small.
     return np.where(found.differs, (values - found.mean) / scale, 0.0)
 
 

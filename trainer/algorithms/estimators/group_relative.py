@@ -170,6 +170,7 @@ def anchor_states(table: StepTable, similarity: float = 1.0) -> IntArray:
     leader = {observation: observation for observation in counts}
     if similarity < 1.0:
         leaders: dict[int, list[str]] = {}
+        # Greedy clustering depends on the order of what comes; this one does not depend on the order of episodes.
         for g, text in sorted(counts, key=lambda observation: (-counts[observation], observation[1])):
             known = leaders.setdefault(g, [])
             leader[g, text] = g, next((other for other in known if alike(other, text, similarity)), text)
@@ -266,6 +267,7 @@ def hgpo(table: StepTable, settings: HgpoSettings) -> Estimate:
     sampled = np.flatnonzero(states >= 0)
     states, episode = states[sampled], table.turns.episode[sampled]
     returns = turn_returns(table, settings.gamma)[sampled]
+    # Sums of weighted advantages and of their weights; a history without a comparison adds to neither.
     differs = compare(table.returns, table.episodes.group).differs[episode]
     weights = settings.base_weight * differs
     sums = weights * episode_advantages(table, settings)[episode]

@@ -160,7 +160,7 @@ def sum_over(values: torch.Tensor, inputs: LossInputs, over: str) -> torch.Tenso
     keys = inputs.sequence.flatten() + 1
     if over == "turn":
         turns = inputs.turn.flatten() + 1
-        keys = keys * (turns.max() + 1) + turns
+        keys = keys * (turns.max() + 1) + turns  # another number for every pair of sequence and turn
     kept = values.where(inputs.mask, zero).flatten()
     sums = values.new_zeros(int(keys.max()) + 1).index_add(0, keys, kept)
     return sums[keys].view(values.shape).where(inputs.mask, zero)
@@ -294,6 +294,7 @@ def kl_loss(
     value: torch.Tensor = KL_ESTIMATORS[estimator](d, lambda x: x.exp())
     if ratio is None:
         return value
+    # The first two cancel in value and the last has no gradient: the value of one estimator, the gradient of another.
     right = ratio.detach() * d.square() / 2
     return right - right.detach() + value.detach()
 
