@@ -601,12 +601,6 @@ FAULTS = [
         "if entropies is not None and not objective.part.entropy_gradient:",
     ),
     Fault(
-        "log-probs before the step in another order",
-        TORCH,
-        "before[: len(batches)]",
-        "[logp.flip(0) for logp in before[: len(batches)]]",
-    ),
-    Fault(
         "the critic's gradients of a step before",
         CRITIC,
         "self._network.zero_grad(set_to_none=True)\n        sums",
