@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from trainer.algorithms.losses.objective import aggregate, correction_weights, kl_loss, within_second_moment
+from trainer.algorithms.losses.objective import aggregate, correction_weights, kl_loss
+from trainer.algorithms.shaping import within_second_moment
 from trainer.config import FORMAT
 from trainer.config.keys import Key, part_keys, section_keys
 from trainer.config.parts import ESTIMATORS, LOSSES, PART_SECTIONS

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from roll_envs.types import Completion, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
 from trainer.data.batches import Batch, Denominators, denominators_of, make_batches, scatter_back
-from trainer.data.sequences import TokenSequence
-from trainer.data.table import tokens_of
+from trainer.data.table import TokenSequence, tokens_of
 
 TASK = Task(env_id="roll/Test-v0", split="train", index=0, seed=7)
 

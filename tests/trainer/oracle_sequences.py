@@ -130,8 +130,9 @@ def _sequences(trajectory: Trajectory, group: int) -> list[TokenSequence]:
         prompt = list(turn.prompt_ids)
         if not result or prompt[: len(result[-1].ids)] != result[-1].ids:
             result.append(TokenSequence(ids=[], tokens=[], group=group))
+        versions = [version for version, count in turn.completion.spans for _ in range(count)]
         result[-1].tokens += [
-            Token(position=len(prompt) + i, turn=number, sampler=logp, version=turn.completion.weight_version)
+            Token(position=len(prompt) + i, turn=number, sampler=logp, version=versions[i])
             for i, logp in enumerate(turn.completion.logprobs)
         ]
         result[-1].ids = prompt + list(turn.completion.ids)

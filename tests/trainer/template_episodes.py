@@ -18,7 +18,7 @@ from roll_envs.testing import ScriptedPolicy
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.types import ToolCall, ToolResult
 from roll_envs.types import Completion, SamplingParams, Task, Trajectory, Turn
-from trainer.data.sequences import to_sequences
+from trainer.data.table import to_sequences
 from trainer.model.renderer import ChatRenderer
 
 INSTRUCTIONS = "You walk on a grid.\nThink in <think></think>, answer in <answer></answer>."

@@ -28,11 +28,10 @@ from view_builders import (
 )
 
 from roll_envs.types import Group
-from trainer.algorithms.estimators import Estimate, estimate_advantages
+from trainer.algorithms.estimators import Estimate, make_estimator
 from trainer.config import AdvantageConfig
 from trainer.config.parts import ESTIMATORS
-from trainer.data.sequences import sequences_of
-from trainer.data.table import StepTable, make_table
+from trainer.data.table import StepTable, make_table, sequences_of
 
 PARTS = {name: ESTIMATORS.find(name) for name in ESTIMATORS.built_in()}
 ALL = sorted(PARTS)
@@ -240,7 +239,7 @@ def test_sequences_cut_or_joined_are_the_same_episode(played: list[Played]) -> N
         ids = np.array([i for s in sequences for i, m in zip(s.ids, s.mask, strict=True) if m])
         table = table.with_tokens(value=0.1 * ids)
         for name in ALL:
-            column = estimate_advantages(AdvantageConfig(name=name, **configured(name)), table)[0].tokens.advantage
+            column = make_estimator(AdvantageConfig(name=name, **configured(name)))(table)[0].tokens.advantage
             assert column is not None
             found[name].append(column.tolist())
             spread = on_ids(sequences, column)

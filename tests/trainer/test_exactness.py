@@ -15,20 +15,18 @@ import torch
 from loop_runs import values
 
 from roll_envs.types import Group, Outcome, Trajectory
-from trainer.algorithms.estimators import estimate_advantages
-from trainer.algorithms.rewards import AlgorithmState
+from trainer.algorithms.estimators import make_estimator
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import ESTIMATORS
 from trainer.config.recipes import PRESETS
 from trainer.config.yaml_text import dump_yaml
 from trainer.data.batches import balance, denominators_of, make_batches
-from trainer.data.sequences import sequences_of
-from trainer.data.table import make_table
+from trainer.data.table import make_table, sequences_of
 from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
 from trainer.rollout.source import Session, draw_tasks
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 Gradients = dict[str, torch.Tensor]
 
@@ -88,9 +86,9 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
     if critic is not None:
         with torch.no_grad():
             critic._network["head"].weight.fill_(0.1)
-    parts = StepParts(
-        learner=learner,
-        state=AlgorithmState(kl_coef=config.reward.kl_coef),
+    parts = make_parts(
+        config,
+        learner,
         critic=critic,
         reference=learner.reference() if config.loss.kl_coef or config.reward.kl_coef else None,
     )
@@ -193,7 +191,7 @@ def test_the_whole_is_the_sum_of_its_ranks(played: tuple[LanguageModel, list[Gro
     model, groups = played
     config = configured("dapo")
     rows = sequences_of(groups)
-    tokens = estimate_advantages(config.advantage, make_table(groups, rows))[0].tokens
+    tokens = make_estimator(config.advantage)(make_table(groups, rows))[0].tokens
 
     def gradient(share: Sequence[int]) -> Gradients:
         own = replace(model, network=copy.deepcopy(model.network))

@@ -12,7 +12,7 @@ from tiny import tiny_model
 
 from roll_envs.errors import CheckpointError
 from trainer.config import LossConfig, OptimizerConfig
-from trainer.data.sequences import TokenSequence
+from trainer.data.table import TokenSequence
 from trainer.learner import TorchSettings
 from trainer.learner.gradients import MasterWeights, cast_weights
 from trainer.learner.torch import TorchLearner

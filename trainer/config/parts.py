@@ -53,15 +53,15 @@ def _part_or_function(place: str, field: str) -> Callable[[str, object], Any]:
 ESTIMATORS: Registry[Any] = Registry(
     "advantage estimator",
     "roll_envs.estimators",
-    _part_or_function("trainer.algorithms.estimators.types:Estimator", "estimate"),
+    _part_or_function("trainer.algorithms.estimators:Estimator", "estimate"),
     built_in={
-        "bi_level_gae": "trainer.algorithms.estimators.gae:BI_LEVEL_GAE",
+        "bi_level_gae": "trainer.algorithms.estimators.returns:BI_LEVEL_GAE",
         "dr_grpo": "trainer.algorithms.estimators.group_relative:DR_GRPO",
-        "gae": "trainer.algorithms.estimators.gae:GAE",
-        "gigpo": "trainer.algorithms.estimators.states:GIGPO",
+        "gae": "trainer.algorithms.estimators.returns:GAE",
+        "gigpo": "trainer.algorithms.estimators.group_relative:GIGPO",
         "gpg": "trainer.algorithms.estimators.group_relative:GPG",
         "grpo": "trainer.algorithms.estimators.group_relative:GRPO",
-        "hgpo": "trainer.algorithms.estimators.states:HGPO",
+        "hgpo": "trainer.algorithms.estimators.group_relative:HGPO",
         "lite_ppo": "trainer.algorithms.estimators.group_relative:LITE_PPO",
         "maxrl": "trainer.algorithms.estimators.group_relative:MAXRL",
         "opo": "trainer.algorithms.estimators.group_relative:OPO",
@@ -80,7 +80,7 @@ ESTIMATORS: Registry[Any] = Registry(
 LOSSES: Registry[Any] = Registry(
     "policy loss",
     "roll_envs.losses",
-    _part_or_function("trainer.algorithms.losses.types:Loss", "loss"),
+    _part_or_function("trainer.algorithms.losses.objective:Loss", "loss"),
     built_in={
         "cispo": "trainer.algorithms.losses.weighted:CISPO",
         "clip": "trainer.algorithms.losses.clipped:CLIP",

@@ -22,7 +22,7 @@ import roll_envs
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings, GroupStream, Respond, load_context
 from roll_envs.types import Completion, Group, Metrics, SamplingParams, Task, Trajectory
-from trainer.algorithms.filters import keep_groups
+from trainer.algorithms.shaping import keep_groups
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.parts import ESTIMATORS
 from trainer.engines import Engine, make_engine
@@ -246,7 +246,7 @@ class GroupSource:
 
     def __init__(self, session: Session, ledger: Ledger) -> None:
         self._session, self._ledger = session, ledger
-        self._needs_greedy = ESTIMATORS.find(session.config.advantage.name).needs_greedy
+        self._needs_greedy: bool = ESTIMATORS.find(session.config.advantage.name).needs_greedy
 
     def next_step(self) -> Collected:
         """The groups of one training step, and of further rounds while the filter leaves too few.

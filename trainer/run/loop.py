@@ -18,7 +18,7 @@ from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Metrics, Trajectory
-from trainer.algorithms.rewards import AlgorithmState
+from trainer.algorithms.shaping import AlgorithmState
 from trainer.config import RunConfig
 from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
@@ -30,7 +30,7 @@ from trainer.run.evaluate import PhaseResult, play_evaluation, summary
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
 from trainer.run.report import Report
-from trainer.run.update import make_parts, update, warm_start_step
+from trainer.run.update import begin_phase, update, warm_start_step
 
 __all__ = ["Interrupts", "resume", "train"]
 
@@ -117,7 +117,7 @@ class _Run:
         self.session, self.folder, self.report = session, folder, report
         self.config, self.interrupts, self.counters = session.config, interrupts, counters
         self.source = GroupSource(session, counters.ledger)
-        self.parts = make_parts(session, warm_start=counters.warm_steps < self.config.warm_start.steps)
+        self.parts = begin_phase(session, warm_start=counters.warm_steps < self.config.warm_start.steps)
         self._engine_version = -1
         self._saved_at: tuple[int, int, int] | None = None
         self._before: Sequence[Trajectory] = ()
@@ -163,7 +163,7 @@ class _Run:
                     counters.warm_steps += 1
                     counters.version += 1
                     if counters.warm_steps == total:
-                        self.parts = make_parts(self.session, warm_start=False)
+                        self.parts = begin_phase(self.session, warm_start=False)
                     counters.spend(WARM_START, time.monotonic() - started)
                     self.folder.log(metrics, step=counters.warm_steps, phase=WARM_START)
                 progress.advance(loss=metrics["loss/total"])

@@ -7,30 +7,36 @@ the losses; the critic and the policy take their optimiser steps. Each of these 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from roll_envs.types import Group, Metrics
-from trainer.algorithms.estimators.types import estimate_advantages
-from trainer.algorithms.filters import apply_masks
-from trainer.algorithms.losses.objective import within_second_moment
-from trainer.algorithms.losses.types import Loss, StepTokens
-from trainer.algorithms.rewards import AlgorithmState, shape_rewards
+from trainer.algorithms.estimators import make_estimator
+from trainer.algorithms.losses.objective import Objective, StepTokens, make_objective
+from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, RunConfig
-from trainer.config.parts import ESTIMATORS, LOSSES, part_settings
+from trainer.config.parts import ESTIMATORS
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
-from trainer.data.sequences import TokenSequence, sequences_of
-from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, make_table, tokens_of
+from trainer.data.table import (
+    FloatArray,
+    IntArray,
+    StepTable,
+    Tokens,
+    TokenSequence,
+    make_table,
+    sequences_of,
+    tokens_of,
+)
 from trainer.learner import Critic, Learner, Scorer, make_learner
+from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import learning_rate
-from trainer.learner.ranks import Ranks
 from trainer.rollout.source import Session, draw_tasks
 
-__all__ = ["StepParts", "make_parts", "update", "warm_start_step"]
+__all__ = ["StepParts", "begin_phase", "make_parts", "update", "warm_start_step"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +44,8 @@ class StepParts:
     """What a training step changes or asks."""
 
     learner: Learner
+    estimator: Callable[[StepTable], tuple[StepTable, Metrics]]
+    objective: Objective
     state: AlgorithmState
     critic: Critic | None = None
     """For estimators that need values."""
@@ -47,7 +55,27 @@ class StepParts:
     """The processes that train together, each with groups of its own; those of the learner."""
 
 
-def make_parts(session: Session, *, warm_start: bool) -> StepParts:
+def make_parts(
+    config: RunConfig,
+    learner: Learner,
+    *,
+    critic: Critic | None = None,
+    reference: Scorer | None = None,
+    ranks: Ranks | None = None,
+) -> StepParts:
+    """The parts of a run's steps: names are looked up and settings checked here, once, and in no step."""
+    return StepParts(
+        learner=learner,
+        estimator=make_estimator(config.advantage),
+        objective=make_objective(config.loss, config.correction),
+        state=AlgorithmState(kl_coef=config.reward.kl_coef),
+        critic=critic,
+        reference=reference,
+        ranks=ranks or Ranks(),
+    )
+
+
+def begin_phase(session: Session, *, warm_start: bool) -> StepParts:
     """The parts of the warm start, or those that the configuration asks of training: each with a fresh optimiser;
     reference and critic begin with the weights of this moment."""
     config, settings = session.config, session.config.learner
@@ -66,9 +94,9 @@ def make_parts(session: Session, *, warm_start: bool) -> StepParts:
     )
     needs_reference = not warm_start and bool(config.reward.kl_coef or config.loss.kl_coef)
     needs_values = not warm_start and ESTIMATORS.find(config.advantage.name).needs_values
-    return StepParts(
-        learner=learner,
-        state=AlgorithmState(kl_coef=config.reward.kl_coef),
+    return make_parts(
+        config,
+        learner,
         critic=learner.critic(config.critic) if needs_values else None,
         reference=learner.reference(fixed=not config.reference.refresh_every) if needs_reference else None,
     )
@@ -116,10 +144,10 @@ def update(
     table = _scored(config, parts, sequences, table)
     for change in (
         partial(shape_rewards, config.reward, state=parts.state),
-        partial(estimate_advantages, config.advantage),
+        parts.estimator,
         partial(apply_masks, config.mask),
     ):
-        table, measured = change(table=table)
+        table, measured = change(table)
         metrics.update(measured)
     if parts.critic is not None:
         metrics.update(_train_critic(config, parts, sequences, table.tokens, step))
@@ -190,7 +218,7 @@ def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequen
     loss, tokens = config.loss, table.tokens
     # In a single step the policy's own log-probs are those of before, unless something needs them earlier: a KL in the
     # reward, or a choice of tokens.
-    chooses = LOSSES.find(loss.name).select is not None or config.correction.second_moment is not None
+    chooses = parts.objective.part.select is not None or config.correction.second_moment is not None
     recompute = loss.proximal == "recompute" and (not _single(config) or bool(config.reward.kl_coef) or chooses)
     scorers: dict[str, Learner | Scorer | None] = {
         "proximal_logp": parts.learner if recompute else None,
@@ -217,7 +245,7 @@ def _train_policy(
     config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
 ) -> Metrics:
     loss = config.loss
-    part: Loss = LOSSES.find(loss.name)
+    objective, part = parts.objective, parts.objective.part
     # Until a step is taken the policy is the proximal one: a ratio of exactly 1 leaves no rounding to learn from.
     on_policy = loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
@@ -229,10 +257,9 @@ def _train_policy(
     advantage = tokens.advantage * tokens.weight * tokens.trained
     tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=advantage))
     # Linear in the advantages: the gradient of copies is that of one of them with the sum of theirs.
-    if on_policy and _single(config) and part.linear_on_policy and not config.correction.weighs and not everything:
-        tokens = _merged(
-            sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"
-        )
+    if on_policy and _single(config) and part.linear_on_policy and objective.correction is None and not everything:
+        by_turns = getattr(objective.settings, "ratio", "token") == "turn-mean"
+        tokens = _merged(sequences, tokens, by_turns=by_turns)
     lr = learning_rate(
         config.optimizer.lr_schedule,
         config.optimizer.lr,
@@ -247,7 +274,8 @@ def _train_policy(
     steps: list[Metrics] = []
     for minibatch in minibatches:
         denominators = denominators_of(tokens, minibatch)
-        chosen = _selected(config, part, tokens, minibatch, rng)
+        chosen = _selected(objective, tokens, minibatch, rng)
+        assert chosen.advantage is not None
         has_advantage = set(chosen.sequence[chosen.learnt & (chosen.advantage != 0)].tolist())
         used = minibatch if everything else [i for i in minibatch if i in has_advantage]
         if not parts.ranks.any(bool(used and denominators.tokens)):
@@ -283,20 +311,18 @@ def _within_second_moment(config: RunConfig, tokens: Tokens) -> tuple[Tokens, Me
     }
 
 
-def _selected(
-    config: RunConfig, part: Loss, tokens: Tokens, minibatch: Sequence[int], rng: np.random.Generator
-) -> Tokens:
+def _selected(objective: Objective, tokens: Tokens, minibatch: Sequence[int], rng: np.random.Generator) -> Tokens:
     """The tokens with what the loss chooses among those of one optimiser step; without the reference that no term of
     the loss reads."""
-    reference = tokens.reference_logp if config.loss.kl_coef else None
+    reference = tokens.reference_logp if objective.config.kl_coef else None
     selected = None
-    if part.select is not None and tokens.proximal_logp is not None:
+    if objective.part.select is not None and tokens.proximal_logp is not None:
         assert tokens.advantage is not None
         lines: IntArray = tokens.of(minibatch)
         lines = lines[tokens.learnt[lines]]
         step = StepTokens(old_logp=tokens.proximal_logp[lines], advantages=tokens.advantage[lines])
         selected = np.zeros(len(tokens.sequence), dtype=np.bool_)
-        selected[lines] = part.select(step, part_settings(config.loss, part), rng)
+        selected[lines] = objective.part.select(step, objective.settings, rng)
     return tokens.with_columns(reference_logp=reference, selected=selected, value=None)
 
 
