@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from trainer.run.folder import RunFolder
     from trainer.run.report import Report
 
-__all__ = ["main", "main_eval"]
-
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
 _EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safetensors", "matplotlib", "tensorboard")
 

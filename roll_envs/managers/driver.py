@@ -28,8 +28,6 @@ from roll_envs.managers.episode import Env, EpisodeSettings, Respond, close_quie
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, Group, Task, Trajectory
 
-__all__ = ["EpisodeDriver", "EpisodeLimits", "GroupStream", "OnDone"]
-
 OnDone = Callable[[Trajectory], None]
 
 _SCAN_S = 0.1

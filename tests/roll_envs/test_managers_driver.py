@@ -22,7 +22,7 @@ from managed import MORE, FaultyEnv, boom, counting, hang, leave, responder, set
 from roll_envs.env import TextEnv
 from roll_envs.errors import EngineError, RollError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits
-from roll_envs.managers.context import everything
+from roll_envs.managers.episode import everything
 from roll_envs.testing import CounterEnv, ScriptedPolicy
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 

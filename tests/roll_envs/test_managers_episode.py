@@ -12,12 +12,12 @@ from managed import MORE, RENDERER, FaultyEnv, boom, counting, responder, settin
 
 from roll_envs.errors import EngineError, EnvironmentFaultError
 from roll_envs.managers import History, play_episode
-from roll_envs.managers.context import everything
 from roll_envs.managers.episode import (
     CompletionRequest,
     ResetRequest,
     StepRequest,
     episode,
+    everything,
     perform,
     sampling_seed,
 )

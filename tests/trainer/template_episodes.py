@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.managers import EpisodeSettings
-from roll_envs.managers.context import Context, everything
-from roll_envs.managers.episode import play_episode
+from roll_envs.managers.episode import Context, everything, play_episode
 from roll_envs.parsing import FreeFormat
 from roll_envs.testing import ScriptedPolicy
 from roll_envs.tools.formats import find_tool_format

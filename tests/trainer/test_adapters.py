@@ -20,7 +20,8 @@ from trainer.config import LossConfig, OptimizerConfig
 from trainer.engines.hf import HFEngine
 from trainer.learner import TorchSettings
 from trainer.learner.torch import TorchLearner
-from trainer.model.network import LanguageModel, load_weights
+from trainer.model.forward import load_weights
+from trainer.model.network import LanguageModel
 
 pytest.importorskip("peft", reason="the extra 'lora' is not installed")
 

@@ -29,8 +29,8 @@ from trainer.data.table import TokenSequence, sequences_of
 from trainer.engines.hf import HFEngine
 from trainer.learner import BackendPart, Learner, TorchSettings, make_learner
 from trainer.learner.torch import TorchLearner
-from trainer.model.forward import up_to_the_last_label
-from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
+from trainer.model.forward import load_weights, up_to_the_last_label, weights_of
+from trainer.model.network import LanguageModel, choose_device
 from trainer.run.update import make_parts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]

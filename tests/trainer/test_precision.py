@@ -16,7 +16,8 @@ from trainer.data.table import TokenSequence
 from trainer.learner import TorchSettings
 from trainer.learner.gradients import MasterWeights, cast_weights
 from trainer.learner.torch import TorchLearner
-from trainer.model.network import LanguageModel, load_weights
+from trainer.model.forward import load_weights
+from trainer.model.network import LanguageModel
 
 HALF = TorchSettings(precision="bfloat16")
 

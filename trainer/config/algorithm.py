@@ -12,23 +12,6 @@ from pydantic import ConfigDict, Field, model_validator
 
 from roll_envs.settings import Settings
 
-__all__ = [
-    "AdvantageConfig",
-    "CorrectionConfig",
-    "Count",
-    "CriticConfig",
-    "FilterConfig",
-    "LossConfig",
-    "MaskConfig",
-    "PartSection",
-    "Positive",
-    "ReferenceConfig",
-    "RewardConfig",
-    "Section",
-    "Share",
-    "correction_problems",
-]
-
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -18,18 +18,6 @@ from roll_envs.settings import Part, description_and_origin
 from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.schema import RunConfig
 
-__all__ = [
-    "Key",
-    "KeyTable",
-    "allowed_words",
-    "built_in_keys",
-    "keys_of",
-    "nearest_keys",
-    "part_keys",
-    "refusal",
-    "section_keys",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:

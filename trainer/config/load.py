@@ -32,8 +32,6 @@ from trainer.config.recipes import find_preset
 from trainer.config.schema import FORMAT, RunConfig
 from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
-__all__ = ["Resolved", "dump_config", "load_config", "load_resolved", "parse_config", "parse_resolved", "resolve"]
-
 
 class Resolved(NamedTuple):
     """A configuration, and where each key that is not at its default was said."""

@@ -15,18 +15,6 @@ from roll_envs.registry import Registry
 from roll_envs.settings import Part
 from trainer.config.algorithm import PartSection
 
-__all__ = [
-    "BACKENDS",
-    "ENGINES",
-    "ESTIMATORS",
-    "LOSSES",
-    "OPTIMIZERS",
-    "PART_SECTIONS",
-    "PartKind",
-    "part_settings",
-    "readers",
-]
-
 
 def _part(name: str, found: object) -> Any:
     if not isinstance(found, Part):

@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 
 import yaml
 
-__all__ = ["KeyPath", "Read", "dotted", "dump_yaml", "parse_value", "read_yaml", "value_text"]
-
 KeyPath: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the root: ``("optimizer", "betas", 0)``."""
 

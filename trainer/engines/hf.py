@@ -29,8 +29,6 @@ from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
 from trainer.model.forward import load_weights
 from trainer.model.network import LanguageModel, choose_device
 
-__all__ = ["HFEngine"]
-
 _GATHER_S = 0.002
 """How long an idle engine lets further requests join before its first pass."""
 

@@ -23,8 +23,6 @@ from transformers.cache_utils import Cache
 
 from trainer.model.attention import bucket_layout, use_packed_attention
 
-__all__ = ["CachedNetwork", "KeyValuePool", "OpenSequence"]
-
 _PASS_TOKENS = 2**14
 """More new tokens than this are run in several passes, to bound the memory of one."""
 _LOGITS_BYTES = 64 * 2**20

@@ -15,7 +15,7 @@ import torch
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.learner.gradients import replica_of
-from trainer.model.network import weights_of
+from trainer.model.forward import weights_of
 
 _ADAPTER = "default"
 

@@ -16,8 +16,7 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner.gradients import Ranks, cast_weights
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.model.attention import use_packed_attention
-from trainer.model.forward import label_states, spread
-from trainer.model.network import load_weights, weights_of
+from trainer.model.forward import label_states, load_weights, spread, weights_of
 
 
 class TorchCritic:

@@ -31,8 +31,8 @@ from trainer.learner.critic import TorchCritic
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.model.attention import Kind, choose_attention, use_packed_attention
-from trainer.model.forward import head_of, label_scores
-from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
+from trainer.model.forward import head_of, label_scores, load_weights, weights_of
+from trainer.model.network import LanguageModel, choose_device
 
 
 class TorchScorer:

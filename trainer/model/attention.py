@@ -29,21 +29,6 @@ from transformers.masking_utils import sdpa_mask
 
 from roll_envs.errors import ConfigError, RollError
 
-__all__ = [
-    "LEAST_SHARED",
-    "NAME",
-    "Bucket",
-    "Kind",
-    "Layout",
-    "SharedPrefixes",
-    "bucket_layout",
-    "choose_attention",
-    "layout_of_positions",
-    "layout_of_tree",
-    "share_prefixes",
-    "use_packed_attention",
-]
-
 NAME = "packed"
 """The name of this attention in transformers."""
 

@@ -22,19 +22,6 @@ from roll_envs.errors import CheckpointError, RollError, UnknownNameError
 from trainer.data.batches import Batch
 from trainer.model.attention import Kind, layout_of_positions, layout_of_tree, share_prefixes
 
-__all__ = [
-    "Head",
-    "head_of",
-    "label_scores",
-    "label_states",
-    "linear_logprobs",
-    "load_weights",
-    "positions_within",
-    "spread",
-    "up_to_the_last_label",
-    "weights_of",
-]
-
 BUFFERS = 2
 """Numbers held for each logit while a chunk is worked on: the logit, and its exponential."""
 

@@ -24,24 +24,6 @@ from transformers.utils.logging import disable_progress_bar
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import FreeFormat
 from trainer.config import ModelConfig
-from trainer.model.forward import load_weights, weights_of
-
-__all__ = [
-    "CHAT_TEMPLATE",
-    "LanguageModel",
-    "WeightSource",
-    "build_model",
-    "build_tokenizer",
-    "check_model_folder",
-    "choose_device",
-    "load_model",
-    "load_weights",
-    "save_model",
-    "weight_file",
-    "weights_of",
-    "words_of",
-    "write_weights",
-]
 
 _DTYPES = {
     torch.float64: "F64",

@@ -21,8 +21,6 @@ from jinja2.exceptions import TemplateError
 from roll_envs.errors import ConfigError
 from roll_envs.types import Message
 
-__all__ = ["ChatRenderer"]
-
 _SYSTEM = Message(role="system", content="probe rules")
 _ASK = Message(role="user", content="probe question")
 _REPLY = Message(role="assistant", content="probe reply")

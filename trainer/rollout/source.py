@@ -29,8 +29,6 @@ from trainer.engines import Engine, make_engine
 from trainer.model.network import LanguageModel, build_model
 from trainer.model.renderer import ChatRenderer
 
-__all__ = ["HELD_OUT_SEEDS", "Collected", "GroupSource", "Ledger", "Session", "draw_tasks", "held_out_tasks"]
-
 HELD_OUT_SEEDS = 1_000_000_000
 """Seeds from here on are held out; train seeds lie below."""
 

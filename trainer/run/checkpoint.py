@@ -31,19 +31,6 @@ from roll_envs.errors import CheckpointError
 from trainer.model.network import WeightSource, weight_file, write_weights
 from trainer.run.folder import clean_unfinished, disk_errors, replacing
 
-__all__ = [
-    "CheckpointState",
-    "best_checkpoints",
-    "capture_random",
-    "latest_good",
-    "list_checkpoints",
-    "load_checkpoint",
-    "restore_random",
-    "save_checkpoint",
-    "set_aside_after",
-    "versions",
-]
-
 FORMAT = 2
 _NAME = re.compile(r"step-\d{6,}(-r\d+)?")
 _FILES = ("model.safetensors", "training.pt", "progress.json")

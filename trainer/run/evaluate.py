@@ -12,12 +12,10 @@ from typing import Any
 from roll_envs.types import Trajectory
 from trainer.config import RunConfig
 from trainer.data.metrics import wilson_interval
-from trainer.model.network import load_weights, weights_of
+from trainer.model.forward import load_weights, weights_of
 from trainer.rollout.source import Session, held_out_tasks
 from trainer.run.checkpoint import load_checkpoint, versions
 from trainer.run.folder import RunFolder
-
-__all__ = ["PhaseResult", "evaluate_run", "phase_result", "play_evaluation", "summary"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,6 @@ from trainer.config.parts import ESTIMATORS, LOSSES
 from trainer.config.recipes import find_preset
 from trainer.config.yaml_text import value_text
 
-__all__ = ["SECTIONS", "explain"]
-
 SECTIONS = (
     "reward",
     "filter",

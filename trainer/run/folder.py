@@ -30,8 +30,6 @@ from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config
 from trainer.rollout.records import episode_record, episode_text
 
-__all__ = ["UNFINISHED", "RunFolder", "clean_unfinished", "disk_errors", "read_metrics", "replacing", "write_atomic"]
-
 UNFINISHED = ".unfinished-"
 """Begins the name of a file or folder that is being written; one that stays behind is of a killed process."""
 

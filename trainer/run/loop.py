@@ -23,7 +23,8 @@ from trainer.config import RunConfig
 from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
 from trainer.learner import Critic, Learner, Scorer
-from trainer.model.network import load_weights, save_model
+from trainer.model.forward import load_weights
+from trainer.model.network import save_model
 from trainer.rollout.source import Collected, GroupSource, Ledger, Session
 from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
 from trainer.run.evaluate import PhaseResult, play_evaluation, summary
@@ -31,8 +32,6 @@ from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
 from trainer.run.report import Report
 from trainer.run.update import begin_phase, update, warm_start_step
-
-__all__ = ["Interrupts", "resume", "train"]
 
 WARM_START, TRAIN, EVALUATION = "warm_start", "train", "evaluation"
 SAMPLE_EPISODES = 16

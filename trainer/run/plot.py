@@ -17,8 +17,6 @@ from roll_envs.errors import MissingExtraError, RollError
 from trainer.run.evaluate import PhaseResult
 from trainer.run.folder import read_metrics, write_atomic
 
-__all__ = ["Curve", "plot_run", "plot_runs", "read_curve"]
-
 Floats = NDArray[np.float64]
 
 BLUE, ORANGE, GREY, INK = "#2f6fb5", "#d9622b", "#8a929c", "#22262b"

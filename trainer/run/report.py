@@ -27,8 +27,6 @@ from trainer.rollout.records import episode_board, episode_headline
 if TYPE_CHECKING:
     from trainer.run.evaluate import PhaseResult
 
-__all__ = ["PhaseProgress", "PlannedPhase", "Report", "duration_words", "estimate_parameters", "planned_phases"]
-
 VOCABULARY = 261
 """Tokens of the built-in tokenizer without the words of an environment."""
 

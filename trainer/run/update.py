@@ -36,8 +36,6 @@ from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import learning_rate
 from trainer.rollout.source import Session, draw_tasks
 
-__all__ = ["StepParts", "begin_phase", "make_parts", "update", "warm_start_step"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts:
