@@ -120,8 +120,8 @@ def test_the_settings_of_each_part_are_keys_like_any_other(trainings: tuple[Path
     told = others.partition("=== trainings\n")[0].splitlines()
     assert [line.partition(": ")[2] for line in told] == [
         "unknown key 'advantage.spred'; did you mean 'advantage.spread'?",
-        "loss.width is -1; allowed: a number > 0",
         "engine.log is 3; allowed: text",
+        "loss.width is -1; allowed: a number > 0",
     ]
 
 

@@ -17,6 +17,7 @@ from tiny import tiny_model
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import SamplingParams
 from trainer.config import LossConfig, OptimizerConfig
+from trainer.config.load import resolve
 from trainer.engines.hf import HFEngine
 from trainer.learner import TorchSettings
 from trainer.learner.torch import TorchLearner
@@ -26,9 +27,11 @@ from trainer.model.network import LanguageModel
 pytest.importorskip("peft", reason="the extra 'lora' is not installed")
 
 from trainer.learner.adapters import AdaptedNetwork
+from trainer.rollout.source import Session
 from trainer.run.folder import RunFolder
 from trainer.run.loop import resume
 from trainer.run.report import Report
+from trainer.run.update import begin_phase
 
 
 def learner_of(model: LanguageModel, **settings: Any) -> TorchLearner:
@@ -212,3 +215,15 @@ def test_a_run_with_adapters_resumes_exactly_and_saves_merged_weights(tmp_path: 
     again = load_file(sorted((path / "checkpoints").glob("step-*"))[-1] / "model.safetensors")
     assert all(torch.equal(again[n], end[n]) for n in end)
     assert configured(tmp_path).learner.lora_rank == 0
+
+
+def test_the_warm_start_trains_all_weights_on_the_configured_threads(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    config = resolve(configured(tmp_path, learner={"lora_rank": 2, "threads": 3}))
+    try:
+        with Session(config) as session:
+            assert session.threads == torch.get_num_threads() == 3
+            assert "lora" not in begin_phase(session, warm_start=True).learner.optimizer_state()
+            assert "lora" in begin_phase(session, warm_start=False).learner.optimizer_state()
+    finally:
+        torch.set_num_threads(before)

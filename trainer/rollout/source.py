@@ -112,7 +112,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.config = config
         self.env = roll_envs.make(config.env.id, **config.env.kwargs)
         self.model = model or build_model(config.model, self.env, config.seed)
-        self.threads = int((config.learner.model_extra or {}).get("threads", 0)) or _threads(self.model.parameters)
+        self.threads = int(getattr(config.learner, "threads", 0)) or _threads(self.model.parameters)
         torch.set_num_threads(self.threads)
         renderer = ChatRenderer(self.model.tokenizer, variables=config.context.template)
         self.rewrites_history = renderer.rewrites_history

@@ -77,7 +77,7 @@ def begin_phase(session: Session, *, warm_start: bool) -> StepParts:
     """The parts of the warm start, or those that the configuration asks of training: each with a fresh optimiser;
     reference and critic begin with the weights of this moment."""
     config, settings = session.config, session.config.learner
-    if warm_start and "lora_rank" in (settings.model_extra or {}):  # adapters are for what a model can do already
+    if warm_start and hasattr(settings, "lora_rank"):  # adapters are for what a model can do already
         settings = settings.model_copy(update={"lora_rank": 0})
     learner = make_learner(
         session.model,
