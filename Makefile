@@ -25,8 +25,9 @@ help: ## show this list
 quickstart: .venv/train.stamp ## train a small model to play FrozenLake (minutes)
 	.venv/bin/roll-train configs/frozenlake_tiny.yaml $(ARGS)
 
-# Small models are quicker on one thread, above all on a busy machine.
-PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest
+# Small models are quicker on one thread, above all on a busy machine. The tests start some hundred processes, each of
+# which would compile the packages anew where the environment forbids to keep what is compiled.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest
 # Two processes; tests of one file stay together because they share what is slow to make. Files start in the order of
 # their names: xdist's own order is by the number of tests, which leaves the few long ones for the end.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder

@@ -3,9 +3,8 @@
     python benchmarks/engine.py                       # a small model, and one with the shape of SmolLM2-135M
     python benchmarks/engine.py --shapes small --rounds 5
 
-Every turn's prompt is the rules and the present map. "Kept" is the engine as it is, "apart" lets it know nothing of
-earlier sequences: no prefix is copied, no logits are kept. Requests of one pass at the same ids share a run in both.
-Moves are random, so both answer the same prompts; the sides take turns.
+Every turn's prompt is the rules and the present map. "Kept" is the engine as it is, "apart" lets no request know of
+another: each runs all of its own prompt. Moves are random, so both answer the same prompts; the sides take turns.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from collections.abc import Sequence
 import torch
 
 import roll_envs
-import trainer.engines.prefix_cache as prefix_cache
 from roll_envs.types import Message, SamplingParams
 from trainer.config import ModelConfig
 from trainer.engines.hf import HFEngine
+from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
 from trainer.learner.gradients import DTYPES, cast_weights
 from trainer.model.network import LanguageModel, build_model
 from trainer.model.renderer import ChatRenderer
@@ -34,6 +33,7 @@ SHAPES = {
 ENV_ID = "roll/FrozenLake-v0"
 ENV = {"action_format": "word", "max_turns": 6}
 TIMEOUT_S = 600.0
+SIDES = ("kept", "apart")
 
 
 def prompts_by_turn(model: LanguageModel, groups: int, members: int) -> list[list[tuple[int, ...]]]:
@@ -59,9 +59,21 @@ def prompts_by_turn(model: LanguageModel, groups: int, members: int) -> list[lis
     return turns
 
 
-def play(model: LanguageModel, turns: Sequence[Sequence[tuple[int, ...]]], answer: int) -> tuple[float, int]:
+class Apart(CachedNetwork):
+    """Every sequence finds an empty tree."""
+
+    def open(self, sequence: OpenSequence) -> None:
+        self._following.clear()
+        super().open(sequence)
+
+
+def play(
+    model: LanguageModel, turns: Sequence[Sequence[tuple[int, ...]]], answer: int, *, side: str
+) -> tuple[float, int]:
     """Seconds, and tokens that the model was run over."""
     engine = HFEngine(model, max_running=len(turns[0]), max_tokens=1024)
+    if side == "apart":
+        engine._network = Apart(engine._network.network, len(turns[0]))
     try:
         started = time.perf_counter()
         for number, prompts in enumerate(turns):
@@ -90,19 +102,16 @@ def main() -> None:
     print(f"{options.groups} groups of {options.members}, {options.precision}, {torch.get_num_threads()} threads")
     print("| Model | Beginnings | Requests | Prompt tokens | Tokens run | Seconds (median, range) |")
     print("| --- | --- | --- | --- | --- | --- |")
-    kept = (prefix_cache._LEAST_SHARED, prefix_cache._KEPT_LOGITS)
-    limits = {"kept": kept, "apart": (10**9, 1)}
     for shape in options.shapes:
         model = build_model(SHAPES[shape], roll_envs.make(ENV_ID, **ENV).unwrapped, 0)
         cast_weights(model.network.eval(), DTYPES[options.precision])
         turns = prompts_by_turn(model, options.groups, options.members)
         prompts = [p for turn in turns for p in turn]
-        times: dict[str, list[float]] = {side: [] for side in limits}
-        tokens = dict.fromkeys(limits, 0)
+        times: dict[str, list[float]] = {side: [] for side in SIDES}
+        tokens = dict.fromkeys(SIDES, 0)
         for i in range(options.rounds + 1):
-            for side in (*limits,) if i % 2 else (*limits,)[::-1]:
-                prefix_cache._LEAST_SHARED, prefix_cache._KEPT_LOGITS = limits[side]
-                seconds, tokens[side] = play(model, turns, options.answer)
+            for side in SIDES if i % 2 else SIDES[::-1]:
+                seconds, tokens[side] = play(model, turns, options.answer, side=side)
                 if i:  # the first round warms up
                     times[side].append(seconds)
         for side, taken in times.items():

@@ -196,8 +196,7 @@ def run_ours(options: argparse.Namespace, case: str) -> Any:
 
     from trainer.config import LossConfig, OptimizerConfig
     from trainer.data.batches import denominators_of, make_batches
-    from trainer.data.sequences import TokenSequence
-    from trainer.data.table import tokens_of
+    from trainer.data.table import TokenSequence, tokens_of
     from trainer.learner import TorchSettings
     from trainer.learner.torch import TorchLearner
     from trainer.model.network import LanguageModel

@@ -32,7 +32,7 @@ def find(name, *modules):
     raise ImportError(name)
 
 load_config = find("load_config", "trainer.config.load", "trainer.config_file")
-Session = find("Session", "trainer.rollout.session", "trainer.session")
+Session = find("Session", "trainer.rollout.source", "trainer.rollout.session", "trainer.session")
 '''
 
 MEASURE = r'''

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/step_files.py [CONFIG] [key=value ...]
 
-The second of two small steps is watched (configs/frozenlake_tiny.yaml unless another is named), in all threads. Files
-of the environment are listed apart: they are the user's.
+The second of two small steps is watched (configs/frozenlake_tiny.yaml unless another is named), in all threads, from
+the first episode it collects to the end of its update. Files of the environment are listed apart: they are the user's.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ def main(config: str, overrides: list[str]) -> None:
     from trainer.run.report import Report
 
     files: set[str] = set()
-    steps = 0
-    whole_step = loop._Run._train_step
+    watching = False
+    collect, learn = loop._Run._collect, loop._Run._learn
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_code.co_filename
-        if event == "call" and steps == 2 and name.startswith(str(ROOT)) and "/.venv/" not in name:
+        if event == "call" and watching and name.startswith(str(ROOT)) and "/.venv/" not in name and name != __file__:
             files.add(name[len(str(ROOT)) + 1 :])
 
-    def train_step(self: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        try:
-            return whole_step(self)
-        finally:
-            steps += steps == 2  # what follows is no step
+    def watched_collect(self: Any) -> Any:
+        nonlocal watching
+        watching = self.counters.steps == 1
+        return collect(self)
 
-    loop._Run._train_step = train_step  # type: ignore[method-assign]
+    def watched_learn(self: Any, *given: Any) -> Any:
+        nonlocal watching
+        try:
+            return learn(self, *given)
+        finally:
+            watching = False
+
+    loop._Run._collect, loop._Run._learn = watched_collect, watched_learn  # type: ignore[method-assign]
     threading.setprofile(profile)
     sys.setprofile(profile)
     with (

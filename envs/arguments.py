@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 def check_int(name: str, value: Any, lowest: int) -> int:
     """``value`` as an int of at least ``lowest``."""
+    # Integers of numpy are welcome too.
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < lowest:
         raise ConfigError(f"{name} must be a whole number of {lowest} or more, not {value!r}")
     return int(value)

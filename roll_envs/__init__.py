@@ -11,7 +11,7 @@ none of those packages is imported until one of its environments is made.
 """
 
 from roll_envs.env import AnyText, EnvironmentCard, TextEnv
-from roll_envs.env_registry import Registration, card, discover, environments, make, register, unregister
+from roll_envs.env_registry import card, discover, environments, make, register, unregister
 from roll_envs.errors import (
     CheckpointError,
     ConfigError,
@@ -26,6 +26,7 @@ from roll_envs.errors import (
 )
 from roll_envs.parsing import ActionFormat, FreeFormat, ParsedAnswer, make_action_format, make_free_format
 from roll_envs.policy import Policy, Renderer
+from roll_envs.registry import Registration
 from roll_envs.sandbox import Isolation, Limits, Program, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.types import Completion, Group, Message, Outcome, SamplingParams, Task, Trajectory, Turn, VersionSpan
 from roll_envs.verifiers import Failed, Score, Verifier, make_verifier, register_verifier

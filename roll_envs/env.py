@@ -10,7 +10,7 @@ import abc
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, SupportsFloat, overload
+from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -19,7 +19,8 @@ from numpy.random import Generator
 
 from roll_envs.parsing import ActionFormat, FreeFormat
 
-__all__ = ["MAX_BYTES", "AnyText", "EnvironmentCard", "SharedTexts", "TextEnv"]
+AnyEnv = gymnasium.Env[Any, Any]
+"""An environment of any kind, for code that has not looked at its spaces yet."""
 
 
 class AnyText(gymnasium.Space[str]):
@@ -164,33 +165,24 @@ class EnvironmentCard:
 
 MAX_BYTES = 1 << 16
 """Longest observation in bytes (UTF-8, lone surrogates kept)."""
-_HEAD = 4
-"""Bytes that hold the length of a text."""
+_BUFFER = np.dtype(f"S{MAX_BYTES + 1}")
+_END = b"."
+"""Stands after each text in its buffer, since NumPy takes zero bytes at the end of one for padding."""
 
 
 class SharedTexts(Sequence[str]):
     """A live view of the current texts; copying it (Gymnasium's ``copy=True``, the default) gives a plain tuple."""
 
-    def __init__(self, buffer: Any, count: int) -> None:
-        self._buffer, self._count = buffer, count
+    def __init__(self, memory: Any) -> None:
+        self._buffers = np.frombuffer(memory.get_obj(), _BUFFER)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._buffers)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return tuple(self._text(i) for i in range(*index.indices(self._count)))
-        return self._text(range(self._count)[index])
-
-    def _text(self, index: int) -> str:
-        start = index * (_HEAD + MAX_BYTES)
-        raw = memoryview(self._buffer.get_obj()).cast("B")
-        size = int.from_bytes(raw[start : start + _HEAD], "little")
-        return bytes(raw[start + _HEAD : start + _HEAD + size]).decode("utf-8", "surrogatepass")
+            return tuple(self)[index]
+        return self._buffers[index].removesuffix(_END).decode("utf-8", "surrogatepass")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
         return tuple(self)
@@ -201,12 +193,12 @@ class SharedTexts(Sequence[str]):
 
 @create_shared_memory.register(AnyText)
 def _create(space: AnyText, n: int = 1, ctx: Any = multiprocessing) -> Any:
-    return ctx.Array("B", n * (_HEAD + MAX_BYTES))
+    return ctx.Array("B", n * _BUFFER.itemsize)
 
 
 @read_from_shared_memory.register(AnyText)
 def _read(space: AnyText, shared_memory: Any, n: int = 1) -> SharedTexts:
-    return SharedTexts(shared_memory, n)
+    return SharedTexts(shared_memory)
 
 
 @write_to_shared_memory.register(AnyText)
@@ -217,7 +209,4 @@ def _write(space: AnyText, index: int, value: str, shared_memory: Any) -> None:
             f"an observation of {len(raw)} bytes is longer than the {MAX_BYTES} of shared memory; "
             "pass vector_kwargs={'shared_memory': False} to gymnasium.make_vec"
         )
-    start = index * (_HEAD + MAX_BYTES)
-    memory = memoryview(shared_memory.get_obj()).cast("B")
-    memory[start : start + _HEAD] = len(raw).to_bytes(_HEAD, "little")
-    memory[start + _HEAD : start + _HEAD + len(raw)] = raw
+    np.frombuffer(shared_memory.get_obj(), _BUFFER)[index] = raw + _END

@@ -11,27 +11,16 @@ import copy
 import importlib
 import re
 from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
-from roll_envs.env import EnvironmentCard, TextEnv
+from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
-from roll_envs.registry import Registration, Registry, hidden_by, why_not_loaded
-
-__all__ = [
-    "ENVIRONMENTS",
-    "Registration",
-    "build",
-    "card",
-    "discover",
-    "environment_class",
-    "environments",
-    "make",
-    "register",
-    "unregister",
-]
+from roll_envs.registry import Registration, Registry, hidden_by
 
 _ID = r"[\w-]+/[\w.-]+-v\d+"
 
@@ -50,7 +39,7 @@ ENVIRONMENTS = Registry("environment", "roll_envs", _accept, name_pattern=_ID)
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+    def __getattr__(name: str) -> Callable[..., AnyEnv]:
         """A function that makes the environment ``name``, with the class's ``metadata``, which Gymnasium looks at.
 
         Gymnasium's registry points to ``roll_envs.env_registry:<id>``. A string keeps the ``EnvSpec`` serialisable and
@@ -59,7 +48,7 @@ if not TYPE_CHECKING:
         if "/" not in name:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        def create(**kwargs: Any) -> gymnasium.Env[Any, Any]:
+        def create(**kwargs: Any) -> AnyEnv:
             return build(name, kwargs)
 
         create.metadata = dict(environment_class(name).metadata)
@@ -113,10 +102,9 @@ def card(id: str) -> EnvironmentCard:
     except UnknownNameError as error:
         hint = "" if re.search(r"-v\d+$", name) else "(ids end in a version, such as -v0)"
         namespace, slash, _ = name.rpartition("/")
-        also = [
-            id for id in gymnasium.registry if slash and id.startswith(f"{namespace}/")
-        ]  # only Gymnasium knows them
-        raise UnknownNameError("environment", name, {*error.known, *also}, hint) from None
+        # Some ids of the namespace are perhaps known to Gymnasium alone.
+        also = {id for id in gymnasium.registry if slash and id.startswith(f"{namespace}/")}
+        raise UnknownNameError("environment", name, also.union(error.known), hint) from None
 
 
 def _imported(id: str) -> str:
@@ -138,8 +126,8 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
     that registers it is broken, :class:`ConfigError` when its spaces are not text.
     """
     env = build(id, kwargs)
-    spaces = {space: getattr(env, space, None) for space in ("observation_space", "action_space")}
-    for space, found in spaces.items():
+    for space in ("observation_space", "action_space"):
+        found = getattr(env, space, None)
         if not isinstance(env, TextEnv) and (not isinstance(found, gymnasium.Space) or found.dtype != np.dtype(str)):
             env.close()
             raise ConfigError(
@@ -149,9 +137,10 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
     return env
 
 
-def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def build(id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
     """Like :func:`make`, whatever the spaces are."""
-    from roll_envs.settings import accepted_names, refuse_unknown  # imports pydantic, which importing the hub must not
+    # Imports pydantic, which importing the hub must not.
+    from roll_envs.settings import Settings, accepted_names, checked_arguments, refuse_unknown, settings_model
 
     name = _imported(id)
     try:
@@ -159,40 +148,37 @@ def build(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     except UnknownNameError:
         if name not in gymnasium.registry:
             raise
+        # Of Gymnasium's wrappers, those that check calls are left out; one that limits the steps is part of the game.
         spec = copy.deepcopy(gymnasium.registry[name])
         spec.order_enforce = False
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
     cls = _class_of(found)
     given = {**found.kwargs, **kwargs}
     accepted = accepted_names(cls)
+    # gymnasium.make hands a render mode to every environment, also to those that take none.
     render_mode = None if accepted is None or "render_mode" in accepted else given.pop("render_mode", None)
-    refuse_unknown(f"environment {found.id!r}", cls, given)
-    env = cls(**given)
+    what = f"environment {found.id!r}"
+    refuse_unknown(what, cls, given)
+    # Parameters are the class's own business; settings declared as a model are checked as those of any part.
+    env = cls(**(checked_arguments(what, cls, given) if issubclass(settings_model(cls), Settings) else given))
     if not isinstance(env, gymnasium.Env):
-        raise PluginError(f"environment {found.id!r}: {found.entry_point} made a {type(env).__name__}, not an Env")
+        raise PluginError(f"{what}: {found.entry_point} made a {type(env).__name__}, not an Env")
     if render_mode is not None:
         env.render_mode = render_mode
+    # With a spec of its own the bare environment can be made again by gymnasium.make(env.spec), as wrapped ones can.
     if env.spec is None:
-        env.spec = gymnasium.envs.registration.EnvSpec(
-            id=found.id,
-            entry_point=_target(found.id),
-            kwargs=dict(kwargs),
-            order_enforce=False,
-            disable_env_checker=True,
-        )
+        env.spec = EnvSpec(found.id, _target(found.id), kwargs=dict(kwargs))
+        env.spec.order_enforce, env.spec.disable_env_checker = False, True
     return env
 
 
-def environment_class(id: str) -> type[gymnasium.Env[Any, Any]]:
+def environment_class(id: str) -> type[AnyEnv]:
     """The class behind an id, imported. Raises as :func:`card` does."""
     return _class_of(card(id))
 
 
-def _class_of(found: EnvironmentCard) -> type[gymnasium.Env[Any, Any]]:
-    module, _, name = found.entry_point.partition(":")
-    try:
-        cls: type[gymnasium.Env[Any, Any]] = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # the import runs code of others
-        reason = why_not_loaded(error, module, ENVIRONMENTS.declared(found.id))
-        raise PluginError(ENVIRONMENTS.broken(found.id, reason)) from error
+def _class_of(found: EnvironmentCard) -> type[AnyEnv]:
+    cls: type[AnyEnv] = ENVIRONMENTS.load(found.id, EntryPoint(found.id, found.entry_point, ""))
+    if not callable(cls):
+        raise PluginError(ENVIRONMENTS.broken(found.id, f"{found.entry_point!r} names no class; write 'module:Class'"))
     return cls

@@ -9,20 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DeadlineExceededError",
-    "EngineError",
-    "EnvironmentFaultError",
-    "MissingExtraError",
-    "PluginError",
-    "RollError",
-    "SandboxError",
-    "UnknownNameError",
-    "nearest",
-]
-
 
 class RollError(Exception):
     """Base of all errors raised on purpose by this project; the message is meant for the user."""

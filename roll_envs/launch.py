@@ -11,8 +11,6 @@ import sys
 
 from roll_envs.registry import HUB_ROOT, hidden_by
 
-__all__ = ["roll_eval", "roll_train"]
-
 
 def roll_train() -> int:
     """``roll-train``."""

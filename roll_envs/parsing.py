@@ -15,8 +15,6 @@ from typing import Any
 
 from roll_envs.errors import UnknownNameError
 
-__all__ = ["ACTION_FORMATS", "ActionFormat", "FreeFormat", "ParsedAnswer", "make_action_format", "make_free_format"]
-
 MAX_ANSWER_CHARS = 100_000
 """Longer texts are read up to here only, so that a huge answer costs no time."""
 
@@ -89,6 +87,7 @@ class ActionFormat:
             # One part more than can be used, so that a huge answer is not split to the end.
             several = self.max_actions > 1
             parts = content.split(self.separator, self.max_actions)[: self.max_actions] if several else [content]
+            # One unknown name makes the whole answer invalid: playing the rest would be another answer.
             actions = tuple(self._lookup.get(part.strip().lower(), -1) for part in parts)
             answer = ParsedAnswer(actions=() if -1 in actions else actions, content=content)
         if len(text) < CACHED_CHARS:

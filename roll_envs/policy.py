@@ -14,8 +14,6 @@ from typing import Protocol, runtime_checkable
 from roll_envs.errors import DeadlineExceededError
 from roll_envs.types import Completion, Message, SamplingParams
 
-__all__ = ["Policy", "Renderer"]
-
 
 class Policy(abc.ABC):
     """Something that continues token ids. Called from many threads at once."""

@@ -24,8 +24,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from roll_envs.errors import ConfigError, PluginError, RollError, UnknownNameError
 
-__all__ = ["HUB_ROOT", "MakerRegistry", "Registration", "Registry", "error_and_place", "hidden_by", "why_not_loaded"]
-
 T = TypeVar("T")
 
 OUR_PACKAGE = "roll-envs"
@@ -82,8 +80,8 @@ class Registry(Generic[T]):
         self._built_in = dict(built_in or {})
         self._registered: dict[str, T] = {}
         self._loaded: dict[Declared, T] = {}
-        self._failed: dict[Declared, str] = {}
-        """Why those that were tried could not be loaded."""
+        self._failed: dict[str, str] = {}
+        """Why parts that were tried could not be loaded, by name."""
 
     def register(self, name: str, part: T, *, replace: bool = False) -> None:
         """Make ``part`` available in this process. The same part may be registered again.
@@ -96,18 +94,21 @@ class Registry(Generic[T]):
             part = self._accept(name, part)
         except TypeError as error:
             raise ConfigError(f"{self.kind} {name!r}: {error}") from error
+        # Registering an equal part again is no mistake: notebooks run a cell twice.
         taken = self._registered[name] != part if name in self._registered else name in self
         if taken and not replace:
             raise ConfigError(
                 f"{self.kind} {name!r} exists already ({self.source(name)}); choose another name, or pass replace=True"
             )
         self._registered[name] = part
+        self._failed.pop(name, None)
 
     def unregister(self, name: str) -> None:
         """Forget a part that was registered in this process. Raises :class:`UnknownNameError`."""
         if name not in self._registered:
             raise UnknownNameError(f"{self.kind} {IN_PROCESS}:", name, self._registered)
         del self._registered[name]
+        self._failed.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
         """Every known name, in order; imports nothing."""
@@ -141,8 +142,34 @@ class Registry(Generic[T]):
         if declared is None:
             raise UnknownNameError(self.kind, name, self.names())
         if declared not in self._loaded:
-            self._load(name, declared)
+            if reason := self.unusable(name):
+                raise PluginError(self.broken(name, reason))
+            found = self.load(name, declared.point)
+            try:
+                self._loaded[declared] = self._accept(name, found)
+            except TypeError as error:
+                self._failed[name] = f"{declared.point.value}: {error}"
+                raise PluginError(self.broken(name, self._failed[name])) from error
         return self._loaded[declared]
+
+    def load(self, name: str, point: EntryPoint) -> Any:
+        """What ``point`` leads to, imported for the part ``name``. Raises :class:`PluginError` that names the package
+        and the cause, or the error of the import itself where it is meant for users."""
+        declared = self.declared(name)
+        try:
+            found = point.load()
+        except (Exception, SystemExit) as error:  # the import runs code of others
+            reason = error_and_place(error)
+            if isinstance(error, ImportError | AttributeError):
+                # A folder of the user's that has the package's name may be the cause.
+                hidden = hidden_by(point.value.partition(":")[0], [] if declared is None else [declared.root])
+                reason += f". {hidden}" if hidden else ""
+            self._failed[name] = reason
+            if isinstance(error, RollError):
+                raise
+            raise PluginError(self.broken(name, reason)) from error
+        self._failed.pop(name, None)
+        return found
 
     def broken(self, name: str, reason: str) -> str:
         """The message about a part that cannot be used."""
@@ -165,7 +192,7 @@ class Registry(Generic[T]):
                 with contextlib.suppress(RollError):
                     self.find(name)
             source, declared = self.source(name), self.declared(name)
-            reason = self.unusable(name) or (self._failed.get(declared, "") if declared is not None else "")
+            reason = self.unusable(name) or self._failed.get(name, "")
             ready = declared is None or declared in self._loaded
             state: State = "broken" if reason else "ready" if ready else "not loaded"
             found.append(Registration(id=name, source=source, state=state, reason=reason))
@@ -188,27 +215,9 @@ class Registry(Generic[T]):
             return f"it is declared by {len(packages)} packages ({', '.join(packages)}); uninstall all but one"
         return ""
 
-    def _load(self, name: str, declared: Declared) -> None:
-        reason, cause = self.unusable(name), None
-        if not reason:
-            try:
-                found = declared.point.load()
-            except (Exception, SystemExit) as error:  # the import runs code of others
-                reason, cause = why_not_loaded(error, declared.point.module, declared), error
-            else:
-                try:
-                    self._loaded[declared] = self._accept(name, found)
-                    self._failed.pop(declared, None)
-                    return
-                except TypeError as error:
-                    reason, cause = f"{declared.point.value}: {error}", error
-        self._failed[declared] = reason
-        if isinstance(cause, RollError):
-            raise cause
-        raise PluginError(self.broken(name, reason)) from cause
-
     def _declarations(self, name: str) -> list[Declared]:
         """What packages declare under a name, this package's first."""
+        # Folders on the path are looked at again only for a name that is not known: that takes a call per folder.
         known = _installed().entries.get(self.group, {}).get(name)
         return known or _installed(again=True).entries.get(self.group, {}).get(name, [])
 
@@ -320,15 +329,6 @@ def error_and_place(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{'' if known else place}"
 
 
-def why_not_loaded(error: BaseException, module: str, declared: Declared | None) -> str:
-    """The error of importing ``module`` for a part, and which folder hides the package's own when that is the cause."""
-    said = error_and_place(error)
-    if not isinstance(error, ImportError | AttributeError):
-        return said
-    hidden = hidden_by(module, [] if declared is None else [declared.root])
-    return f"{said}. {hidden}" if hidden else said
-
-
 def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
     """One sentence that names the folder found in place of ``module``'s and where the wanted one should be: ``envs``
     and ``trainer`` are common names of users' own folders, and Python takes the first one on its path.
@@ -343,8 +343,8 @@ def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
         return None
     # The folder of a package, or the file of a module.
     place = next(iter(spec.submodule_search_locations or ()), spec.origin) if spec is not None else None
-    holding = next((root for root in [*roots, *map(Path, sys.path)] if _holds(root, module)), None)
-    wanted = holding or next(iter(roots), None)
+    holding = located(module, roots)
+    wanted = holding[0] if holding else next(iter(roots), None)
     if place in (None, "built-in", "frozen") or wanted is None:
         return None
     found = Path(place)
@@ -357,6 +357,11 @@ def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
     )
 
 
-def _holds(root: Path, module: str) -> bool:
-    target = root.joinpath(*module.split("."))
-    return (target / "__init__.py").is_file() or target.with_name(target.name + ".py").is_file()
+def located(module: str, roots: Sequence[Path] = ()) -> tuple[Path, Path] | None:
+    """The first of ``roots`` and ``sys.path`` that holds a module, and the module's file; imports nothing."""
+    for root in [*roots, *map(Path, sys.path)]:
+        target = root.joinpath(*module.split("."))
+        for file in (target / "__init__.py", target.with_name(target.name + ".py")):
+            if file.is_file():
+                return root, file
+    return None

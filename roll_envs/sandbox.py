@@ -17,20 +17,6 @@ from typing import Any, Literal, Self
 from roll_envs.errors import PluginError
 from roll_envs.registry import MakerRegistry
 
-__all__ = [
-    "LANGUAGES",
-    "SANDBOXES",
-    "Isolation",
-    "Language",
-    "Limits",
-    "Program",
-    "RunResult",
-    "RunStatus",
-    "Sandbox",
-    "SandboxSession",
-    "make_sandbox",
-]
-
 Language = Literal["python", "bash", "cpp", "javascript"]
 LANGUAGES: tuple[Language, ...] = ("python", "bash", "cpp", "javascript")
 

@@ -21,17 +21,6 @@ from pydantic.fields import FieldInfo
 
 from roll_envs.errors import ConfigError, UnknownNameError
 
-__all__ = [
-    "Part",
-    "Settings",
-    "accepted_names",
-    "checked_arguments",
-    "described_settings",
-    "description_and_origin",
-    "refuse_unknown",
-    "settings_model",
-]
-
 with contextlib.suppress(Exception):
     # For its first model pydantic looks through all installed packages for plugins of its own, which raises when the
     # metadata of one cannot be read. It looks once, so that the models below and elsewhere are made without plugins.

@@ -10,22 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "Completion",
-    "FinishReason",
-    "Group",
-    "Message",
-    "Metrics",
-    "Outcome",
-    "OutcomeKind",
-    "Role",
-    "SamplingParams",
-    "Task",
-    "Trajectory",
-    "Turn",
-    "VersionSpan",
-]
-
 Metrics = dict[str, float]
 """Named numbers of one step; the only free-form mapping that travels between modules besides an env's ``info``."""
 

@@ -108,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"roll-sandbox: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        # 128 and the number of SIGINT, as a shell reports it.
         return 130
 
 
@@ -115,6 +116,8 @@ def _serve(options: argparse.Namespace) -> int:
     settings = _settings(options)
     make = _maker(options.backend, options.backend_arg)
     try:
+        # Asked for before anything of the service is imported: the error then names the extra to install, not a
+        # module.
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
@@ -127,6 +130,7 @@ def _serve(options: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
+    # A taken port is reported at once, before the backend starts, which takes seconds.
     with bind(settings) as address:
         make().close()  # a broken backend is reported before the service listens
         server = make_server(make_app(make, settings), settings)
@@ -151,6 +155,8 @@ def _maker(backend: str, pairs: Sequence[str]) -> Callable[[], Sandbox]:
         raise ConfigError(
             "--backend remote would only pass requests on; use local or docker, or ask that service itself"
         )
+    # One slot each: the service makes --slots of these sandboxes and replaces one that breaks without ending the
+    # others.
     arguments: dict[str, Any] = {"slots": 1}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -53,7 +53,7 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
         '"configs/': f'"{REPOSITORY.as_posix()}/configs/',
         "steps=40": f'steps=1, warm_start={{"steps": 1, "episodes_per_step": 4}}, output="{tmp_path.as_posix()}"',
         '"groups_per_step": 16': '"groups_per_step": 2',
-        "advantage={": 'evaluation={"tasks": 2}, advantage={',
+        "advantage={": 'evaluation={"tasks": 2}, model={"hidden_size": 32, "layers": 1}, advantage={',
     }
     for whole, part in small.items():
         assert whole in teach
@@ -68,9 +68,8 @@ def test_the_examples_of_the_guide_register_what_they_say(tmp_path: Path) -> Non
         "\nfrom roll_envs.types import SamplingParams"
         "\nimport numpy as np"
         "\nfrom roll_envs.types import Completion, Group, Outcome, Task, Trajectory, Turn"
-        "\nfrom trainer.algorithms.estimators import estimate_advantages"
-        "\nfrom trainer.data.sequences import sequences_of"
-        "\nfrom trainer.data.table import make_table"
+        "\nfrom trainer.algorithms.estimators import make_estimator"
+        "\nfrom trainer.data.table import make_table, sequences_of"
         "\nfrom trainer.config import AdvantageConfig, EngineConfig"
         "\nfrom trainer.engines import make_engine"
         "\ntask = Task(env_id='a', split='train', index=0, seed=0)"
@@ -82,7 +81,7 @@ def test_the_examples_of_the_guide_register_what_they_say(tmp_path: Path) -> Non
         "\ngroups = [Group(task=task, trajectories=(played(0, 1.0), played(1, 0.0)))]"
         "\ntable = make_table(groups, sequences_of(groups))"
         "\nconfig = AdvantageConfig(name='best_of_group', size=2.0)"
-        "\nfound = estimate_advantages(config, table)[0].tokens.advantage"
+        "\nfound = make_estimator(config)(table)[0].tokens.advantage"
         "\nassert found.tolist() == [2.0, 2.0, -2.0, -2.0]"
         "\nengine = make_engine(None, EngineConfig(name='first_token'))"
         "\nengine.update_weights({}.items(), 3)"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from trainer.run.folder import RunFolder
     from trainer.run.report import Report
 
-__all__ = ["main", "main_eval"]
-
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
 _EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safetensors", "matplotlib", "tensorboard")
 
@@ -71,7 +69,9 @@ def _train_parser() -> argparse.ArgumentParser:
 def _resume_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="roll-train resume", description="Go on with a run from its last checkpoint.")
     parser.add_argument("run", metavar="RUN", help="run folder, or one checkpoint in it")
-    parser.add_argument("--steps", type=_count, metavar="N", help="train to N steps in all (default: as configured)")
+    parser.add_argument(
+        "--steps", type=_number(int, 0), metavar="N", help="train to N steps in all (default: as configured)"
+    )
     return parser
 
 
@@ -97,10 +97,12 @@ def _setup_parser() -> argparse.ArgumentParser:
 def _eval_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="roll-eval", description="Play held-out tasks with a trained agent.")
     parser.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="run folder (its last checkpoint), or a checkpoint")
-    parser.add_argument("--tasks", type=_positive, metavar="N", help="held-out tasks (default: as configured)")
-    parser.add_argument("--seed", type=_count, metavar="S", help="seed of the sampling (default: the run's)")
+    parser.add_argument("--tasks", type=_number(int, 1), metavar="N", help="held-out tasks (default: as configured)")
+    parser.add_argument("--seed", type=_number(int, 0), metavar="S", help="seed of the sampling (default: the run's)")
     parser.add_argument("--env", metavar="ID", help="another environment (default: the run's)")
-    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0 is greedy (default: as in training)")
+    parser.add_argument(
+        "--temperature", type=_number(float, 0), metavar="T", help="0 is greedy (default: as in training)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
@@ -122,7 +124,6 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _dry_run(options: argparse.Namespace) -> int:
     from trainer.config.load import dump_config
-    from trainer.run.plan import make_plan
     from trainer.run.report import Report
 
     config = _load(options)
@@ -130,7 +131,7 @@ def _dry_run(options: argparse.Namespace) -> int:
     sys.stdout.write(dump_config(config))
     sys.stdout.flush()
     report = Report()
-    report.print_plan(make_plan(config))
+    report.print_plan(config)
     report.say("Dry run: nothing was started or written.")
     return OK
 
@@ -240,26 +241,17 @@ def _complain(command: str, message: str) -> int:
     return MISTAKE
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
+def _number(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
+    """A reader of numbers of at least so much for argparse."""
 
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= (value := kind(text)) < float("inf"):
+                return value
+        whole = "whole number" if kind is int else "number"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole} of {least} or more")
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
-    return value
+    return read
 
 
 if __name__ == "__main__":

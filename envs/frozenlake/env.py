@@ -56,6 +56,7 @@ class FrozenLakeEnv(TextEnv):
             raise ConfigError(f"p, the share of frozen cells, must be above 0 and at most 1, not {p!r}")
         self.p = float(p)
         self.is_slippery = bool(is_slippery)
+        # 10 on the usual lakes, as in ROLL.
         self.max_turns = max(10, 5 * self.size // 2) if max_turns is None else check_int("max_turns", max_turns, 1)
         self.symbols = check_symbols(symbols, MEANINGS, SYMBOLS)
         self.format_penalty = check_penalty(format_penalty)
@@ -89,6 +90,7 @@ class FrozenLakeEnv(TextEnv):
         self._start(cells, start)
         self._turns, self._over = 0, False
         if self.is_slippery:
+            # The first number is spent at the reset, as in gymnasium.
             self._slips, self._slipped = Slips(episode), 1
         return self.render(), {"success": False}
 
@@ -106,6 +108,7 @@ class FrozenLakeEnv(TextEnv):
                 self._slipped += 1
             before, player = player, self._neighbours[player][move]
             effective = effective or player != before
+            # A hole or the goal ends the episode, and with it the answer.
             kind = self._cells[player]
             if kind:
                 break

@@ -22,6 +22,7 @@ LETTERS = "FHG"
 MAX_ATTEMPTS = 100_000
 """Maps drawn before a lake of these arguments is declared impossible."""
 
+# Drawn at once, since a call for each would take longer than a move; the numbers are the same.
 SLIP_BLOCK = 32
 
 
@@ -40,13 +41,15 @@ def neighbours(size: int) -> tuple[tuple[int, int, int, int], ...]:
     )
 
 
+@lru_cache(maxsize=256)
 def draw_map(size: int, p: float, seed: int) -> tuple[bytes, int]:
-    """One byte a cell (FROZEN, HOLE or GOAL), and the start cell."""
+    """One byte a cell (FROZEN, HOLE or GOAL), and the start cell; remembered, as the members of a group share them."""
     rng = np.random.Generator(np.random.PCG64(seed))
     # Generator.choice(p=...) compares uniform numbers with this cumulated probability.
     frozen_below = float(np.cumsum([p, 1 - p])[0] / np.cumsum([p, 1 - p])[1])
     for _ in range(MAX_ATTEMPTS):
         cells = bytearray((rng.random(size * size) >= frozen_below).astype(np.uint8).tobytes())
+        # In the order of the originals: any other would give other lakes.
         start_row, start_column, goal_row, goal_column = rng.integers(size, size=4).tolist()
         start, goal = start_row * size + start_column, goal_row * size + goal_column
         if start == goal:

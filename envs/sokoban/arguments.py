@@ -62,6 +62,7 @@ def read_room(rows: Any, size: tuple[int, int], num_boxes: int) -> Room:
             f"a snapshot for this environment has 'room': {height} strings of {width} symbols of {SYMBOLS!r}, not "
             f"{rows!r}; restore it into an environment with the arguments of the one it was taken from"
         )
+    # Codes as in MEANINGS: 3 and 4 are boxes, 5 and 6 the player; below them is floor or a target.
     codes = [SYMBOLS.index(c) for c in "".join(rows)]
     structure = bytes((WALL, FLOOR, TARGET, TARGET, FLOOR, FLOOR, TARGET)[c] for c in codes)
     boxes = tuple(i for i, c in enumerate(codes) if c in (3, 4))

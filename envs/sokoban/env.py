@@ -100,6 +100,7 @@ class SokobanEnv(TextEnv):
         if self._over:
             raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
         moves = self._parse(action).actions
+        # One move, the usual answer, is played below without the sums over several: this method is called most.
         if len(moves) != 1:
             return self._play_several(moves) if moves else self._play_invalid()
         self._turns += 1
@@ -204,6 +205,7 @@ class SokobanEnv(TextEnv):
         plain = self._cell_texts
         broken = tuple(text + "\n" for text in plain)
         self._texts = [broken if cell in ends else plain for cell in range(height * width)]
+        # Kept from move to move: a move changes three cells at most.
         self._drawn = [self._texts[cell][self._code(cell)] for cell in range(height * width)]
 
     def _code(self, cell: int) -> int:
@@ -234,6 +236,7 @@ class SokobanEnv(TextEnv):
             if further == WALL or boxes[beyond]:
                 return 0, False
             boxes[new], boxes[beyond] = 0, 1
+            # FLOOR and TARGET are 1 and 2: 1 where the box comes on a target, -1 where it leaves one.
             change = further - ground
             self._on_target += change
             drawn[beyond] = self._texts[beyond][BOX if further == FLOOR else BOX_ON]

@@ -34,6 +34,7 @@ __all__ = ["COMPILED", "Room", "draw_room", "generate_room", "next_seed"]
 COMPILED = _compiled_reverse_play is not None
 """Whether the compiled search is in use."""
 
+# Numbers of the originals, here and in the functions below; only MAX_ATTEMPTS is not.
 P_TURN = 0.35
 TRIES = 4
 MAX_ATTEMPTS = 1000
@@ -95,6 +96,7 @@ def draw_room(size: tuple[int, int], num_boxes: int, search_depth: int, seed: in
     width = size[1]
     rng = random.Random(seed)
     placing = _PLACING.rng
+    # RandomState takes 32 bits.
     placing.seed(seed % 2**32)
     play = _compiled_reverse_play or search.reverse_play
     for _ in range(TRIES):
@@ -123,6 +125,7 @@ def _below(rng: random.Random, n: int) -> int:
 def _topology(size: tuple[int, int], rng: random.Random) -> bytearray:
     height, width = size
     step_row, step_column = DIRECTIONS[_below(rng, 4)]
+    # May be the wall on the far side, as in the original; the first step moves it back inside.
     row = 1 + _below(rng, height - 1)
     column = 1 + _below(rng, width - 1)
     floor: set[int] = set()
@@ -133,6 +136,7 @@ def _topology(size: tuple[int, int], rng: random.Random) -> bytearray:
             step_row, step_column = DIRECTIONS[_below(rng, 4)]
         row = max(min(row + step_row, last_row), 1)
         column = max(min(column + step_column, last_column), 1)
+        # `_below(rng, 5)`, written out: it is drawn at every step of the walk.
         mask = draw(3)
         while mask >= 5:
             mask = draw(3)
@@ -150,6 +154,7 @@ def _place(structure: bytearray, num_boxes: int, placing: np.random.RandomState)
     free = [i for i, c in enumerate(structure) if c != WALL]
     if len(free) <= num_boxes + 1:
         return None
+    # dtype is given because the default differs between platforms, and with it the numbers that are drawn.
     player = free.pop(int(placing.randint(len(free), dtype=np.int64)))
     for _ in range(num_boxes):
         structure[free.pop(int(placing.randint(len(free), dtype=np.int64)))] = TARGET

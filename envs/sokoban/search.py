@@ -47,6 +47,7 @@ def reverse_play(structure: bytes, width: int, player: int, depth: int, max_stat
     last_depth = depth - 2
     while stack:
         player, boxes_mask, pulled_mask, boxes, last, swaps, displacement, moves = stack.pop()
+        # One integer for the whole state: smaller than a tuple, and quicker to look up.
         key = ((boxes_mask << cells) | pulled_mask) * cells + player
         if key in seen:
             continue
@@ -59,6 +60,7 @@ def reverse_play(structure: bytes, width: int, player: int, depth: int, max_stat
         if moves >= last_depth:
             continue
         moves += 1
+        # In reverse, since the state pushed last is taken up first.
         for step in (steps[3], steps[2], steps[1], steps[0]):
             there = player + step
             if not structure[there] or boxes_mask >> there & 1:

@@ -16,6 +16,7 @@ def read_action(action: str) -> tuple[str, str]:
     """
     line = action.split("\n", 1)[0]
     closing = line.rfind("]")
+    # Up to closing - 1: there is at least one character between the brackets.
     opening = line.rfind("[", 0, max(closing - 1, 0))
     if opening < 1:
         return action, ""

@@ -164,6 +164,7 @@ def split_words(text: str) -> list[str]:
     classes = text.translate(_CLASSES)
     for match in _WORD.finditer(classes):
         start, end = match.span(1)
+        # Short enough even if each character takes two UTF-16 units.
         if end - start <= _MAX_TOKEN // 2:
             if end > start:
                 words.append(text[start:end])
@@ -200,6 +201,7 @@ def analyse(text: str) -> list[str]:
 
 
 def _terms(chunk: str) -> tuple[str, ...]:
+    # Most chunks are plain words, which have no breaks inside.
     words = (chunk,) if chunk.isascii() and chunk.isalpha() and len(chunk) <= _MAX_TOKEN else split_words(chunk)
     terms = []
     for word in words:

@@ -28,6 +28,7 @@ __all__ = ["DATA_VARIABLE", "MOST_HITS", "Catalogue", "build_catalogue", "load_c
 DATA_VARIABLE = "ROLL_WEBSHOP_DATA"
 """Environment variable that names the default data folder or index."""
 
+# As many as the original asks its search engine for.
 MOST_HITS = 50
 _REMEMBERED_SEARCHES = 4_096
 
@@ -69,6 +70,7 @@ class Catalogue:
 
     def __post_init__(self) -> None:
         remember = lru_cache(maxsize=_REMEMBERED_SEARCHES)
+        # The class is frozen; a cache on the method would be shared by all catalogues and keep them alive.
         object.__setattr__(self, "_found", remember(self._look_up))
 
     def search(self, query: str) -> tuple[int, ...]:
@@ -113,6 +115,7 @@ def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: i
     if not kept:
         raise ConfigError(f"the catalogue {name} has no products")
     rng = random.Random(seed)
+    # All prices are drawn before the first price cap (see goals).
     prices = [draw_price(listing.product.pricing, rng) for listing in kept]
     goals = list(human_goals(kept, prices, rng)) if human else synthetic_goals(kept, prices, rng)
     if not goals:
@@ -184,9 +187,11 @@ def load_catalogue(
     ``data_dir=None`` means the folder named by ``ROLL_WEBSHOP_DATA``, and the shipped catalogue where that is not
     set. Raises :class:`ConfigError` for missing, truncated or malformed files.
     """
+    # An empty variable counts as not set.
     chosen = data_dir if data_dir is not None else os.environ.get(DATA_VARIABLE) or None
     place = "" if chosen is None else str(Path(chosen).expanduser().resolve())
     key = (place, num_products, human, seed)
+    # A second thread waits for the first instead of loading the same catalogue.
     with _loading:
         if key not in _loaded:
             _loaded[key] = _load(place, num_products, human, seed)

@@ -158,6 +158,7 @@ class WebShopEnv(TextEnv):
         valid = True
         if name == "search" and argument:
             self._search(argument, 1)
+        # The search button is listed and cannot be clicked, as in the original: a search needs words.
         elif name == "click" and argument != "search" and argument in self._clickables:
             purchase = self._click(argument)
         else:
@@ -304,6 +305,7 @@ class WebShopEnv(TextEnv):
             return [f"click[{PREVIOUS.lower()}]"]
         if page.kind == "results" and product in page.products:
             return [f"click[{product.asin.lower()}]"]
+        # The list of its kind is for a product whose title cannot be searched for, or finds others first.
         for query in (product.title.lower(), f"<q> {product.query}"):
             found = self.catalogue.search(query)
             usable = query.strip() and "[" not in query and "\n" not in query
@@ -323,6 +325,7 @@ class WebShopEnv(TextEnv):
         options = self.goal.options
         wanted = set(options.values() if isinstance(options, Mapping) else options)
         for name, values in product.options.items():
+            # Wanted values first: one of them usually pays most.
             for value in sorted(dict.fromkeys(values), key=lambda value: value not in wanted):
                 if best == 1.0:
                     break
@@ -367,6 +370,7 @@ class WebShopEnv(TextEnv):
         )
         asin = snapshot.get("asin")
         doc = self.catalogue.store.find(str(asin)) if asin is not None else None
+        # Only search and result pages show no product.
         if (kind not in ("search", "results")) != (doc is not None):
             raise ConfigError(f"a snapshot of a page {kind!r} cannot show the product {asin!r} in this catalogue")
         turns, shown = check_int("turns", snapshot.get("turns", 0), 0), check_int("page", snapshot.get("page", 1), 1)

@@ -45,6 +45,7 @@ def draw_price(pricing: Sequence[float], rng: random.Random) -> float:
 
 def draw_cap(price: float, rng: random.Random) -> tuple[float, str]:
     """The most a goal allows to pay, and how its instruction says so: the larger of two of the next four tens."""
+    # The original's possible caps end at 990.
     tens = [10.0 * i for i in range(1, 100) if 10.0 * i > price][:4]
     if len(tens) < 2:
         return NO_CAP, ""
@@ -57,6 +58,7 @@ def human_goals(listings: Iterable[Listing], prices: Iterable[float], rng: rando
     for listing, price in zip(listings, prices, strict=True):
         for written in listing.human:
             attributes = tuple(map(str, written.get("instruction_attributes") or ()))
+            # Before the cap is drawn: as in the original, such an instruction takes no random number.
             if not attributes:
                 continue
             cap, said = draw_cap(price, rng)
@@ -76,6 +78,7 @@ def synthetic_goals(listings: Iterable[Listing], prices: Iterable[float], rng: r
         for listing, price in zip(listings, prices, strict=True)
         if listing.instruction is not None and listing.instruction_attributes
     ]
+    # Weights need the uses of an attribute in all goals, so the sources are gone through twice.
     uses: Counter[str] = Counter()
     for listing, _ in sources:
         count = math.prod(map(len, listing.product.options.values()))

@@ -100,6 +100,7 @@ class WebShopMiniEnv(TextEnv):
         meant = self._meaning(ACTIONS[read[0]]) if read else ""
         _, reward, terminated, truncated, info = self.shop.step(meant)
         penalty = 0.0 if info["action_is_valid"] else self.format_penalty
+        # The shop's own actions are left out: this environment has others.
         kept = {name: value for name, value in info.items() if name[:2] in ("r_", "w_") or name == "title_score"}
         kept["reward_parts"] = {**info["reward_parts"], "format": penalty}
         for name in ("success", "action_is_valid", "action_is_effective"):
@@ -148,6 +149,7 @@ class WebShopMiniEnv(TextEnv):
     def _wanted(self) -> str:
         goal = self.shop.goal
         assert isinstance(goal.options, Mapping)
+        # Without a cap price_upper is a million.
         below = f" below {goal.price_upper:.0f}" if goal.price_upper < 1000 else ""
         return f"want {goal.title} {' '.join(goal.options.values())}{below}"
 

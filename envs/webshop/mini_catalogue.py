@@ -20,6 +20,7 @@ SIZES = "tiny small medium large huge".split()
 
 PRODUCTS_OF_A_KIND = 8
 PRICES = range(5, 90)
+# Any number would do; another one makes another catalogue.
 _SEED = 2207
 
 

@@ -100,6 +100,7 @@ def _is_noun(token: str, before: str) -> bool:
     if len(token) == 1 and token.islower():
         return word != "x" and before[-1:].isdigit()  # a unit after a number
     if word in _FUNCTION:
+        # The country, not the pronoun.
         return token == "US"
     if token[0].isupper():
         return True

@@ -69,6 +69,7 @@ def parse_product(
         query=_text(record, "query", where).lower().strip(),
         product_category=_text(record, "product_category", where),
         pricing=pricing,
+        # A product without a price is shown at the 100 dollars that it is sold for (see goals.UNKNOWN_PRICE).
         price_tag=" to ".join(f"${price}" for price in pricing or (100.0,)),
         options=_options(record.get("customization_options"), where),
         attributes=_attributes(attributes, where),
@@ -101,6 +102,7 @@ def _pricing(text: str) -> tuple[float, ...]:
     prices: list[float] = []
     for part in text.split("$")[1:]:
         try:
+            # Thousands are separated by commas; a text without a digit raises InvalidOperation.
             prices.append(float(Decimal(re.sub(r"[^\d.]", "", part))))
         except InvalidOperation:
             continue
@@ -117,6 +119,7 @@ def _options(given: Any, where: str) -> dict[str, tuple[str, ...]]:
         if contents is None:
             continue
         try:
+            # The slash is replaced as in the original, whose addresses hold the chosen values.
             values = tuple(str(c["value"]).strip().replace("/", " | ").lower() for c in contents)
         except (TypeError, KeyError):
             raise ConfigError(
@@ -160,6 +163,7 @@ def read_json(path: Path, kind: type) -> Any:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         size = path.stat().st_size
+        # An error at the very end of the text means that the rest is missing.
         hint = "the file is cut off" if error.pos >= len(error.doc.rstrip()) - 1 else "the file is damaged"
         raise ConfigError(
             f"{path} is not valid JSON: {error.msg} at character {error.pos} of a file of {size} bytes ({hint}); "
@@ -190,6 +194,7 @@ def read_listings(data_dir: Path, num_products: int | None = None) -> Iterator[L
     human = _side_file(data_dir, "items_human_ins", None)
     nouns = _side_file(data_dir, "title_nouns", None)
     reviews = _reviews(data_dir)
+    # The first records of the file, counted before repeated ones are left out.
     return listings(records[:num_products], attributes, human, reviews, nouns, where=str(path))
 
 

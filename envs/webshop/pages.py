@@ -62,6 +62,7 @@ class Page:
     """On the last page: the reward of the purchase."""
 
 
+# Whitespace as HTML has it.
 _BLANK = " \n\t\f\r"
 
 
@@ -145,6 +146,7 @@ def clickables(found: list[Piece]) -> dict[str, Piece]:
     by_text = {piece.text.lower(): piece for kind in ("button", "link") for piece in found if piece.kind == kind}
     for piece in found:
         if piece.kind == "option":
+            # Values of options are lower case already.
             by_text[piece.text] = piece
     return by_text
 

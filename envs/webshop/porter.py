@@ -129,6 +129,7 @@ def _strip_past(word: str) -> str:
 
 def _replace(word: str, rules: tuple[tuple[str, str], ...]) -> str:
     for suffix, replacement in rules:
+        # Only the first suffix that fits counts, whether its condition holds or not.
         if word.endswith(suffix):
             part = word[: -len(suffix)]
             return part + replacement if _measure(part) > 0 else word

@@ -30,6 +30,7 @@ COLOURS = (
 """Colour words of the original, in its order: the first that occurs in an option's text stands for the text."""
 
 ALIKE = 85
+# thefuzz, with which the original compares, removes these characters first.
 _LATIN_1 = dict.fromkeys(range(128, 256))
 _CAP_CHARS = 2_000
 """Longer texts are compared up to here, so that a very long option name does not cost quadratic time."""
@@ -103,6 +104,7 @@ def purchase_reward(
     category_match = len(_categories(product.product_category) & _categories(goal.product_category)) >= 2
     title_score = _title_score(nouns_of(product.title), nouns_of(goal.title))
     r_type = 1.0 if query_match or category_match or title_score > 0.2 else 0.5
+    # Titles that share hardly a noun outweigh an equal kind or category, as in the original.
     if title_score < 0.1:
         r_type = 0.0 if title_score == 0.0 else 0.1
 
@@ -144,6 +146,7 @@ def _attributes_met(product: Product, wanted: Iterable[str]) -> int:
         if any(alike(own, attribute) for own in product.attributes):
             met += 1
             continue
+        # Made only when needed: most attributes are found among the product's own.
         if not texts:
             texts = [product.title.lower(), " ".join(product.bullet_points).lower(), product.description.lower()]
         met += any(attribute in text for text in texts)

@@ -46,6 +46,7 @@ K1, B = np.float32(0.9), np.float32(0.4)
 MAX_QUERY_CHARS = 16_384
 MAX_QUERY_TERMS = 1_024
 
+# Lucene's NUM_FREE_VALUES: shorter lengths are stored as they are.
 _EXACT_LENGTHS = 24
 _MOST_LENGTH = 2**31 - 1
 
@@ -130,9 +131,11 @@ class MemoryIndex:
             sizes.append(len(counts))
             lengths.append(len(words))
         num_filled = sum(length > 0 for length in lengths)
+        # Without any term the mean length does not matter, but must not be 0.
         factors = length_factors(sum(lengths) / max(num_filled, 1) or 1.0)
         of_doc = factors[np.array([encode_length(length) for length in lengths], dtype=np.uint8)]
         ids = np.array(term_ids, dtype=np.int32)
+        # Stable: the documents of a term stay in rising order.
         order = np.argsort(ids, kind="stable")
         docs = np.repeat(np.arange(len(sizes), dtype=np.int32), np.array(sizes, dtype=np.int32))[order]
         starts = np.zeros(len(terms) + 1, dtype=np.int64)
@@ -173,6 +176,7 @@ class MemoryIndex:
         found = np.flatnonzero(sums)
         scores = sums[found].astype(np.float32)
         if len(found) > k > 0:
+            # Documents that tie with the k-th stay in: their order is decided below.
             kept = scores >= np.partition(scores, len(scores) - k)[len(scores) - k]
             found, scores = found[kept], scores[kept]
         order = np.lexsort((self._ranks[found], -scores))[:k]

@@ -6,16 +6,11 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
-
-import gymnasium
 
 from roll_envs.cli.common import add_kwargs, make_env, print_json, table
+from roll_envs.env import AnyEnv
 from roll_envs.errors import ConfigError
 from roll_envs.testing.trace import mixed
-
-__all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "resets and steps per second"
 
@@ -37,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
     for env_id in options.ids:
         env = make_env(env_id, options.kwargs)
         round_s = options.seconds / _ROUNDS
+        # Each round resets to seeds of its own, since an environment may remember boards that it made.
         resets = statistics.median(_resets_per_s(env, round_s, first=1_000_000 * n) for n in range(_ROUNDS))
         steps = statistics.median(_steps_per_s(env, round_s) for _ in range(_ROUNDS))
         env.close()
@@ -49,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _resets_per_s(env: gymnasium.Env[Any, Any], seconds: float, first: int) -> float:
+def _resets_per_s(env: AnyEnv, seconds: float, first: int) -> float:
     count, started = 0, time.thread_time()
     while (took := time.thread_time() - started) < seconds:
         env.reset(seed=first + count)
@@ -57,21 +53,18 @@ def _resets_per_s(env: gymnasium.Env[Any, Any], seconds: float, first: int) -> f
     return count / took
 
 
-def _steps_per_s(env: gymnasium.Env[Any, Any], seconds: float) -> float:
+def _steps_per_s(env: AnyEnv, seconds: float) -> float:
     """Steps of a random legal player; the resets between episodes are not counted."""
+    env.reset(seed=0)
     player = mixed(0, garbage=0)
     answers = itertools.cycle([player(env) for _ in range(1009)])
-    env.reset(seed=0)
-    step: Callable[[Any], Any] = env.step
     count, took = 0, 0.0
     while took < seconds:
-        started = time.thread_time()
-        for said in answers:
+        env.reset(seed=count)
+        started, over = time.thread_time(), False
+        while not over:
             count += 1
-            result = step(said)
-            if result[2] or result[3]:
-                break
+            _, _, terminated, truncated, _ = env.step(next(answers))
+            over = terminated or truncated
         took += time.thread_time() - started
-        if result[2] or result[3]:
-            env.reset(seed=count)
     return count / took

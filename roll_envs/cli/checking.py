@@ -6,11 +6,9 @@ import argparse
 from dataclasses import asdict
 
 from roll_envs import env_registry as registry
-from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json
+from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json, silent
 from roll_envs.errors import ConfigError, MissingExtraError, PluginError, UnknownNameError
 from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
-
-__all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "validate environments; exit code 1 when a rule fails"
 
@@ -36,32 +34,29 @@ def run(options: argparse.Namespace) -> int:
         if name not in RULES:
             raise UnknownNameError("rule", name, RULES)
     ids = list(dict.fromkeys(r.id for r in registry.environments())) if options.all else options.ids
-    reports = [_check(env_id, options) for env_id in ids]
+    with silent(options.json):
+        reports = [_check(env_id, options) for env_id in ids]
     if options.json:
         print_json([{"id": r.name, "ok": r.ok, "results": [asdict(x) for x in r.results]} for r in reports])
     return 0 if all(r.ok for r in reports) else 1
 
 
 def _check(env_id: str, options: argparse.Namespace) -> CheckReport:
-    def show(line: str) -> None:
-        if not options.json:
-            print(line, flush=True)
-
-    def show_result(result: CheckResult) -> None:
-        show(f"  {paint(result.status, _COLOURS[result.status])}  {result.rule:24} {result.detail}")
-
-    show(paint(env_id, "bold"))
-    kwargs = parse_kwargs(options.kwargs)
+    print(paint(env_id, "bold"), flush=True)
     try:
         make_env(env_id, options.kwargs).close()
     except (PluginError, MissingExtraError) as error:
-        if not options.all:
+        if not options.all:  # asked for by its id, so that it cannot be checked at all
             raise
         broken = CheckResult(rule="load", status="fail", detail=str(error))
-        show_result(broken)
+        _show(broken)
         return CheckReport(name=env_id, results=(broken,))
-    seeds = range(options.seeds)
-    report = check_env(env_id, kwargs=kwargs, seeds=seeds, rules=options.rules, on_result=show_result)
+    kwargs = parse_kwargs(options.kwargs)
+    report = check_env(env_id, kwargs=kwargs, seeds=range(options.seeds), rules=options.rules, on_result=_show)
     counts = {s: sum(r.status == s for r in report.results) for s in _COLOURS}
-    show(f"  {counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped")
+    print(f"  {counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped")
     return report
+
+
+def _show(result: CheckResult) -> None:
+    print(f"  {paint(result.status, _COLOURS[result.status])}  {result.rule:24} {result.detail}", flush=True)

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.machinery
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
-from roll_envs.errors import PluginError, RollError, nearest
-from roll_envs.registry import Registry, error_and_place
-
-__all__ = ["COMMANDS", "CommandModule", "main"]
+from roll_envs.cli.common import table
+from roll_envs.errors import ConfigError, PluginError, RollError
+from roll_envs.registry import Registry, error_and_place, located
 
 
 class CommandModule(Protocol):
@@ -62,33 +60,28 @@ COMMANDS = Registry(
 
 
 def summary(name: str) -> str:
-    """The ``SUMMARY`` of a command where the file can be read without running it, else which package it is of."""
+    """The ``SUMMARY`` of a command as it stands in its file, which is not run; else which package it is of."""
     declared = COMMANDS.declared(name)
     if declared is None:
         return COMMANDS.find(name).SUMMARY
     if broken := COMMANDS.unusable(name):
         return f"broken: {broken}"
-    return _summary_in_file(declared.point.module) or f"a command of {COMMANDS.source(name)}"
-
-
-def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """Import the command and let it add its arguments. Raises :class:`PluginError` that names the package."""
-    with _blamed(name, lambda error: COMMANDS.broken(name, f"its arguments: {error_and_place(error)}")):
-        COMMANDS.find(name).add_arguments(parser)
-
-
-def run(name: str, options: argparse.Namespace) -> int:
-    """Run it; an error that is not meant for users names the package and the line where it was raised."""
-    with _blamed(name, lambda error: f"command {name!r} of {COMMANDS.source(name)} failed: {error_and_place(error)}"):
-        code: Any = COMMANDS.find(name).run(options)
-    if not isinstance(code, int):
-        raise PluginError(COMMANDS.broken(name, f"run returned {code!r}, not an exit code"))
-    return code
+    found = located(declared.point.module, [declared.root])
+    try:
+        for node in ast.parse(found[1].read_bytes() if found else "").body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and re.match(r"SUMMARY\b", ast.unparse(node)):
+                return " ".join(str(ast.literal_eval(node.value or node)).split())
+    except Exception:  # a file of others that cannot be read or parsed, or a summary that is computed
+        pass
+    return f"a command of {declared.source}"
 
 
 @contextmanager
 def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None]:
-    """Errors of another package's command become a :class:`PluginError`; those of built-in ones are left alone."""
+    """Errors of another package's command become a :class:`PluginError`; those of built-in ones are left alone.
+
+    The message names the package and the line where the error was raised; a ``RollError`` is for users as it is.
+    """
     try:
         yield
     except (RollError, BrokenPipeError):
@@ -99,62 +92,16 @@ def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None
         raise PluginError(message(error)) from error
 
 
-def _summary_in_file(module: str) -> str:
-    """The text assigned to ``SUMMARY`` in a module's file, found without importing anything; empty when it is not."""
-    names, folders, spec = module.split("."), None, None
-    try:
-        for depth in range(1, len(names) + 1):  # importlib.util.find_spec would import the packages that it lies in
-            spec = importlib.machinery.PathFinder.find_spec(".".join(names[:depth]), folders)
-            assert spec is not None
-            folders = spec.submodule_search_locations
-        assert spec is not None
-        assert spec.origin is not None
-        for node in ast.parse(Path(spec.origin).read_bytes()).body:
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if any(isinstance(target, ast.Name) and target.id == "SUMMARY" for target in targets):
-                    return " ".join(str(ast.literal_eval(node.value)).split())
-    except Exception:  # files of others; the caller has another line to show
-        return ""
-    return ""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def _parser(used: str) -> _Parser:
-    parser = _Parser(prog="roll-envs", description="Multi-turn text environments: list, show, play, check, bench.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in _names(used):
-        safe = summary(name).replace("%", "%%")  # argparse formats it
-        description = COMMANDS.find(name).__doc__ if name == used else None
-        sub = commands.add_parser(name, help=safe, description=description, allow_abbrev=False)
-        sub.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
-        if name == used:
-            add_arguments(name, sub)
-    return parser
-
-
-def _names(used: str) -> list[str]:
-    """The commands to show: all of them, or the built-in one that is used, which needs no look at any package."""
-    built_in = list(COMMANDS.built_in())
-    return [used] if used in built_in else built_in + [name for name in COMMANDS.names() if name not in built_in]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 done, 1 a check failed, 2 an error, 130 interrupted)."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    used = given[0] if given else ""
-    if used and not used.startswith("-") and used not in COMMANDS:
-        known = _names(used)
-        near = nearest(used, known)
-        advice = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
-        return _fail(f"no command {used!r}; {advice}")
+    name, *given = (sys.argv[1:] if argv is None else argv) or [""]
     try:
-        options = _parser(used).parse_args(given)
-        code = run(options.command, options)
+        code = _help() if name in ("-h", "--help") else _run(name, given)
         sys.stdout.flush()
         return code
     except RollError as error:
@@ -166,6 +113,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except SystemExit as end:  # argparse: --help, or an error it has printed
         return end.code if isinstance(end.code, int) else 2
+
+
+def _help() -> int:
+    names = sorted(COMMANDS.names(), key=lambda name: name not in COMMANDS.built_in())  # ours first
+    listed = table([(f"  {name}", summary(name)) for name in names])
+    print(f"usage: roll-envs COMMAND [...]\n\nMulti-turn text environments.\n\n{listed}\n")
+    print("roll-envs COMMAND --help tells the arguments of a command.")
+    return 0
+
+
+def _run(name: str, given: Sequence[str]) -> int:
+    if not name or name.startswith("-"):
+        raise ConfigError(f"a COMMAND comes first, not {name!r} (see roll-envs --help)")
+    command = COMMANDS.find(name)
+    parser = _Parser(prog=f"roll-envs {name}", description=command.__doc__, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    with _blamed(name, lambda error: COMMANDS.broken(name, f"its arguments: {error_and_place(error)}")):
+        command.add_arguments(parser)
+    options = parser.parse_args(given)
+    with _blamed(name, lambda error: f"command {name!r} of {COMMANDS.source(name)} failed: {error_and_place(error)}"):
+        code: Any = command.run(options)
+    if not isinstance(code, int):
+        raise PluginError(COMMANDS.broken(name, f"run returned {code!r}, not an exit code"))
+    return code
 
 
 def _fail(message: str) -> int:

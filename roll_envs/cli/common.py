@@ -1,35 +1,31 @@
-"""What the subcommands share: reading key=value arguments, making the environment, tables and colours."""
+"""What the subcommands share: reading key=value arguments, making the environment, tables, colours and JSON."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
-
-import gymnasium
+from contextlib import AbstractContextManager
+from typing import Any
 
 from roll_envs import env_registry as registry
+from roll_envs.env import AnyEnv
 from roll_envs.errors import ConfigError, RollError
 
-__all__ = ["add_kwargs", "coloured", "make_env", "paint", "parse_kwargs", "print_json", "table"]
-
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
+_PAINTED = re.compile(r"\x1b\[[\d;]*m")
 
 
 def add_kwargs(parser: argparse.ArgumentParser) -> None:
     """Add ``--kwargs key=value ...``."""
-    parser.add_argument(
-        "--kwargs",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="arguments of the environment, such as size=[8,8] max_turns=20 (values as JSON, else as text)",
-    )
+    said = "arguments of the environment, such as size=[8,8] max_turns=20 (values as JSON, else as text)"
+    parser.add_argument("--kwargs", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=said)
 
 
 def parse_kwargs(pairs: Iterable[str], flag: str = "--kwargs") -> dict[str, Any]:
@@ -47,14 +43,12 @@ def parse_kwargs(pairs: Iterable[str], flag: str = "--kwargs") -> dict[str, Any]
 
 def _value(text: str) -> Any:
     for read in (json.loads, ast.literal_eval):
-        try:
+        with contextlib.suppress(ValueError, SyntaxError):
             return read(text)
-        except (ValueError, SyntaxError):
-            continue
     return text
 
 
-def make_env(id: str, pairs: Iterable[str]) -> gymnasium.Env[Any, Any]:
+def make_env(id: str, pairs: Iterable[str]) -> AnyEnv:
     """The bare environment; whatever is wrong with the id, the package or the arguments is a RollError."""
     kwargs = parse_kwargs(pairs)
     try:
@@ -62,34 +56,36 @@ def make_env(id: str, pairs: Iterable[str]) -> gymnasium.Env[Any, Any]:
     except RollError:
         raise
     except Exception as error:  # the constructor is code of others
-        raise ConfigError(
-            f"environment {id!r} with {kwargs} cannot be made: {type(error).__name__}: {error}"
-        ) from error
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"environment {id!r} with {kwargs} cannot be made: {said}") from error
 
 
-def coloured(stream: TextIO | None = None) -> bool:
+def coloured() -> bool:
     """Whether to use colours: a terminal, and no ``NO_COLOR`` (no-color.org)."""
-    stream = stream or sys.stdout
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def paint(text: str, *styles: str, on: bool | None = None) -> str:
+def paint(text: str, *styles: str) -> str:
     """``text`` in the given styles (``bold``, ``red``...) where colours are used."""
-    if not (coloured() if on is None else on) or not text:
+    if not text or not coloured():
         return text
     return f"\x1b[{';'.join(str(_CODES[s]) for s in styles)}m{text}\x1b[0m"
 
 
-def table(rows: Sequence[Sequence[str]], styles: Sequence[tuple[str, ...]] | None = None) -> str:
-    """Rows as aligned columns; ``styles`` (one per row) paint the first column."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for n, row in enumerate(rows):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        if styles is not None and styles[n]:
-            cells[0] = paint(cells[0], *styles[n])
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as aligned columns; cells may be painted."""
+
+    def size(cell: str) -> int:
+        return len(_PAINTED.sub("", cell))
+
+    widths = [max(map(size, column)) for column in zip(*rows, strict=True)]
+    padded = ([cell + " " * (width - size(cell)) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return "\n".join("  ".join(row).rstrip() for row in padded)
+
+
+def silent(on: bool) -> AbstractContextManager[object]:
+    """A block whose prints go nowhere when ``on``: with ``--json``, stdout holds nothing else."""
+    return contextlib.redirect_stdout(io.StringIO()) if on else contextlib.nullcontext()
 
 
 def print_json(value: Any) -> None:

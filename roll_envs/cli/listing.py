@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 from roll_envs import env_registry as registry
 from roll_envs.cli.common import paint, print_json, table
-
-__all__ = ["SUMMARY", "add_arguments", "run"]
+from roll_envs.registry import Registration
 
 SUMMARY = "known environments and their state"
 
@@ -28,9 +27,12 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         print("no environments are installed")
         return 0
-    rows = [(r.id, r.source, (r.reason and f"broken: {r.reason}") or summaries[r]) for r in found]
-    print(table(rows, [("red",) if r.state == "broken" else ("bold",) for r in found]))
-    broken = sum(r.state == "broken" for r in found)
+    broken = sum(bool(r.reason) for r in found)
+    print(table([(_name(r), r.source, f"broken: {r.reason}" if r.reason else summaries[r]) for r in found]))
     if broken:
         print(paint(f"{broken} of {len(found)} cannot be used", "red"))
     return 0
+
+
+def _name(found: Registration) -> str:
+    return paint(found.id, "red" if found.reason else "bold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 from roll_envs.cli.common import paint, print_json, table
@@ -12,8 +13,6 @@ from roll_envs.sandbox import SANDBOXES
 from roll_envs.settings import described_settings, settings_model
 from roll_envs.tools.registry import TOOLS
 from roll_envs.verifiers.registry import VERIFIERS
-
-__all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "verifiers, tools and sandboxes with their settings"
 
@@ -46,20 +45,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parts(kind: str, only: str | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _parts(kind: str, only: str | None) -> Iterator[dict[str, Any]]:
     for part in _KINDS[kind].registrations(load=True):
         if only in (None, part.id):
-            shown: dict[str, Any] = {
-                "kind": kind,
-                "name": part.id,
-                "source": part.source,
-                "reason": part.reason,
-                "settings": [],
-            }
+            settings, reason = [], part.reason
             try:
-                shown["settings"] = described_settings(settings_model(_KINDS[kind].find(part.id)))
+                settings = described_settings(settings_model(_KINDS[kind].find(part.id)))
             except RollError as error:
-                shown["reason"] = part.reason or str(error)
-            found.append(shown)
-    return found
+                reason = reason or str(error)
+            yield {"kind": kind, "name": part.id, "source": part.source, "reason": reason, "settings": settings}

@@ -7,34 +7,21 @@ lists what can be done, type the number of an action, or the first letter of a f
 from __future__ import annotations
 
 import argparse
-import codecs
 import contextlib
 import os
 import re
-import select
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-try:
-    import termios
-    import tty
-except ImportError:  # not a Unix terminal: answers are typed as lines
-    HAVE_KEYS = False
-else:
-    HAVE_KEYS = True
-
-from roll_envs.cli.common import add_kwargs, coloured, make_env, paint, parse_kwargs, print_json
+from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json, silent
 from roll_envs.cli.session import Session
-
-__all__ = ["SUMMARY", "action_keys", "add_arguments", "draw", "legend", "run"]
 
 SUMMARY = "play an environment yourself"
 
-_CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H\x1b[2J", "\x1b[?25l", "\x1b[?25h"
-_ENTER, _LEAVE = "\x1b[?1049h" + _HIDE_CURSOR, _SHOW_CURSOR + "\x1b[?1049l"
-_COMMANDS = "u undo, h hint, r new episode, ? rules, q quit"
+_COMMANDS = {"u": Session.undo, "h": Session.hint, "o": Session.hint, "r": Session.start}
+_COMMANDS_SAID = "u undo, h hint, r new episode, ? rules, q quit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,175 +38,136 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Play until q or the end of the input; with --json the last episode is printed as JSON."""
     reset_options = parse_kwargs(options.options, "--options")
-    env = make_env(options.id, options.kwargs)
-    try:
+    with contextlib.closing(make_env(options.id, options.kwargs)) as env, silent(options.json):
         session = Session(env, options.seed, reset_options)
         keys = action_keys(session.format.actions) if session.format is not None else {}
-        terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        if terminal and HAVE_KEYS and keys and not options.typed and not options.json:
+        # On systems without Unix terminals answers are typed as lines.
+        terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.name == "posix"
+        if terminal and keys and not options.typed:
             _play_keys(session, keys)
         else:
-            _play_lines(session, quiet=options.json)
-        if options.json:
-            print_json(session.record())
-        return 0
-    finally:
-        env.close()
+            _play_lines(session, asked=sys.stdin.isatty() and not options.json)
+    if options.json:
+        print_json(session.record())
+    return 0
 
 
-def _play_lines(session: Session, *, quiet: bool) -> None:
-    meanings, colours = legend(session.instructions), coloured()
+def _width() -> int:
+    return max(30, shutil.get_terminal_size().columns - 2)
 
-    def show(*texts: str) -> None:
-        if not quiet:
-            print(*texts, sep="\n", flush=True)
 
-    width = max(30, shutil.get_terminal_size().columns - 2)
+# -- typed lines -------------------------------------------------------------------------------------------------------
 
-    def head() -> str:
-        limit = f" of {session.max_turns}" if session.max_turns is not None else ""
-        place = f"turn {len(session.turns)}{limit} · " if session.lists_actions else ""
-        return paint(place + session.message, "dim", on=colours)
 
-    def board() -> str:
-        if session.lists_actions:
-            return session.choices.view(session.observation, width=width, on=colours)
-        drawn = draw(session.observation, meanings, wide=False, on=colours)
-        return _wrapped(drawn, width) if drawn == session.observation and interactive else drawn
-
-    def view() -> tuple[str, str]:
-        # A page may be long: what happened stands below it, beside the prompt.
-        return (board(), head()) if session.lists_actions else (head(), board())
-
-    interactive = sys.stdin.isatty() and not quiet
-    if interactive:
+def _play_lines(session: Session, *, asked: bool) -> None:
+    """``asked``: a person types, who is told what can be typed and gets long lines wrapped."""
+    rules = _wrapped(session.instructions) if asked else session.instructions
+    if asked:
         how = f"Type {session.choices.usage() or 'an action'}." if session.choices else "Type an action."
-        show(_wrapped(session.instructions, width), "", f"{how} Also: {_COMMANDS}.", "")
-    show(*view())
+        print(rules, "", f"{how} Also: {_COMMANDS_SAID}.", "", sep="\n")
+    typed = ""
     while True:
+        print(rules if typed.strip() == "?" else _shown(session, wrap=asked), flush=True)
         try:
-            typed = input("> " if interactive else "").strip("\r\n")
+            typed = input("> " if asked else "").strip("\r\n")
         except EOFError:
             break
         if typed.strip() == "q":
             break
-        _line(session, typed)
-        if typed.strip() == "?":
-            show(_wrapped(session.instructions, width) if interactive else session.instructions)
-        else:
-            show(*view())
+        _play_line(session, typed)
     if session.turns and not session.over:
-        show(f"stopped after {len(session.turns)} turns, return {session.total:+g}")
+        print(f"stopped after {len(session.turns)} turns, return {session.total:+g}")
 
 
-def _wrapped(text: str, width: int) -> str:
-    """Lines that are too long broken at spaces; short ones, boards above all, as they are."""
-    lines = [
-        part for line in text.split("\n") for part in ([line] if len(line) <= width else textwrap.wrap(line, width))
-    ]
-    return "\n".join(lines)
-
-
-def _command(session: Session, word: str) -> bool:
-    """Do what a command's letter says; ``False`` for any other word."""
-    commands = {"u": session.undo, "h": session.hint, "o": session.hint, "r": session.start}
-    if word not in commands:
-        return word == "?"
-    commands[word]()
-    return True
-
-
-def _line(session: Session, typed: str) -> None:
-    """Do what a typed line says: a command, ``=any text``, or an action."""
+def _play_line(session: Session, typed: str) -> None:
+    """Do what a typed line says: a command, ``=any text``, or an action; one that is called like a command wins."""
     word = typed.strip()
     if typed.startswith("="):
         session.answer(typed[1:])
-    elif session.format is not None and session.format.parse(word).valid:
-        session.act(typed)  # an action that is called like a command wins
-    elif not _command(session, word):
+    elif word not in (*_COMMANDS, "?") or (session.format is not None and session.format.parse(word).valid):
         session.act(typed)
+    elif word in _COMMANDS:
+        _COMMANDS[word](session)
 
 
-def _play_keys(session: Session, keys: dict[str, str]) -> None:
+def _shown(session: Session, *, wrap: bool) -> str:
+    if session.lists_actions:
+        # A page may be long: what happened stands below it, beside the prompt.
+        page = session.choices.view(session.observation, width=_width())
+        return f"{page}\n{paint(f'{session.progress} · {session.message}', 'dim')}"
+    board = draw(session.observation, legend(session.instructions), gap="")
+    shown = _wrapped(board) if wrap and board == session.observation else board
+    return f"{paint(session.message, 'dim')}\n{shown}"
+
+
+def _wrapped(text: str) -> str:
+    """Lines that are too long broken at spaces; short ones, boards above all, as they are."""
+    width = _width()
+    return "\n".join(line if len(line) <= width else textwrap.fill(line, width) for line in text.split("\n"))
+
+
+# -- single keys of a terminal -----------------------------------------------------------------------------------------
+
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_ENTER, _CLEAR, _LEAVE = "\x1b[?1049h" + _HIDE_CURSOR, "\x1b[H\x1b[2J", _SHOW_CURSOR + "\x1b[?1049l"
+_ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left"}
+_WASD = {"w": "up", "s": "down", "d": "right", "a": "left"}
+_KEY = re.compile(r"\x1b(?:[\[O][\d;]*([A-Za-z~]))?|.", re.DOTALL)
+
+
+def _play_keys(session: Session, keys: Mapping[str, str]) -> None:
     sys.stdout.write(_ENTER)
+    pressed, rules = pressed_keys(), False
     try:
-        with raw_keys() as ask:
-            while True:
-                _draw_screen(session, keys, rules=False)
-                key = read_key()
-                if key == "?":
-                    _draw_screen(session, keys, rules=True)
-                    key = read_key() and "esc"
-                if key in ("", "q", "Q"):
-                    break
-                if key in keys:
-                    session.act(keys[key])
-                elif key == "\n" and session.over:
-                    session.start()
-                elif key == "t":
-                    _type_answer(session, ask)
-                elif not _command(session, key) and key not in ("esc", "\n"):
-                    session.message = f"{key!r} does nothing here"
+        while True:
+            print(_CLEAR + _screen(session, keys, rules=rules), flush=True)
+            key = next(pressed, "q")
+            if rules or key == "?":
+                rules = not rules
+            elif key in ("q", "Q"):
+                break
+            elif key in keys:
+                session.act(keys[key])
+            elif key == "\n" and session.over:
+                session.start()
+            elif key == "t":
+                with contextlib.suppress(EOFError):
+                    if typed := input(f"{_SHOW_CURSOR}  answer> "):
+                        _play_line(session, typed)
+                sys.stdout.write(_HIDE_CURSOR)
+            elif key in _COMMANDS:
+                _COMMANDS[key](session)
+            elif key not in ("esc", "\n"):
+                session.message = f"{key!r} does nothing here"
     except KeyboardInterrupt:
         pass
     finally:
-        sys.stdout.write(_LEAVE)
-        sys.stdout.flush()
+        print(_LEAVE, end="", flush=True)
     state = "solved" if session.success else "over" if session.over else "unfinished"
     said = f"{state} after {len(session.turns)} turns, return {session.total:+g}"
     print(f"{session.record()['id']} seed {session.seed}: {said}")
 
 
-def _type_answer(session: Session, ask: Callable[[str], str]) -> None:
-    sys.stdout.write(_SHOW_CURSOR)
-    typed = ask("  answer> ")
-    sys.stdout.write(_HIDE_CURSOR)
-    if typed:
-        _line(session, typed)
+def pressed_keys() -> Iterator[str]:
+    """The keys of the terminal as they are pressed: characters, ``up``/``down``/``left``/``right``, ``esc`` for others.
 
+    Between two keys the terminal is as it was, so that a line can be asked for; Ctrl-C interrupts at any time.
+    """
+    import termios  # here, because only Unix has them
+    import tty
 
-def _draw_screen(session: Session, keys: dict[str, str], *, rules: bool) -> None:
-    on, width = coloured(), max(30, shutil.get_terminal_size().columns - 2)
-
-    def wrapped(text: str) -> str:
-        return textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ")
-
-    limit = f" of {session.max_turns}" if session.max_turns is not None else ""
-    lines = [
-        f"  {paint(str(session.record()['id']), 'bold', on=on)}   seed {session.seed}",
-        f"  turn {len(session.turns)}{limit}   return {session.total:+g}",
-        "",
-    ]
-    if rules:
-        lines += [*map(wrapped, session.instructions.splitlines()), "", paint("  any key goes back", "dim", on=on)]
-    else:
-        meanings = legend(session.instructions)
-        status = ("green", "bold") if session.success else ("red",) if session.over else ("bold",)
-        symbols = "   ".join(f"{symbol} {meaning}" for symbol, meaning in meanings.items())
-        lines += [
-            textwrap.indent(draw(session.observation, meanings, wide=True, on=on), "    "),
-            "",
-            paint(wrapped(session.message), *status, on=on),
-            "",
-            *([paint(wrapped(symbols), "dim", on=on)] if symbols else []),
-            paint(wrapped(_help(keys, over=session.over)), "dim", on=on),
-        ]
-    sys.stdout.write(_CLEAR + "\n".join(lines) + "\n")
-    sys.stdout.flush()
-
-
-def _help(keys: dict[str, str], *, over: bool) -> str:
-    if over:
-        return "Enter or r new episode   u take the last turn back   q quit"
-    moves = "arrows or wasd move   " if "w" in keys or "up" in keys else ""
-    digits = "".join(f"{key} {name}   " for key, name in keys.items() if key.isdigit())
-    return f"{moves}{digits}u undo   h hint   r new episode   t type an answer   ? rules   q quit"
-
-
-# -- single keys of a terminal -----------------------------------------------------------------------------------------
-
-_ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left"}
-_WASD = {"w": "up", "s": "down", "d": "right", "a": "left"}
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    while True:
+        try:
+            tty.setcbreak(handle, termios.TCSADRAIN)  # keeps what was pressed meanwhile
+            read = os.read(handle, 64).decode(errors="replace")
+        finally:
+            termios.tcsetattr(handle, termios.TCSADRAIN, before)
+        if not read:
+            return
+        for found in _KEY.finditer(read):
+            yield _ARROWS.get(found[1], "esc") if found[0].startswith("\x1b") else found[0]
 
 
 def action_keys(actions: Sequence[str]) -> dict[str, str]:
@@ -228,55 +176,36 @@ def action_keys(actions: Sequence[str]) -> dict[str, str]:
     ``action_keys(["Up", "Jump"])`` is ``{"up": "Up", "w": "Up", "1": "Jump"}``.
     """
     directions = {name.lower(): name for name in actions if name.lower() in _ARROWS.values()}
-    keys = dict(directions)
-    keys.update({key: directions[way] for key, way in _WASD.items() if way in directions})
+    letters = {key: directions[way] for key, way in _WASD.items() if way in directions}
     others = [name for name in actions if name.lower() not in directions]
-    if len(others) <= 9:
-        keys.update({str(i): name for i, name in enumerate(others, start=1)})
-    return keys
+    digits = {str(i): name for i, name in enumerate(others, start=1)} if len(others) <= 9 else {}
+    return {**directions, **letters, **digits}
 
 
-@contextlib.contextmanager
-def raw_keys() -> Iterator[Callable[[str], str]]:
-    """The terminal gives every key at once and shows none, until the end of the block; Ctrl-C still interrupts.
+def _screen(session: Session, keys: Mapping[str, str], *, rules: bool) -> str:
+    def wrapped(text: str) -> str:
+        return textwrap.fill(text, _width(), initial_indent="  ", subsequent_indent="  ")
 
-    Yields a function that asks for a whole line in between, shown and edited as usual.
-    """
-    handle = sys.stdin.fileno()
-    before = termios.tcgetattr(handle)
-
-    def ask(prompt: str) -> str:
-        termios.tcsetattr(handle, termios.TCSADRAIN, before)
-        try:
-            return input(prompt)
-        except EOFError:
-            return ""
-        finally:
-            tty.setcbreak(handle)
-
-    tty.setcbreak(handle)
-    try:
-        yield ask
-    finally:
-        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+    head = f"  {paint(str(session.record()['id']), 'bold')}   seed {session.seed}\n"
+    head += f"  {session.progress}   return {session.total:+g}\n\n"
+    if rules:
+        return "\n".join(
+            [head, *map(wrapped, session.instructions.splitlines()), "", paint("  any key goes back", "dim")]
+        )
+    meanings = legend(session.instructions)
+    status = ("green", "bold") if session.success else ("red",) if session.over else ("bold",)
+    symbols = "   ".join(f"{symbol} {meaning}" for symbol, meaning in meanings.items())
+    board = textwrap.indent(draw(session.observation, meanings, gap=" "), "    ")
+    below = [paint(wrapped(text), "dim") for text in (symbols, _help(keys, over=session.over)) if text]
+    return "\n".join([f"{head}{board}\n", paint(wrapped(session.message), *status), "", *below])
 
 
-def read_key() -> str:
-    """The next key: a character, ``up``/``down``/``left``/``right``, or empty at the end of the input."""
-    handle = sys.stdin.fileno()
-    first = os.read(handle, 1)
-    if first != b"\x1b":
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        while not (key := decoder.decode(first, final=not first)) and first:
-            first = os.read(handle, 1)
-        return key
-    # An arrow is ESC [ A or ESC O A; a lone ESC is followed by nothing.
-    rest = b""
-    while len(rest) < 6 and select.select([handle], [], [], 0.03)[0]:
-        rest += os.read(handle, 1)
-        if len(rest) > 1 and rest[-1:].isalpha():
-            break
-    return _ARROWS.get(rest[-1:].decode(errors="replace"), "esc") if rest[:1] in (b"[", b"O") else "esc"
+def _help(keys: Mapping[str, str], *, over: bool) -> str:
+    if over:
+        return "Enter or r new episode   u take the last turn back   q quit"
+    moves = "arrows or wasd move   " if "w" in keys or "up" in keys else ""
+    digits = "".join(f"{key} {name}   " for key, name in keys.items() if key.isdigit())
+    return f"{moves}{digits}u undo   h hint   r new episode   t type an answer   ? rules   q quit"
 
 
 # -- colours for observations that are boards of symbols ---------------------------------------------------------------
@@ -303,17 +232,12 @@ def legend(instructions: str) -> dict[str, str]:
     return dict(_MEANING.findall(instructions))
 
 
-def draw(observation: str, meanings: dict[str, str], *, wide: bool, on: bool) -> str:
-    """The board in colours, with a space between symbols when ``wide``; other text unchanged."""
-    lines = observation.split("\n")
-    symbols = {c for line in lines for c in line if not c.isspace()}
-    if len(lines) < 2 or not symbols or not symbols <= set(meanings):
+def draw(observation: str, meanings: Mapping[str, str], *, gap: str) -> str:
+    """The board in colours, with ``gap`` between symbols where they stand side by side; other text unchanged."""
+    symbols = set(observation) - set(" \t\n")
+    if "\n" not in observation or not symbols or not symbols <= set(meanings):
         return observation
-    styles = {symbol: _style(meanings[symbol]) for symbol in symbols}
-    spaced = wide and not any(c.isspace() for line in lines for c in line)
-    gap = " " if spaced else ""
-    return "\n".join(gap.join(paint(c, *styles[c], on=on) if c in styles else c for c in line) for line in lines)
-
-
-def _style(meaning: str) -> tuple[str, ...]:
-    return next((style for word, style in _STYLES if word in meaning), ("bold",))
+    styles = {s: next((style for word, style in _STYLES if word in meanings[s]), ("bold",)) for s in symbols}
+    gap = "" if set(observation) & set(" \t") else gap
+    lines = observation.split("\n")
+    return "\n".join(gap.join(paint(c, *styles[c]) if c in styles else c for c in line) for line in lines)

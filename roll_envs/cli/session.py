@@ -9,14 +9,10 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import gymnasium
-
 from roll_envs.cli.common import paint
-from roll_envs.env import TextEnv
+from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import ActionFormat, FreeFormat
-
-__all__ = ["COMMAND_LETTERS", "Choices", "Session", "available_actions"]
 
 COMMAND_LETTERS = frozenset("uhorq?t")
 """What a single letter means in ``play``; no action goes by one of these."""
@@ -70,11 +66,10 @@ class Choices:
     def read(self, typed: str) -> str | None:
         """The action that ``typed`` stands for: a number, a form's name and words, or the action itself."""
         text = typed.strip()
-        if text.isascii() and text.isdigit():
-            return self.fixed[int(text) - 1] if 0 < int(text[:6]) <= len(self.fixed) else None
-        same = {action.lower(): action for action in self.fixed}.get(text.lower())
-        if same is not None:
-            return same
+        known = {action.lower(): action for action in self.fixed}
+        known.update((str(number), action) for number, action in enumerate(self.fixed, start=1))
+        if text.lower() in known:
+            return known[text.lower()]
         name, _, words = text.partition(" ")
         for short, form in self.forms.items():
             before, after = _PLACEHOLDER.split(form, maxsplit=1)
@@ -92,7 +87,7 @@ class Choices:
         words = [f"{short} and words for {form}" for short, form in self.forms.items()]
         return ", ".join([part for part in (numbers, *words) if part])
 
-    def view(self, observation: str, *, width: int, on: bool) -> str:
+    def view(self, observation: str, *, width: int) -> str:
         """The observation, wrapped, with each choice's number where its text stands; the other choices below."""
         numbers: dict[str, int] = {}
         for number, action in enumerate(self.fixed, start=1):
@@ -100,6 +95,7 @@ class Choices:
             numbers.setdefault(_flat(inner.group(1) if inner else action), number)
         lines, shown = [], set()
         for line in observation.replace(_SEPARATOR, "\n").splitlines():
+            # A line is marked when its text, or that of the button in it, is what a choice would click.
             button = _BUTTON.fullmatch(line.strip())
             number = numbers.get(_flat(button.group(2) if button else line), 0)
             if button:
@@ -108,7 +104,7 @@ class Choices:
             shown.add(number)
             wrapped = textwrap.wrap(line, max(20, width - 6), break_on_hyphens=False) or [""]
             gap = " " * (5 - len(mark))
-            lines.append(f"{gap}{paint(mark, 'cyan', 'bold', on=on)} {wrapped[0]}".rstrip())
+            lines.append(f"{gap}{paint(mark, 'cyan', 'bold')} {wrapped[0]}".rstrip())
             lines += [f"      {more}" for more in wrapped[1:]]
         rest = [f"[{n}] {' '.join(a.split())}" for n, a in enumerate(self.fixed, start=1) if n not in shown]
         rest += [f"[{short} ...] {form}" for short, form in self.forms.items()]
@@ -124,9 +120,7 @@ def _flat(text: str) -> str:
 class Session:
     """One player at one environment; ``message`` says what the last call did."""
 
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], seed: int | None, options: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, env: AnyEnv, seed: int | None, options: Mapping[str, Any] | None = None) -> None:
         """``options`` go to ``reset`` of the first episode."""
         self.env = env
         self.text_env = env.unwrapped if isinstance(env.unwrapped, TextEnv) else None
@@ -158,10 +152,10 @@ class Session:
         return float(sum(t["reward"] for t in self.turns))
 
     @property
-    def max_turns(self) -> int | None:
-        """The turn limit, where the environment names one."""
+    def progress(self) -> str:
+        """How many turns were played, and of how many where the environment has a limit."""
         limit = getattr(self.env.unwrapped, "max_turns", None)
-        return limit if isinstance(limit, int) else None
+        return f"turn {len(self.turns)}" + (f" of {limit}" if isinstance(limit, int) else "")
 
     @property
     def instructions(self) -> str:
@@ -172,11 +166,6 @@ class Session:
     def info(self) -> Mapping[str, Any]:
         """What the environment said beside the observation that is shown."""
         return self.turns[-1]["info"] if self.turns else self._first_info
-
-    @property
-    def lists_actions(self) -> bool:
-        """Whether the environment lists what can be done, as :attr:`choices`."""
-        return bool(available_actions(self._first_info))
 
     @property
     def choices(self) -> Choices:
@@ -196,6 +185,7 @@ class Session:
             raise ConfigError(f"reset with seed {seed} and options {dict(options or {})} failed: {error}") from error
         self.seed, self.options = seed, dict(options or {})
         self.observation, self._first_info = str(observation), info
+        self.lists_actions = bool(available_actions(info))
         self.turns = []
         self._undo.clear()
         said = "".join(f", {name} {value}" for name, value in self.options.items())
@@ -206,14 +196,14 @@ class Session:
         if self.over:
             self.message = "the episode is over: r starts a new one, u takes the last turn back"
             return
-        if self.text_env is not None:
-            self._undo.append((self.observation, self.text_env.snapshot()))
+        before = (self.observation, self.text_env.snapshot()) if self.text_env is not None else None
         observation, reward, terminated, truncated, info = self.env.step(text)
+        if before is not None:  # only turns that were played can be taken back, not a step that raised
+            self._undo.append(before)
         self.observation = str(observation)
         ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
-        self.turns.append(
-            {"answer": text, "observation": self.observation, "reward": float(reward), **ends, "info": info}
-        )
+        turn = {"answer": text, "observation": self.observation, "reward": float(reward), **ends, "info": info}
+        self.turns.append(turn)
         self.message = f"{self._named(text)}: {self._what_happened(info, float(reward))}"
 
     def act(self, action: str) -> None:
@@ -224,11 +214,10 @@ class Session:
         said = self.read(action)
         if said is not None:
             self.answer(said)
-        elif self.format is None:
-            self.message = f"{action!r} is not an action here; type {self.choices.usage()} (='text' plays any text)"
         else:
-            names = ", ".join(self.format.actions[:12]) + (", ..." if len(self.format.actions) > 12 else "")
-            self.message = f"{action!r} is not an action: {names} (='text' plays any text as it is)"
+            names = self.format.actions if self.format is not None else ()
+            usage = ", ".join(names[:12]) + ", ..." * (len(names) > 12) if names else self.choices.usage()
+            self.message = f"{action!r} is not an action here; type {usage} (='text' plays any text)"
 
     def read(self, typed: str) -> str | None:
         """The answer that ``typed`` stands for; any text where the environment names and lists no actions."""
@@ -238,6 +227,7 @@ class Session:
             return typed
         lower = {name.lower(): i for i, name in enumerate(self.format.actions)}
         parts = typed.replace(self.format.separator, " ").replace(",", " ").split()
+        # "up left" are two actions, but the name of one may have a space in it.
         for names in (parts, [typed.strip()]):
             indices = [lower[name.lower()] for name in names if name.lower() in lower]
             if names and len(indices) == len(names) <= self.format.max_actions:
@@ -247,6 +237,7 @@ class Session:
     def _read_free(self, typed: str) -> str | None:
         """One of the listed actions, in the environment's form; ``None`` when there are some and it is none of them."""
         choices = self.choices
+        # In a form with tags a person may type the whole answer, tags and all, or the action alone.
         inner = self.free.read(typed) if self.free is not None else typed
         if not choices or (inner is not None and inner != typed.strip() and choices.read(inner) is not None):
             return typed
@@ -276,8 +267,7 @@ class Session:
 
     def _named(self, text: str, most: int = 60) -> str:
         """An answer as a person would say it, at most so many characters."""
-        read = self.format.parse(text) if self.format is not None else None
-        if self.format is not None and read is not None and read.valid:
+        if self.format is not None and (read := self.format.parse(text)).valid:
             return ", ".join(self.format.actions[a] for a in read.actions)
         short = text if len(text) <= most else text[: most - 3] + "..."
         return short if short.isascii() and short.isprintable() else ascii(short)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import textwrap
-from typing import Any
 
 from roll_envs import env_registry as registry
 from roll_envs.cli.common import add_kwargs, make_env, paint, print_json
-from roll_envs.env import TextEnv
-from roll_envs.settings import accepted_names
-
-__all__ = ["SUMMARY", "add_arguments", "run"]
+from roll_envs.env import EnvironmentCard, TextEnv
+from roll_envs.settings import settings_model
 
 SUMMARY = "the card of an environment, its arguments and an example"
 
@@ -28,49 +24,45 @@ def run(options: argparse.Namespace) -> int:
     """Print the card as text or JSON."""
     card = registry.card(options.id)
     cls = registry.environment_class(options.id)
-    accepted = accepted_names(cls)
+    model = settings_model(cls)
+    takes_any = model.model_config["extra"] == "allow"
+    # The example is made with --kwargs; the card and the defaults are those of the id.
     env = make_env(options.id, options.kwargs)
     observation, _ = env.reset(seed=options.seed)
     instructions = env.instructions if isinstance(env, TextEnv) else ""
     env.close()
-    parameters = inspect.signature(cls).parameters
-    defaults = {n: _default(card.kwargs.get(n, parameters[n].default)) for n in accepted or ()}
+    settings = {field.alias or name: field for name, field in model.model_fields.items()}
+    required = {name: "(required)" for name, field in settings.items() if field.is_required()}
+    defaults = {name: field.default for name, field in settings.items()} | required | dict(card.kwargs)
     if options.json:
         fields = {name: getattr(card, name) for name in card.__slots__}
         example = {"seed": options.seed, "instructions": instructions, "observation": observation}
-        print_json({**fields, "accepted_kwargs": defaults, "any_kwargs": accepted is None, "example": example})
+        print_json({**fields, "accepted_kwargs": defaults, "any_kwargs": takes_any, "example": example})
         return 0
-    print(paint(card.id, "bold"))
-    print(card.summary)
-    low, high = card.reward_range
-    for name, text in (
-        ("tests", card.tests),
-        ("turns", card.turns),
-        ("reward range", f"{low:g} to {high:g}"),
-        ("rewards", card.rewards),
-        ("success", card.success),
-        ("splits", card.splits),
-        ("versions", "; ".join(f"{v}: {what}" for v, what in card.versions.items())),
-        ("citation", card.citation),
-        *((("differences" if i == 0 else ""), f"- {d}") for i, d in enumerate(card.differences)),
-    ):
-        if text:
-            _entry(name, text)
-    for i, (name, value) in enumerate(defaults.items()):
-        _entry("arguments" if i == 0 else "", f"{name} = {value!r}")
-    if accepted is None:
-        _entry("arguments", "any")
+    print(f"{paint(card.id, 'bold')}\n{card.summary}")
+    arguments = [f"{name} = {value!r}" for name, value in defaults.items()] + ["any"] * takes_any
+    for name, texts in {**_entries(card), "arguments": arguments}.items():
+        indent = "  " if name == "differences" else ""
+        lines = [line for text in texts for line in textwrap.wrap(text, 96, subsequent_indent=indent)]
+        for i, line in enumerate(lines):
+            print(f"  {paint(f'{name if i == 0 else chr(32):13}', 'cyan')} {line}")
     if instructions:
         print(f"\n{paint('Instructions', 'bold')}\n{instructions}")
     print(f"\n{paint(f'First observation of seed {options.seed}', 'bold')}\n{observation}")
     return 0
 
 
-def _default(value: Any) -> Any:
-    return "(required)" if value is inspect.Parameter.empty else list(value) if isinstance(value, tuple) else value
-
-
-def _entry(name: str, text: str) -> None:
-    filled = textwrap.wrap(text, 96, subsequent_indent="  " if text.startswith("- ") else "") or [""]
-    for i, line in enumerate(filled):
-        print(f"  {paint(f'{name if i == 0 else chr(32):13}', 'cyan')} {line}")
+def _entries(card: EnvironmentCard) -> dict[str, list[str]]:
+    """The card's parts by their names, each as paragraphs."""
+    low, high = card.reward_range
+    return {
+        "tests": [card.tests],
+        "turns": [card.turns],
+        "reward range": [f"{low:g} to {high:g}"],
+        "rewards": [card.rewards],
+        "success": [card.success],
+        "splits": [card.splits],
+        "versions": [f"{version}: {what}" for version, what in card.versions.items()],
+        "citation": [card.citation],
+        "differences": [f"- {each}" for each in card.differences],
+    }

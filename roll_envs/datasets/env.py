@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import gymnasium
+from pydantic import Field
 
 from roll_envs.datasets.tasks import SAMPLE_ROWS, SPLITS, DataTask, Fields, given_rows, make_tasks, read_rows
 from roll_envs.env import AnyText, TextEnv
@@ -15,76 +14,67 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.parsing import FreeFormat, make_free_format
 from roll_envs.verifiers import Failed, Score, Verifier, as_verifier, close_verifier, judge
 
-__all__ = ["DatasetEnv"]
-
 VerifierSpec = str | Mapping[str, Any] | Verifier
 
-INSTRUCTIONS = "Answer the question or solve the task."
-FEEDBACK = "That is not right. Try again."
 UNREAD = "The answer could not be read."
 
 
+class DatasetSettings(Fields):
+    """Arguments of ``roll/Dataset-v0``."""
+
+    path: Any = None
+    """JSON lines, JSON (both also ``.gz``) or Parquet (extra ``data``), one or several files."""
+    rows: Any = None
+    """Rows from Python; without these and files, 200 small sums."""
+    verifier: Any = None
+    """For all rows: a name, ``{"name": ..., **settings}`` or a verifier."""
+    verifiers: Mapping[str, Any] | None = None
+    """Verifiers by the value of ``domain_field``."""
+    oracle_field: str | None = None
+    """A right answer, where the reference is none."""
+    split: Literal["train", "validation", "test", "all"] = "all"
+    max_attempts: int = Field(1, ge=1)
+    """Tries until one passes; the last is paid."""
+    feedback: str = "That is not right. Try again."
+    """Said between tries."""
+    show_detail: bool = False
+    """Whether the feedback says what the verifier said."""
+    instructions: str = "Answer the question or solve the task."
+    action_format: str = "word"
+    format_penalty: float = Field(0.0, ge=-1e6, le=0)
+    """Added to the reward for an answer that cannot be read."""
+    render_mode: Literal["ansi"] | None = None
+
+
 class DatasetEnv(TextEnv):
-    """One row of a data set is one task (see ``docs/verifiers.md`` for every argument)."""
+    """One row of a data set is one task."""
 
     action_format: FreeFormat
     splits: ClassVar[tuple[str, ...]] = SPLITS
 
-    def __init__(
-        self,
-        *,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-        rows: Iterable[Mapping[str, Any]] | None = None,
-        verifier: VerifierSpec | None = None,
-        verifiers: Mapping[str, VerifierSpec] | None = None,
-        prompt: str | None = None,
-        reference_field: str | None = None,
-        domain_field: str = "domain",
-        verifier_field: str | None = None,
-        oracle_field: str | None = None,
-        split_field: str | None = None,
-        id_field: str | None = None,
-        split_shares: Sequence[float] = (0.9, 0.05, 0.05),
-        split_salt: str = "",
-        split: str = "all",
-        max_attempts: int = 1,
-        feedback: str = FEEDBACK,
-        show_detail: bool = False,
-        instructions: str = INSTRUCTIONS,
-        action_format: str = "word",
-        format_penalty: float = 0.0,
-        render_mode: str | None = None,
-    ) -> None:
-        """Wrong arguments, and rows that lack what they name, raise :class:`~roll_envs.errors.ConfigError`."""
-        if path is not None and rows is not None:
-            raise ConfigError("give path or rows, not both")
-        data = read_rows(path) if path is not None else given_rows(rows) if rows is not None else SAMPLE_ROWS
-        if path is None and rows is None and verifier is None:
-            verifier = "normalized"
-        self.split = _one_of("split", split, SPLITS)
-        self.render_mode = _one_of("render_mode", render_mode, (None, "ansi"))
-        self.max_turns = _count("max_attempts", max_attempts)
-        self.format_penalty = _penalty(format_penalty)
-        self.feedback, self.show_detail, self._text = str(feedback), bool(show_detail), str(instructions)
-        self.action_format = make_free_format(action_format, example="your answer")
+    def __init__(self, settings: DatasetSettings) -> None:
+        """Rows that lack what the settings name raise :class:`~roll_envs.errors.ConfigError`."""
+        self.settings = settings
+        self.render_mode = settings.render_mode
+        self.max_turns = settings.max_attempts
+        self.action_format = make_free_format(settings.action_format, example="your answer")
         self.action_space = AnyText((self.action_format.write("42"), self.action_format.write("I do not know.")))
         self.observation_space = AnyText()
-        fields = Fields(
-            template=prompt,
-            reference=reference_field,
-            domain=domain_field if verifiers is not None else None,
-            verifier=verifier_field,
-            split=split_field,
-            id=id_field,
-            shares=_shares(split_shares),
-            salt=str(split_salt),
-        )
-        self.tasks = make_tasks(data, fields)
-        self._oracle_field = oracle_field
-        self._verifiers = _Verifiers(self.tasks, verifier, verifiers, verifier_field)
-        self._by_split = {
-            name: [i for i, task in enumerate(self.tasks) if name in ("all", task.split)] for name in SPLITS
-        }
+        path, rows, verifier, by_domain = settings.path, settings.rows, settings.verifier, settings.verifiers
+        if path is not None and rows is not None:
+            raise ConfigError("give path or rows, not both")
+        if path is None and rows is None:
+            rows, verifier = SAMPLE_ROWS, "normalized" if verifier is None else verifier
+        # Without verifiers by domain rows need not have one.
+        fields = settings.model_copy(update={} if by_domain is not None else {"domain_field": None})
+        self.tasks = make_tasks(given_rows(rows) if path is None else read_rows(path), fields)
+        self._made: dict[str, Verifier] = {}
+        """Verifiers that were made here, by their specs."""
+        self._common = None if verifier is None else self._verifier(verifier)
+        self._by_domain = {name: self._verifier(spec) for name, spec in (by_domain or {}).items()}
+        self._refuse_unjudged()
+        numbers = range(len(self.tasks))
+        self._by_split = {s: [i for i in numbers if s in ("all", self.tasks[i].split)] for s in SPLITS}
         self._row = -1
         self._turns, self._over, self._shown = 0, True, ""
 
@@ -93,7 +83,7 @@ class DatasetEnv(TextEnv):
         """What to do and how to answer."""
         form = f" {self.action_format.instructions}" if self.action_format.tag else ""
         attempts = f" You have {self.max_turns} attempts." if self.max_turns > 1 else ""
-        return f"{self._text}{attempts}{form}"
+        return f"{self.settings.instructions}{attempts}{form}"
 
     @property
     def task(self) -> DataTask:
@@ -119,7 +109,9 @@ class DatasetEnv(TextEnv):
             if isinstance(row, bool) or not hasattr(row, "__index__") or not 0 <= int(row) < len(self.tasks):
                 raise ConfigError(f"row must be the number of a row, 0 to {len(self.tasks) - 1}, not {row!r}")
             return int(row)
-        split = _one_of("split", options.get("split", self.split), SPLITS)
+        split = options.get("split", self.settings.split)
+        if split not in SPLITS:
+            raise ConfigError(f"split must be one of {', '.join(map(repr, SPLITS))}, not {split!r}")
         numbers = self._by_split[split]
         if not numbers:
             there = ", ".join(f"{len(self._by_split[name])} {name}" for name in SPLITS[:3])
@@ -135,14 +127,18 @@ class DatasetEnv(TextEnv):
         if self._over:
             raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
         said = self.action_format.read(action)
-        score = Score(value=0.0, passed=False, detail=UNREAD) if said is None else self._judged(said)
+        score = Score(value=0.0, passed=False, detail=UNREAD) if said is None else self._judge(said)
+        if isinstance(score, Failed):
+            raise EnvironmentFaultError(f"row {self._row} could not be judged: {score.reason}")
         self._turns += 1
         last = score.passed or self._turns >= self.max_turns
         self._over = last
+        # Only the last attempt is paid: else a wrong answer that is worth something could be given again and again.
         value = score.value if last else 0.0
-        penalty = self.format_penalty if said is None else 0.0
+        penalty = self.settings.format_penalty if said is None else 0.0
         if not last:
-            told = [UNREAD if said is None else self.feedback, score.detail if self.show_detail else ""]
+            settings = self.settings
+            told = [UNREAD if said is None else settings.feedback, score.detail if settings.show_detail else ""]
             self._shown = "\n".join([line for line in told if line] + ["", self.task.prompt])
         info = {
             "success": score.passed,
@@ -157,12 +153,6 @@ class DatasetEnv(TextEnv):
         }
         return self._shown, value + penalty, last, False, info
 
-    def _judged(self, answer: str) -> Score:
-        verdict = self._verifiers.judge(self.task, answer)
-        if isinstance(verdict, Failed):
-            raise EnvironmentFaultError(f"row {self._row} could not be judged: {verdict.reason}")
-        return verdict
-
     def legal_answers(self) -> list[str]:
         """Any text is allowed; this is one."""
         return [self.action_format.write("I do not know.")]
@@ -172,14 +162,16 @@ class DatasetEnv(TextEnv):
         if self._over:
             return None
         task = self.task
-        known = task.row.get(self._oracle_field) if self._oracle_field is not None else task.reference
+        field = self.settings.oracle_field
+        known = task.reference if field is None else task.row.get(field)
+        # Of several references that are as good, the first is one answer.
         if isinstance(known, Sequence) and not isinstance(known, str) and known:
             known = known[0]
         if isinstance(known, bool) or not isinstance(known, str | int | float):
             return None
         answer = self.action_format.write(str(known))
         said = self.action_format.read(answer)
-        verdict = self._verifiers.judge(task, said) if said is not None else None
+        verdict = self._judge(said) if said is not None else None
         return [answer] if isinstance(verdict, Score) and verdict.passed else None
 
     def render(self) -> str:
@@ -190,13 +182,8 @@ class DatasetEnv(TextEnv):
         """The row, what is shown, counters and the generator."""
         if self._row < 0:
             raise gymnasium.error.ResetNeeded("there is nothing to take a snapshot of before reset()")
-        return {
-            "row": self._row,
-            "turns": self._turns,
-            "over": self._over,
-            "shown": self._shown,
-            "np_random": self.np_random.bit_generator.state,
-        }
+        place = {"row": self._row, "turns": self._turns, "over": self._over, "shown": self._shown}
+        return {**place, "np_random": self.np_random.bit_generator.state}
 
     def restore(self, snapshot: Mapping[str, Any]) -> str:
         """Continue from ``snapshot``; its ``np_random`` may be missing (the generator then stays as it is)."""
@@ -215,24 +202,14 @@ class DatasetEnv(TextEnv):
 
     def close(self) -> None:
         """Close the verifiers that were made for this environment."""
-        self._verifiers.close()
+        for made in self._made.values():
+            close_verifier(made)
 
+    # -- who judges: the row's own verifier, that of its domain, or the one for all ------------------------------------
 
-class _Verifiers:
-    """Who judges which row: the row's own verifier, that of its domain, or the one for all."""
-
-    def __init__(
-        self,
-        tasks: Sequence[DataTask],
-        common: VerifierSpec | None,
-        by_domain: Mapping[str, VerifierSpec] | None,
-        field: str | None,
-    ) -> None:
-        self._made: dict[str, Verifier] = {}
-        """Those that were made here, by their specs."""
-        self._common = None if common is None else self._verifier(common)
-        self._by_domain = {name: self._verifier(spec) for name, spec in (by_domain or {}).items()}
-        for number, task in enumerate(tasks if common is None else ()):
+    def _refuse_unjudged(self) -> None:
+        by_domain, field = self.settings.verifiers, self.settings.verifier_field
+        for number, task in enumerate(self.tasks if self._common is None else ()):
             if task.verifier is None and task.domain not in self._by_domain:
                 if by_domain is not None:
                     why = f"is of the domain {task.domain!r}; verifiers has {', '.join(map(repr, by_domain)) or 'none'}"
@@ -240,15 +217,8 @@ class _Verifiers:
                     why = "has none of its own" + ("" if field is None else f" in the field {field!r}")
                 raise ConfigError(f"no verifier for row {number}: it {why}; give one for all in verifier='exact', ...")
 
-    def _verifier(self, spec: VerifierSpec) -> Verifier:
-        if not isinstance(spec, str | Mapping):
-            return as_verifier(spec)
-        key = repr(spec)
-        if key not in self._made:
-            self._made[key] = as_verifier(spec)
-        return self._made[key]
-
-    def judge(self, task: DataTask, answer: str) -> Score | Failed:
+    def _judge(self, answer: str) -> Score | Failed:
+        task = self.task
         chosen = self._by_domain.get(task.domain, self._common)
         if task.verifier is not None:
             try:
@@ -258,35 +228,10 @@ class _Verifiers:
         assert chosen is not None
         return judge(chosen, answer, task.reference, {**task.row, "prompt": task.prompt})
 
-    def close(self) -> None:
-        for made in self._made.values():
-            close_verifier(made)
-
-
-def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> Any:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-    return value
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
-        raise ConfigError(f"{name} must be a whole number of 1 or more, not {value!r}")
-    return int(value)
-
-
-def _penalty(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e6 <= value <= 0:
-        raise ConfigError(f"format_penalty is added to the reward: it must be a number of 0 or less, not {value!r}")
-    return float(value)
-
-
-def _shares(value: Any) -> tuple[float, float, float]:
-    usable = (
-        isinstance(value, Sequence)
-        and len(value) == 3
-        and all(isinstance(share, int | float) and not isinstance(share, bool) and share >= 0 for share in value)
-    )
-    if not usable or not math.isclose(sum(value), 1.0, abs_tol=1e-6):
-        raise ConfigError(f"split_shares are three shares for {', '.join(SPLITS[:3])} that add up to 1, not {value!r}")
-    return float(value[0]), float(value[1]), float(value[2])
+    def _verifier(self, spec: VerifierSpec) -> Verifier:
+        if not isinstance(spec, str | Mapping):
+            return as_verifier(spec)
+        key = repr(spec)
+        if key not in self._made:
+            self._made[key] = as_verifier(spec)
+        return self._made[key]

@@ -9,25 +9,44 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import field_validator
 
 from roll_envs.errors import ConfigError, MissingExtraError
-
-__all__ = ["SAMPLE_ROWS", "SPLITS", "DataTask", "Fields", "Rows", "given_rows", "make_tasks", "read_rows", "split_of"]
+from roll_envs.settings import Settings
 
 Rows = Sequence[Mapping[str, Any]]
 
-_JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
-_KEPT_FILES = 8
+T = TypeVar("T")
 
-_read: dict[tuple[tuple[str, int, int], ...], Rows] = {}
+_KEPT = 16
+"""So many data sets, and so many lists of tasks, are kept for the environments that are made later."""
+
+_read: dict[Any, Rows] = {}
+_made: dict[Any, tuple[Rows, Sequence[DataTask]]] = {}
 _lock = threading.Lock()
+
+
+def _kept(cache: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
+    """What ``make`` gave the first time, for as long as ``key`` is one of the last that were asked for."""
+    with _lock:  # so that of several threads one reads a file, and all get the same object
+        if key not in cache:
+            found = make()
+            if len(cache) >= _KEPT:
+                cache.pop(next(iter(cache)))
+            cache[key] = found
+        return cache[key]
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def read_rows(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Rows:
@@ -38,16 +57,11 @@ def read_rows(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(p) for p in path]
     if not paths:
         raise ConfigError("path names no file")
-    key = tuple(_identity(p) for p in paths)
-    with _lock:
-        if key not in _read:
-            rows = [row for p in paths for row in _rows_of(p)]
-            if not rows:
-                raise ConfigError(f"there is no row in {', '.join(map(str, paths))}")
-            if len(_read) >= _KEPT_FILES:
-                _read.pop(next(iter(_read)))
-            _read[key] = rows
-        return _read[key]
+    # A file that was written again has another time or size, and is read again.
+    rows = _kept(_read, tuple(map(_identity, paths)), lambda: [row for p in paths for row in _rows_of(p)])
+    if not rows:
+        raise ConfigError(f"there is no row in {', '.join(map(str, paths))}")
+    return rows
 
 
 def _identity(path: Path) -> tuple[str, int, int]:
@@ -60,14 +74,10 @@ def _identity(path: Path) -> tuple[str, int, int]:
 
 def _rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
     name = path.name.lower()
-    if name.endswith(_JSON_LINES):
-        return _json_lines(path)
-    if name.endswith((".json", ".json.gz")):
-        return _json(path)
-    if name.endswith(".parquet"):
-        return _parquet(path)
-    allowed = ", ".join((*_JSON_LINES, ".json", ".json.gz", ".parquet"))
-    raise ConfigError(f"{str(path)!r} is of no known kind; known are {allowed}")
+    kind = Path(name.removesuffix(".gz")).suffix
+    if kind not in _READERS or (kind == ".parquet" and name.endswith(".gz")):
+        raise ConfigError(f"{str(path)!r} is of no known kind; known are {', '.join(_READERS)}, and JSON packed as .gz")
+    return _READERS[kind](path)
 
 
 def _open(path: Path) -> Any:
@@ -109,6 +119,9 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         raise ConfigError(f"{path} is no Parquet file: {error}") from error
 
 
+_READERS = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".parquet": _parquet}
+
+
 def given_rows(rows: Iterable[Mapping[str, Any]]) -> Rows:
     """Rows given in Python; a sequence stays the object it is. Raises :class:`ConfigError`."""
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
@@ -137,9 +150,15 @@ SAMPLE_ROWS: Rows = tuple(
 
 SPLITS = ("train", "validation", "test", "all")
 _OTHER_NAMES = {
-    "training": "train", "dev": "validation", "val": "validation", "valid": "validation", "eval": "test",
-    "evaluation": "test", "testing": "test", "held-out": "test",
-}  # fmt: skip
+    "training": "train",
+    "dev": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "eval": "test",
+    "evaluation": "test",
+    "testing": "test",
+    "held-out": "test",
+}
 _PROMPTS = ("prompt", "question", "problem", "instruction", "input")
 _REFERENCES = (
     "reference",
@@ -152,22 +171,33 @@ _REFERENCES = (
     "output",
 )
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
-_KEPT_TASKS = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fields:
-    """Where things stand in a row; a dotted name leads into nested mappings."""
+class Fields(Settings):
+    """What stands where in a row; a dotted name leads into nested mappings."""
 
-    template: str | None = None
+    prompt: str | None = None
     """Text with ``{field}`` in it; without one the first of prompt, question, problem, instruction, input."""
-    reference: str | None = None
-    domain: str | None = None
-    verifier: str | None = None
-    split: str | None = None
-    id: str | None = None
-    shares: tuple[float, float, float] = (0.9, 0.05, 0.05)
-    salt: str = ""
+    reference_field: str | None = None
+    """Without one the first of reference, answer, ground_truth, reward_model.ground_truth, solution, tests, ..."""
+    domain_field: str | None = "domain"
+    """Which of ``verifiers`` judges the row; read where these are given."""
+    verifier_field: str | None = None
+    """The row's own verifier."""
+    split_field: str | None = None
+    """The row's split; without one it follows from a hash of the prompt, or of ``id_field``."""
+    id_field: str | None = None
+    split_shares: Sequence[float] = (0.9, 0.05, 0.05)
+    """Of train, validation and test, where the split follows from a hash."""
+    split_salt: str = ""
+    """Another one gives other splits."""
+
+    @field_validator("split_shares")
+    @classmethod
+    def _shares(cls, shares: Sequence[float]) -> Sequence[float]:
+        if len(shares) != 3 or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+            raise ValueError(f"should be three shares for {', '.join(SPLITS[:3])} that add up to 1")
+        return shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,35 +214,23 @@ class DataTask:
     split: str
 
 
-_made: dict[tuple[int, Fields], tuple[Rows, Sequence[DataTask]]] = {}
-
-
 def make_tasks(rows: Rows, fields: Fields) -> Sequence[DataTask]:
     """The tasks of rows; the same rows and fields give the same object. Raises :class:`ConfigError` with the row."""
-    key = (id(rows), fields)
-    with _lock:
-        kept = _made.get(key)
-        if kept is not None and kept[0] is rows and len(kept[1]) == len(rows):
-            return kept[1]
-    tasks = tuple(_task(row, number, fields) for number, row in enumerate(rows))
-    with _lock:
-        if len(_made) >= _KEPT_TASKS:
-            _made.pop(next(iter(_made)))
-        _made[key] = (rows, tasks)
-    return tasks
+    # The rows are kept beside their tasks: while they are, no other object has their id.
+    key = (id(rows), len(rows), repr([getattr(fields, name) for name in Fields.model_fields]))
+    return _kept(_made, key, lambda: (rows, tuple(_task(row, n, fields) for n, row in enumerate(rows))))[1]
 
 
 def _task(row: Mapping[str, Any], number: int, fields: Fields) -> DataTask:
-    prompt = _prompt(row, number, fields.template)
+    prompt = _prompt(row, number, fields.prompt)
     if not prompt.strip():
         raise ConfigError(f"the prompt of row {number} is empty")
-    domain = "" if fields.domain is None else str(_need(row, fields.domain, number))
     return DataTask(
         prompt=prompt,
-        reference=_reference(row, number, fields.reference),
+        reference=_reference(row, number, fields.reference_field),
         row=row,
-        domain=domain,
-        verifier=None if fields.verifier is None else _find(row, fields.verifier)[1],
+        domain="" if fields.domain_field is None else str(_need(row, fields.domain_field, number)),
+        verifier=None if fields.verifier_field is None else _find(row, fields.verifier_field)[1],
         split=_split(row, number, prompt, fields),
     )
 
@@ -239,27 +257,24 @@ def _text(value: Any) -> str:
 def _reference(row: Mapping[str, Any], number: int, name: str | None) -> Any:
     if name is not None:
         return _need(row, name, number)
-    for known in _REFERENCES:
-        found, value = _find(row, known)
-        if found:
-            return value
-    return None
+    return next((value for found, value in (_find(row, known) for known in _REFERENCES) if found), None)
 
 
 def _split(row: Mapping[str, Any], number: int, prompt: str, fields: Fields) -> str:
-    if fields.split is not None:
-        name = str(_need(row, fields.split, number)).lower()
+    if fields.split_field is not None:
+        name = str(_need(row, fields.split_field, number)).lower()
         name = _OTHER_NAMES.get(name, name)
         if name not in SPLITS[:3]:
             raise ConfigError(f"row {number} is of the split {name!r}; splits are {', '.join(SPLITS[:3])}")
         return name
-    key = prompt if fields.id is None else str(_need(row, fields.id, number))
-    return split_of(key, fields.shares, fields.salt)
+    key = prompt if fields.id_field is None else str(_need(row, fields.id_field, number))
+    return split_of(key, fields.split_shares, fields.split_salt)
 
 
-def split_of(key: str, shares: tuple[float, float, float], salt: str = "") -> str:
+def split_of(key: str, shares: Sequence[float], salt: str = "") -> str:
     """The split of a row by a hash of its key: the same on any host, whatever other rows there are."""
     digest = hashlib.blake2b(f"{salt}|{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    # A number from 0 to 1 that depends on nothing but salt and key.
     point = int.from_bytes(digest, "big") / 2**64
     if point < shares[0]:
         return "train"

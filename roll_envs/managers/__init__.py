@@ -1,10 +1,15 @@
 """Episode managers: what the next prompt shows (context), one episode, and the driver of many at once."""
 
-from roll_envs.managers.attempt import EpisodeLimits
-from roll_envs.managers.context import Context, History, load_context
-from roll_envs.managers.driver import EpisodeDriver
-from roll_envs.managers.episode import EpisodeSettings, Respond, episode, play_episode
-from roll_envs.managers.stream import GroupStream
+from roll_envs.managers.driver import EpisodeDriver, EpisodeLimits, GroupStream
+from roll_envs.managers.episode import (
+    Context,
+    EpisodeSettings,
+    History,
+    Respond,
+    episode,
+    load_context,
+    play_episode,
+)
 
 __all__ = [
     "Context",

@@ -1,8 +1,8 @@
 """EpisodeDriver: one thread drives thousands of episodes, each of which ends exactly once, whatever goes wrong.
 
-:mod:`roll_envs.managers.attempt` says which calls play an episode, :mod:`roll_envs.managers.calls` which thread makes
-them; here episodes are begun, parked while a policy answers, given up at their deadlines, and ended or tried again. A
-failure is retried from the start within a budget; it is never a reward.
+:mod:`roll_envs.managers.calls` says which calls an attempt at an episode makes, and on which thread; here attempts are
+begun, parked while a policy answers, given up at their deadlines, and ended or tried again. A failure is retried from
+the start within a budget; it is never a reward.
 
 All state belongs to the thread that drives; others only append to its inbox. So the calls of one environment come one
 after the other, but not always from the same thread.
@@ -11,38 +11,123 @@ after the other, but not always from the same thread.
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
-from typing import Any
+from itertools import chain
+from operator import attrgetter
 
 from roll_envs.errors import DeadlineExceededError, RollError
-from roll_envs.managers.attempt import Attempt, Collection, EpisodeLimits, calls_of, close_quietly, failed
-from roll_envs.managers.calls import Calls, Pause, Place, Work
-from roll_envs.managers.episode import Env, EpisodeSettings, Respond
-from roll_envs.managers.stream import GroupStream, OnDone
+from roll_envs.managers.calls import Attempt, CallKind, Calls, Pause, Place, call_kinds, result_of
+from roll_envs.managers.episode import Env, EpisodeSettings, Respond, close_quietly
 from roll_envs.policy import Policy
-from roll_envs.types import Group, Task, Trajectory
+from roll_envs.types import Completion, Group, Task, Trajectory
 
-__all__ = ["EpisodeDriver", "EpisodeLimits"]
+OnDone = Callable[[Trajectory], None]
 
 _SCAN_S = 0.1
 """How often the driving thread looks for episodes past a deadline."""
+_LISTEN_S = 0.2
+"""How long a wait for groups may stay deaf to Ctrl-C, where a signal does not end it."""
 _CLOSE_WAIT_S = 0.5
 """How long closing waits for threads, so that those that can end do so before the process does."""
 _CLOSERS = 8
 """Threads that close environments at the end."""
 
 
-_Inbox = deque[tuple[Work[Attempt], Any]]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeLimits:
+    """Deadlines in seconds and budgets of a driver."""
+
+    max_running: int = 128
+    attempts: int = 3
+    turn_timeout_s: float = 120.0
+    env_timeout_s: float = 60.0
+    episode_timeout_s: float = 600.0
 
 
-class EpisodeDriver:
+class GroupStream:
+    """Groups of ``tasks`` in the order in which they finish. Iterate over it once.
+
+    Whatever the iteration raises, an error of ``on_done`` for one, ends with ``close``, the driver's.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], group_size: int, on_done: OnDone | None, close: Callable[[], None]
+    ) -> None:
+        self._tasks, self._size, self._on_done, self._close = tasks, group_size, on_done, close
+        self._played: list[list[Trajectory]] = [[] for _ in tasks]
+        self._missing = len(tasks) * group_size
+        self.ended: list[tuple[int, Trajectory]] = []
+        """Written by the driving thread; delivered in batches."""
+        self._delivered: queue.SimpleQueue[list[tuple[int, Trajectory]] | RollError] = queue.SimpleQueue()
+
+    def deliver(self) -> bool:
+        """Hand over what ended since the last time; whether that is all."""
+        ended, self.ended = self.ended, []
+        self._missing -= len(ended)
+        self._delivered.put(ended)
+        return self._missing == 0
+
+    def fail(self, error: RollError) -> None:
+        """Raise ``error`` where the groups are waited for."""
+        self._delivered.put(error)
+
+    def _receive(self) -> list[tuple[int, Trajectory]]:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                delivered = self._delivered.get(timeout=_LISTEN_S)
+                if isinstance(delivered, RollError):
+                    raise delivered
+                return delivered
+
+    def __iter__(self) -> Iterator[Group]:
+        missing = len(self._tasks) if self._size else 0
+        try:
+            while missing:
+                for number, trajectory in self._receive():
+                    self._played[number].append(trajectory)
+                    if self._on_done is not None:
+                        self._on_done(trajectory)
+                    if len(self._played[number]) == self._size:
+                        missing -= 1
+                        yield self._group(number)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._close()
+            raise
+
+    def _group(self, number: int) -> Group:
+        members = sorted(self._played[number], key=attrgetter("member"))
+        return Group(task=self._tasks[number], trajectories=tuple(members))
+
+    def in_order(self) -> list[Group]:
+        """Wait for all groups; returns them in the order of the tasks."""
+        waited = sum(1 for _ in self)
+        return [self._group(number) for number in range(waited)]
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An episode that somebody waits for, through all its attempts."""
+
+    stream: GroupStream
+    number: int
+    """Place of its task in the stream's tasks."""
+    env_key: str
+    new_attempt: Callable[[], Attempt]
+    attempts: int = 0
+    started: float = 0.0
+    """When this attempt began."""
+
+
+class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
     """Plays tasks with up to ``limits.max_running`` episodes at a time.
 
     A :class:`~roll_envs.policy.Policy` is given requests by ``submit``; any other answerer is called with the
@@ -53,21 +138,20 @@ class EpisodeDriver:
 
     def __init__(self, make_env: Callable[[Task], Env], limits: EpisodeLimits) -> None:
         self._make_env, self._limits = make_env, limits
-        self._inbox: _Inbox = deque()
-        """Work that was done, with what came of it."""
-        self._wake = threading.Event()
-        self._pending: deque[Attempt] = deque()
-        self._running: set[Attempt] = set()
+        self._inbox: queue.SimpleQueue[Future[Completion] | Attempt | None] = queue.SimpleQueue()
+        """Answers of policies, and attempts with what came of their calls; None only wakes."""
+        self._answers: dict[Future[Completion], Attempt] = {}
+        """Who waits for which future. One that was given up is in here no longer, so that its answer is not heard."""
+        self._pending: deque[_Episode] = deque()
+        self._running: dict[Attempt, _Episode] = {}
         self._streams: set[GroupStream] = set()
-        self._envs: dict[str, list[Env]] = {}
+        self._envs: defaultdict[str, list[Env]] = defaultdict(list)
         """Environments that wait for their next episode."""
-        self._calls = Calls(self._do, self._hand_in, _discard, self._drive, limits.max_running)
+        self._kinds: dict[str, CallKind] = {}
+        self._calls = Calls(self._drive, self._hand_in, limits.max_running)
         self._next_scan = 0.0
         self._starting = threading.Lock()
         self._closed = False
-
-    def __enter__(self) -> EpisodeDriver:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -86,21 +170,26 @@ class EpisodeDriver:
 
         ``on_done`` is called once for each ended episode, in the thread that iterates over the stream.
         """
-        stream = GroupStream(tasks, group_size, on_done, self.close)
-        collection = Collection(stream, settings, answerer)
+        stream, limits = GroupStream(tasks, group_size, on_done, self.close), self._limits
+        answer = _submits_to(answerer, limits.turn_timeout_s) if isinstance(answerer, Policy) else answerer
+        episodes: list[_Episode] = []
+        for number, task in enumerate(tasks):
+            key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
+            found = call_kinds(task.env_id, settings.answerer, limits.env_timeout_s, limits.turn_timeout_s)
+            # What was measured of a kind of call holds for every stream of this driver.
+            kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
+            for member in range(group_size):
+                new = partial(Attempt, task, member, settings, self._make_env, answer, kinds)
+                episodes.append(_Episode(stream, number, key, new))
         with self._starting:
             if self._closed:
                 raise _closed_error()
-            if not tasks or not group_size:
+            if not episodes:
                 return stream
             self._streams.add(stream)
-            self._pending.extend(
-                Attempt(collection, place, task, member)
-                for place, task in enumerate(tasks)
-                for member in range(group_size)
-            )
+            self._pending.extend(episodes)
             self._calls.start()
-        self._wake.set()
+        self._inbox.put(None)
         return stream
 
     def collect(
@@ -115,8 +204,7 @@ class EpisodeDriver:
 
         Whatever this raises closes the driver.
         """
-        stream = self.start(tasks, group_size, settings, answerer, on_done)
-        return [group for _, group in sorted(stream.numbered(), key=itemgetter(0))]
+        return self.start(tasks, group_size, settings, answerer, on_done).in_order()
 
     def close(self) -> None:
         """End every episode and let the threads end; one that is stuck in a call is a daemon and ends with the process.
@@ -128,39 +216,23 @@ class EpisodeDriver:
             threads = self._calls.close()
         for stream in list(self._streams):
             stream.fail(_closed_error())
-        self._wake.set()
+        self._inbox.put(None)
         until = time.monotonic() + _CLOSE_WAIT_S
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, until - time.monotonic()))
 
-    def _do(self, work: Work[Attempt]) -> Future[Any] | Trajectory | Pause | None:
-        """Make calls until the episode waits for a future, is over, is given up (None) or pauses."""
-        episode, answer = work.episode, work.answer
-        assert episode.calls is not None
-        while True:
-            if answer is not None:
-                try:
-                    episode.next_call = episode.calls.send(answer)
-                except StopIteration as end:
-                    ended: Trajectory = end.value
-                    return ended
-            assert episode.next_call is not None
-            made = self._calls.make(work, episode.next_call)
-            if isinstance(made, Pause):
-                return made
-            episode.next_call = None
-            if work.given_up:
-                return None
-            if isinstance(made[0], Future):
-                return made[0]
-            answer = made
-
-    def _hand_in(self, work: Work[Attempt], done: Any) -> None:
-        """Give the driving thread what came of work; wakes it once for many."""
-        self._inbox.append((work, done))
-        if not self._wake.is_set():
-            self._wake.set()
+    def _hand_in(self, attempt: Attempt, done: Future[Completion] | Trajectory | Pause) -> None:
+        """Give the driving thread what came of an attempt's calls; an answer is handed in by who completes it."""
+        attempt.done = done
+        if isinstance(done, Future):
+            # Known as a waiting one before the callback, which may run at once, and before a scan can see it wait.
+            self._answers[done] = attempt
+            attempt.since, attempt.place = time.monotonic(), Place.ANSWERER
+            done.add_done_callback(self._inbox.put)
+        else:
+            attempt.place = Place.DRIVER
+            self._inbox.put(attempt)
 
     # -- the driving thread ------------------------------------------------------------------------------------------
 
@@ -170,11 +242,8 @@ class EpisodeDriver:
             while not self._closed:
                 if time.monotonic() >= self._next_scan:
                     self._scan()
-                if not self._inbox:
-                    self._rest()
-                    continue
-                work, done = self._inbox.popleft()
-                if work is work.episode.work and not self._take(work, done):
+                item = self._next()
+                if item is not None and not self._take(item):
                     return
             self._close_envs()
         except BaseException as error:  # a mistake of this file: nobody may wait for ever
@@ -184,16 +253,23 @@ class EpisodeDriver:
                 stream.fail(RollError(f"the episode driver broke ({type(error).__name__}: {error}); please report it"))
             raise
 
-    def _rest(self) -> None:
-        """Deliver what ended, begin what may begin, and wait for something to do."""
-        self._deliver()
-        self._admit()
-        if self._inbox:
-            return
-        if not self._running:
+    def _next(self) -> Future[Completion] | Attempt | None:
+        """What was handed in next. Where there is nothing, deliver what ended, begin what may begin, and wait."""
+        try:
+            return self._inbox.get_nowait()
+        except queue.Empty:
+            self._deliver()
+            self._admit()
+        idle = not self._running
+        if idle:  # nothing can be late: the watchdog need not wake while a learner computes
             self._calls.busy.clear()
-        if self._wake.wait(_SCAN_S if self._running else None):
-            self._wake.clear()
+        try:
+            return self._inbox.get(timeout=None if idle else _SCAN_S)
+        except queue.Empty:
+            return None
+        finally:
+            if idle:
+                self._calls.busy.set()
 
     def _deliver(self) -> None:
         for stream in [s for s in list(self._streams) if s.ended]:
@@ -203,69 +279,38 @@ class EpisodeDriver:
     def _admit(self) -> None:
         while self._pending and len(self._running) < self._limits.max_running:
             episode = self._pending.popleft()
-            episode.started = time.monotonic()
-            kept = self._envs.get(_env_key(episode.task))
-            episode.env = kept.pop() if kept else None
-            episode.calls = calls_of(episode, self._limits, self._make_env)
-            episode.next_call = next(episode.calls)
-            self._running.add(episode)
-            episode.work = Work(episode)
-            self._inbox.append((episode.work, Pause.TIME_IS_UP))
-            self._calls.busy.set()
+            episode.attempts, episode.started = episode.attempts + 1, time.monotonic()
+            kept = self._envs[episode.env_key]
+            attempt = episode.new_attempt()
+            attempt.begin(kept.pop() if kept else None)
+            self._running[attempt] = episode
+            self._inbox.put(attempt)
 
-    def _take(self, work: Work[Attempt], done: Any) -> bool:
-        """Go on with an episode whose work was handed in; False when this thread was relieved."""
-        episode, answer = work.episode, None
-        self._calls.take_back(work)
-        if work.place is Place.ANSWERER:
-            answer = done
-        elif isinstance(done, Pause):
-            if done is Pause.FOR_WORKER and episode.given_up is None:
-                episode.work = Work(episode)
-                self._calls.queue(episode.work)
+    def _take(self, item: Future[Completion] | Attempt) -> bool:
+        """Go on with an attempt; False when this thread was relieved."""
+        if isinstance(item, Future):
+            attempt = self._answers.pop(item, None)
+            if attempt is None:  # given up, so nobody listens
                 return True
+            attempt.answer = result_of(item.result)
         else:
-            self._settle(work, done)
-            return True
-        if episode.given_up is not None:
-            answer, episode.given_up, episode.next_call = (None, episode.given_up), None, None
-        episode.work = Work(episode, answer)
-        result = self._calls.do_in_place(episode.work)
-        if result is None:
-            return False
-        if isinstance(result[0], Pause):
-            self._inbox.append((episode.work, result[0]))
-        else:
-            self._settle(episode.work, result[0])
-        return True
+            attempt = item
+            if isinstance(attempt.done, Trajectory):
+                self._finish(attempt, attempt.done)
+                return True
+        return self._calls.make_in_place(attempt)
 
-    def _settle(self, work: Work[Attempt], done: Future[Any] | Trajectory) -> None:
-        """Wait for the future in which an episode's work ended, or end it."""
-        if isinstance(done, Trajectory):
-            self._finish(work.episode, done)
-            return
-        work.place, work.answer, work.since = Place.ANSWERER, done, time.monotonic()
-        done.add_done_callback(partial(self._hand_in_future, work))
-
-    def _hand_in_future(self, work: Work[Attempt], future: Future[Any]) -> None:
-        try:
-            self._hand_in(work, (future.result(), None))
-        except BaseException as error:  # of an engine, or of somebody who cancelled it
-            self._hand_in(work, (None, error))
-
-    def _finish(self, episode: Attempt, trajectory: Trajectory) -> None:
+    def _finish(self, attempt: Attempt, trajectory: Trajectory) -> None:
         """End an attempt: the episode is over, or tried again."""
-        self._running.remove(episode)
-        failed, stream = trajectory.outcome.kind == "failed", episode.collection.stream
-        if episode.env is not None and not failed:
-            self._envs.setdefault(_env_key(episode.task), []).append(episode.env)
-        episode.work = None
-        if failed and episode.attempt < self._limits.attempts:
-            again = Attempt(episode.collection, episode.number, episode.task, episode.member, episode.attempt + 1)
-            self._pending.append(again)
+        episode, failed = self._running.pop(attempt), trajectory.outcome.kind == "failed"
+        if attempt.env is not None and not failed:
+            self._envs[episode.env_key].append(attempt.env)
+        if failed and episode.attempts < self._limits.attempts:
+            self._pending.append(episode)
         else:
-            done = trajectory if episode.attempt == 1 else replace(trajectory, attempts=episode.attempt)
-            stream.ended.append((episode.number, done))
+            if episode.attempts > 1:
+                trajectory = replace(trajectory, attempts=episode.attempts)
+            episode.stream.ended.append((episode.number, trajectory))
         self._admit()
 
     # -- deadlines ---------------------------------------------------------------------------------------------------
@@ -275,53 +320,54 @@ class EpisodeDriver:
         self._deliver()
         self._admit()
         now, most_s = time.monotonic(), self._limits.episode_timeout_s
-        for episode in list(self._running):
-            work = episode.work
-            assert work is not None
-            waits_for = work.call.doing + work.call.detail
-            if work.place is not Place.DRIVER and now - work.since > work.call.limit_s:
-                self._give_up(episode, work, DeadlineExceededError(waits_for, work.call.limit_s))
-            elif now - episode.started > most_s:
-                error = RollError(f"the episode took longer than {most_s:g} s (waiting for {waits_for})")
-                self._give_up(episode, work, error)
+        for attempt, episode in list(self._running.items()):
+            kind = attempt.kind
+            if attempt.place is not Place.DRIVER and now - attempt.since > kind.limit_s:
+                self._give_up(attempt, DeadlineExceededError(_waits_for(attempt), kind.limit_s))
+            elif now - episode.started > most_s and not attempt.reason:
+                error = f"the episode took longer than {most_s:g} s (waiting for {_waits_for(attempt)})"
+                self._give_up(attempt, RollError(error))
         self._next_scan = time.monotonic() + _SCAN_S
 
-    def _give_up(self, episode: Attempt, work: Work[Attempt], error: RollError) -> None:
-        if work.place is Place.ANSWERER:
-            self._hand_in(work, (None, error))
-            work.answer.cancel()
-        elif work.place is not Place.DRIVER and self._calls.give_up(work):
-            # The environment is in use by that thread, which closes it if it ever returns.
-            episode.reason = str(error)
-            self._finish(episode, failed(episode, episode.reason))
-        elif not episode.reason and (work.place is Place.DRIVER or not isinstance(error, DeadlineExceededError)):
-            # It is told at its next turn. Work that is handed in at this moment is in time for its own deadline.
-            episode.given_up, episode.reason = error, str(error)
+    def _give_up(self, attempt: Attempt, error: RollError) -> None:
+        """End an attempt that is stuck in a call; any other is told instead of its answer, and ends itself."""
+        done = attempt.done
+        if attempt.place is Place.ANSWERER and isinstance(done, Future):
+            del self._answers[done]
+            done.cancel()
+            self._hand_in(attempt, Pause.TIME_IS_UP)
+        elif attempt.place is not Place.DRIVER:
+            if self._calls.give_up(attempt):
+                self._finish(attempt, attempt.failed(str(error)))
+            return
+        elif isinstance(done, Trajectory):
+            return
+        # It lies in the inbox, so that no thread makes calls for it: its next turn begins with the error.
+        attempt.reason, attempt.request, attempt.answer = str(error), None, (None, error)
 
     def _close_envs(self) -> None:
         """Close every environment that is in no call, on several threads: one that hangs must not keep the others."""
-        idle = [e.env for e in self._running if e.work and e.work.place in (Place.DRIVER, Place.ANSWERER)]
-        kept = [env for envs in self._envs.values() for env in envs]
-        envs = deque(env for env in (*kept, *idle) if env is not None)
-        for _ in range(min(len(envs), _CLOSERS)):
-            self._calls.thread(partial(_close_all, envs), "episode-closer")
+        idle = [attempt.env for attempt in self._running if attempt.place in (Place.DRIVER, Place.ANSWERER)]
+        envs = [env for env in chain(idle, *self._envs.values()) if env is not None]
+        shared = iter(envs)  # a list's iterator gives each element to one thread
+        for _ in envs[:_CLOSERS]:
+            self._calls.thread(partial(_close_all, shared), "episode-closer")
+
+
+def _submits_to(policy: Policy, timeout_s: float) -> Callable[..., Future[Completion]]:
+    return lambda env, prompt_ids, sampling: policy.submit(prompt_ids, sampling, timeout_s=timeout_s)
+
+
+def _waits_for(attempt: Attempt) -> str:
+    if attempt.place in (Place.DRIVER, Place.QUEUED):
+        return "its turn"
+    return attempt.kind.doing + (f" (which had failed: {attempt.reason})" if attempt.reason else "")
 
 
 def _closed_error() -> RollError:
     return RollError("this episode driver is closed; make a new one")
 
 
-def _env_key(task: Task) -> str:
-    return f"{task.env_id}|{sorted(task.kwargs.items())!r}"
-
-
-def _close_all(envs: deque[Any]) -> None:
-    while envs:
-        with contextlib.suppress(IndexError):  # another thread may take the last one
-            close_quietly(envs.popleft())
-
-
-def _discard(work: Work[Attempt]) -> None:
-    """Close what work on another thread left, which nobody waits for."""
-    if work.episode.env is not None:
-        close_quietly(work.episode.env)
+def _close_all(envs: Iterator[Env]) -> None:
+    for env in envs:
+        close_quietly(env)

@@ -1,40 +1,32 @@
 """One episode: reset, then prompt, answer and step until the environment or a limit ends it.
 
 :func:`episode` does no input or output: it is a generator that yields what it wants next (a completion for these ids;
-reset, step or close of its environment) and is sent the answer. Who drives it decides on threads, processes or actors:
+reset or step of its environment) and is sent the answer. Who drives it decides on threads, processes or actors:
 :func:`play_episode` drives one in the calling thread, :class:`~roll_envs.managers.driver.EpisodeDriver` thousands.
 What a model wrote, however strange, goes to the environment as it is.
+
+A context turns the history of an episode into the ids of its next prompt: ``everything`` continues the previous prompt
+and completion to the letter where the chat template allows it; ``last_turns(k)`` renders the last k turns and the
+current observation anew; a user's function may return any messages it likes. How training sequences follow from the
+prompts is decided elsewhere, by the exact-prefix rule alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 
-from roll_envs.errors import EnvironmentFaultError
-from roll_envs.managers.context import Context, History
+from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.policy import Renderer
-from roll_envs.types import Completion, Outcome, OutcomeKind, SamplingParams, Task, Trajectory, Turn
-
-__all__ = [
-    "CloseRequest",
-    "CompletionRequest",
-    "EpisodeSettings",
-    "Request",
-    "ResetRequest",
-    "Respond",
-    "StepRequest",
-    "episode",
-    "perform",
-    "play_episode",
-    "sampling_seed",
-]
+from roll_envs.types import Completion, Message, Outcome, OutcomeKind, SamplingParams, Task, Trajectory, Turn
 
 SPLITS = {"demonstrations": "train", "held-out": "test"}
 """Which split of an environment that has splits the tasks of a training run come from; other names stay."""
@@ -42,6 +34,84 @@ SPLITS = {"demonstrations": "train", "held-out": "test"}
 Env = gymnasium.Env[Any, Any]
 Respond = Callable[[Env, tuple[int, ...], SamplingParams], Completion]
 """Answers a prompt. It is given the environment too, so that a teacher can consult its oracle."""
+
+
+# -- context: what the next prompt shows of the episode so far ---------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """An episode as its next prompt may see it."""
+
+    instructions: str
+    """System text; empty leaves the system message out."""
+    turns: Sequence[Turn]
+    observation: str
+    """The observation to answer now."""
+    observation_template: str | None = None
+    """What the user's messages are made of: a text with ``{observation}`` in it; ``None`` is the observation alone."""
+
+    def shown(self, observation: str) -> str:
+        """The text of the user's message for ``observation``: 'Map' in 'See {observation}. Go.' is 'See Map. Go.'"""
+        if self.observation_template is None:
+            return observation
+        return self.observation_template.replace("{observation}", observation)
+
+
+Context = Callable[[History, Renderer], tuple[int, ...]]
+
+
+def _dialogue(history: History, first: int) -> list[Message]:
+    messages = [Message(role="system", content=history.instructions)] if history.instructions else []
+    for turn in history.turns[first:]:
+        messages.append(Message(role="user", content=history.shown(turn.prompt_observation)))
+        messages.append(Message(role="assistant", content=turn.text))
+    messages.append(Message(role="user", content=history.shown(history.observation)))
+    return messages
+
+
+def everything(history: History, renderer: Renderer) -> tuple[int, ...]:
+    """All turns: the previous prompt and completion kept as they are, plus the new observation."""
+    if history.turns:
+        last = history.turns[-1]
+        extended = renderer.extend(
+            last.prompt_ids + last.completion.ids, Message(role="user", content=history.shown(history.observation))
+        )
+        if extended is not None:
+            return extended
+    return renderer.render(_dialogue(history, 0))
+
+
+def last_turns(count: int) -> Context:
+    """The last ``count`` turns and the current observation; 0 shows the observation alone."""
+    return lambda history, renderer: renderer.render(_dialogue(history, max(0, len(history.turns) - count)))
+
+
+def load_context(kind: str, *, turns: int = 0, function: str | None = None) -> Context:
+    """The context named by a configuration: ``everything``, ``last`` (with ``turns``), or ``function``
+    (``module:name`` of a function from :class:`History` to messages).
+
+    Raises :class:`ConfigError` for another kind or a function that cannot be imported.
+    """
+    if kind == "everything":
+        return everything
+    if kind == "last":
+        return last_turns(turns)
+    if kind != "function":
+        raise ConfigError(f"context.kind: {kind!r} is not one of 'everything', 'last', 'function'")
+    module, _, name = (function or "").partition(":")
+    if not module or not name:
+        raise ConfigError(f"context.function: {function!r} is not of the form 'module:name'")
+    try:
+        loaded = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a module of the user: it may fail in any way
+        raise ConfigError(f"context.function: cannot load {function!r}: {type(error).__name__}: {error}") from error
+    if not callable(loaded):
+        raise ConfigError(f"context.function: {function!r} is a {type(loaded).__name__}, not a function of the history")
+    return lambda history, renderer: renderer.render(loaded(history))
+
+
+# -- the episode -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +157,19 @@ class StepRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeRequest:
+    """Make the environment: what an attempt asks for before its episode."""
+
+
+@dataclass(frozen=True, slots=True)
 class CloseRequest:
-    """The episode failed with ``error`` and its environment is not to be used again; answered with ``None``."""
+    """Close an environment that is not to be used again: what an attempt asks for after a failure."""
 
-    error: BaseException
+    env: Env
 
 
-Request = ResetRequest | CompletionRequest | StepRequest | CloseRequest
+Request = ResetRequest | CompletionRequest | StepRequest
+AttemptRequest = Request | MakeRequest | CloseRequest
 
 
 def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
@@ -106,19 +182,9 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
     """Play ``task`` once from its seed. Errors of what was asked for are thrown in.
 
     Raises :class:`EnvironmentFaultError` when the environment's code raises or returns what no environment may (an
-    observation that is no text, a reward that is not finite), and other errors as they were thrown in. Before it raises
-    it asks for the environment to be closed.
+    observation that is no text, a reward that is not finite), and other errors as they were thrown in. The environment
+    is not to be used again then.
     """
-    try:
-        return (yield from _play(task, member, settings))
-    except GeneratorExit:  # whoever drives it has given it up
-        raise
-    except BaseException as error:
-        yield CloseRequest(error)
-        raise
-
-
-def _play(task: Task, member: int, settings: EpisodeSettings) -> Generator[Request, Any, Trajectory]:
     turns: list[Turn] = []
     try:
         observation, instructions = yield ResetRequest(task.seed, SPLITS.get(task.split, task.split))
@@ -198,7 +264,7 @@ def _checked(stepped: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
     number = float(reward)
     if not math.isfinite(number):
         raise ValueError(f"the reward is {number}; it must be finite")
-    if not isinstance(info, Mapping):
+    if not isinstance(info, (dict, Mapping)):  # dict is what it is, and quicker to see
         raise TypeError(f"info is a {type(info).__name__}; it must be a mapping")
     return _text(observation), number, bool(terminated), bool(truncated), dict(info)
 
@@ -213,20 +279,22 @@ def _fault(name: str, task: Task, error: Exception) -> EnvironmentFaultError:
     return EnvironmentFaultError(f"{name} of {task.env_id} raised {type(error).__name__}: {error}")
 
 
-def perform(env: Env, request: ResetRequest | StepRequest | CloseRequest) -> Any:
+def perform(env: Env, request: ResetRequest | StepRequest) -> Any:
     """Do what an episode asks of its environment (any ``gymnasium.Env`` with text spaces), and return the answer.
 
     Attributes of :class:`~roll_envs.env.TextEnv` that a plain environment lacks count as empty.
     """
     if isinstance(request, StepRequest):
         return env.step(request.action)
-    if isinstance(request, ResetRequest):
-        bare = env.unwrapped
-        options = {"split": request.split} if getattr(bare, "splits", ()) else None
-        observation, _ = env.reset(seed=request.seed, options=options)
-        return observation, getattr(bare, "instructions", "")
-    env.close()
-    return None
+    bare = env.unwrapped
+    options = {"split": request.split} if getattr(bare, "splits", ()) else None
+    observation, _ = env.reset(seed=request.seed, options=options)
+    return observation, getattr(bare, "instructions", "")
+
+
+def close_quietly(env: Env) -> None:
+    with contextlib.suppress(BaseException):  # it may have failed before, and fail again; that is recorded already
+        env.close()
 
 
 def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: EpisodeSettings) -> Trajectory:
@@ -237,7 +305,7 @@ def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: 
     playing = episode(task, member, settings)
     try:
         request = next(playing)
-        while not isinstance(request, CloseRequest):
+        while True:
             try:
                 if isinstance(request, CompletionRequest):
                     answer: Any = respond(env, request.prompt_ids, request.sampling)
@@ -247,7 +315,6 @@ def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: 
                 request = playing.throw(error)
             else:
                 request = playing.send(answer)
-        raise request.error
     except StopIteration as end:
         ended: Trajectory = end.value
         return ended

@@ -5,8 +5,7 @@ assert check_env("roll/SimpleSokoban-v0").ok
 """
 
 from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
-from roll_envs.testing.scripted import CharRenderer, ScriptedPolicy
-from roll_envs.testing.toy import COUNTER_CARD, CounterEnv, EchoEnv
+from roll_envs.testing.fakes import COUNTER_CARD, CharRenderer, CounterEnv, EchoEnv, ScriptedPolicy
 
 __all__ = [
     "COUNTER_CARD",

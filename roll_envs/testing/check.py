@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from roll_envs import env_registry as registry
-from roll_envs.env import EnvironmentCard
+from roll_envs.env import AnyEnv, EnvironmentCard
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.testing.rules import GAME_RULES, INTERFACE_RULES
 from roll_envs.testing.rules_determinism import DETERMINISM_RULES
 from roll_envs.testing.trace import Failure, MakeEnv, Rule, Skip, Subject
 
-__all__ = ["RULES", "CheckReport", "CheckResult", "check_env"]
-
-RULES: dict[str, Rule] = {**INTERFACE_RULES, **DETERMINISM_RULES, **GAME_RULES}
+RULES: dict[str, Rule] = {rule.__name__: rule for rule in (*INTERFACE_RULES, *DETERMINISM_RULES, *GAME_RULES)}
 """Every rule by name, in the order they are applied."""
 
 Status = Literal["pass", "fail", "skip"]
@@ -61,7 +60,7 @@ class CheckReport:
 
 
 def check_env(
-    target: str | Callable[[], gymnasium.Env[Any, Any]],
+    target: str | Callable[[], AnyEnv],
     *,
     kwargs: Mapping[str, Any] | None = None,
     seeds: Iterable[int] = (0, 1, 2, 3, 4, 5),
@@ -79,42 +78,33 @@ def check_env(
     for name in chosen:
         if name not in RULES:
             raise UnknownNameError("rule", name, RULES)
-    make = _Make(target, dict(kwargs or {}), _card_of(target, card))
-    varied = card is None and bool(make.kwargs)
-    subject = Subject(name=make.name, make=make, seeds=tuple(seeds), card=make.card, varied=varied)
+    name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+    found = _card_of(target, card)
+    # A partial of a module's function, unlike a closure, can be pickled for another process.
+    make = functools.partial(_bare, target, dict(kwargs or {}), found)
+    subject = Subject(name=name, make=make, seeds=tuple(seeds), card=found, varied=card is None and bool(kwargs))
     if not subject.seeds:
         raise RollError("check_env needs at least one seed")
     _refuse_wrong_arguments(make)
     results = []
-    for name in chosen:
-        results.append(_apply(name, subject))
+    for rule in chosen:
+        results.append(_apply(rule, subject))
         if on_result is not None:
             on_result(results[-1])
     return CheckReport(name=subject.name, results=tuple(results))
 
 
-@dataclass(slots=True)
-class _Make:
-    """Makes the environment, without Gymnasium's checking wrappers; can be sent to another process."""
-
-    target: str | MakeEnv
-    kwargs: dict[str, Any]
-    card: EnvironmentCard | None
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name = self.target if isinstance(self.target, str) else getattr(self.target, "__name__", repr(self.target))
-
-    def __call__(self) -> gymnasium.Env[Any, Any]:
-        if not isinstance(self.target, str):
-            env = self.target(**self.kwargs)
-        else:
-            if self.card is not None and self.card.id not in registry.ENVIRONMENTS:
-                registry.register(self.card)  # in another process, for a card that was registered in this one only
-            env = registry.build(self.target, self.kwargs)
-        while isinstance(env, PassiveEnvChecker | OrderEnforcing):
-            env = env.env
-        return env
+def _bare(target: str | MakeEnv, kwargs: Mapping[str, Any], card: EnvironmentCard | None) -> AnyEnv:
+    """A new environment without Gymnasium's checking wrappers; also called in other processes."""
+    if callable(target):
+        env = target(**kwargs)
+    else:
+        if card is not None and card.id not in registry.ENVIRONMENTS:
+            registry.register(card)  # in another process, for a card that was registered in this one only
+        env = registry.build(target, kwargs)
+    while isinstance(env, PassiveEnvChecker | OrderEnforcing):
+        env = env.env
+    return env
 
 
 def _refuse_wrong_arguments(make: MakeEnv) -> None:
@@ -149,6 +139,5 @@ def _apply(name: str, subject: Subject) -> CheckResult:
         return CheckResult(rule=name, status="skip", detail=str(why))
     except Exception as error:  # code of others: whatever it raises is a finding
         place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.filename}:{place.lineno}"
-        detail = f"{type(error).__name__}: {str(error)[:300]} (at {where})"
+        detail = f"{type(error).__name__}: {str(error)[:300]} (at {place.filename}:{place.lineno})"
         return CheckResult(rule=name, status="fail", detail=detail)

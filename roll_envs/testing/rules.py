@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import gymnasium
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from roll_envs.env import TextEnv
+from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.parsing import FreeFormat
-from roll_envs.testing.trace import Answer, Failure, Rule, Subject, mixed, need, need_text_env, skip, steps, turn_limit
-
-__all__ = ["GAME_RULES", "INTERFACE_RULES", "STRANGE_ANSWERS"]
+from roll_envs.testing import trace
+from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, mixed, need, steps
 
 _BESIDE_THE_POINT = ("Not able to test alternative render modes", "No render fps was declared")
 """Warnings about specs (a function may make the environment) and frames (text has none)."""
@@ -29,7 +26,7 @@ def gymnasium_checker(subject: Subject) -> str:
     """Gymnasium's own ``check_env`` passes, without a warning."""
     env = subject.make()
     if getattr(env, "max_turns", None) == 1:
-        skip("Gymnasium's checker takes a truncation after one turn for a mistake, and max_turns is 1")
+        raise Skip("Gymnasium's checker takes a truncation after one turn for a mistake, and max_turns is 1")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gymnasium_check(env)
@@ -42,14 +39,10 @@ def spaces(subject: Subject) -> str:
     """Both spaces hold text, the observations lie in theirs, and a TextEnv takes any text."""
     env = subject.make()
     for seed in subject.seeds:
-        observation, _ = env.reset(seed=seed)
-        need(isinstance(observation, str), f"reset gives a {type(observation).__name__}; return text (str)")
-        need(observation in env.observation_space, f"the observation of seed {seed} is not in observation_space")
+        _need_text(env, env.reset(seed=seed)[0], f"reset(seed={seed})")
         said = mixed(seed)(env)
         need(isinstance(said, str), f"action_space.sample() gives a {type(said).__name__}; use a space of text")
-        observation = env.step(said)[0]
-        need(isinstance(observation, str), f"step gives a {type(observation).__name__}; return text (str)")
-        need(observation in env.observation_space, f"an observation after seed {seed} is not in observation_space")
+        _need_text(env, env.step(said)[0], f"step after reset(seed={seed})")
     if isinstance(env, TextEnv):
         for text in ("", "é √ \u202e", "\x00", "\ud800", "a" * 10_000):
             need(text in env.action_space, f"action_space refuses {text[:9]!a}; use roll_envs.AnyText()")
@@ -57,18 +50,19 @@ def spaces(subject: Subject) -> str:
     return "text in, text out"
 
 
+def _need_text(env: AnyEnv, observation: Any, call: str) -> None:
+    need(isinstance(observation, str), f"{call} gives a {type(observation).__name__}; return text (str)")
+    need(observation in env.observation_space, f"the observation of {call} is not in observation_space")
+
+
 def prompt(subject: Subject) -> str:
     """Instructions, action format and turn limit are there, and the format reads what it writes."""
-    env = need_text_env(subject.make(), "instructions")
+    env = subject.text_env("instructions")
     env.reset(seed=subject.seeds[0])
     text = env.instructions
     need(isinstance(text, str) and text.strip(), "instructions must be a non-empty text")
-    env.step(mixed(1)(env))
-    need(env.instructions == text, "instructions change within an episode; put what changes into the observation")
-    need(
-        isinstance(env.max_turns, int) and env.max_turns >= 1,
-        f"max_turns must be an int of 1 or more, not {env.max_turns!r}",
-    )
+    limit = env.max_turns
+    need(isinstance(limit, int) and limit >= 1, f"max_turns must be an int of 1 or more, not {limit!r}")
     form = env.action_format
     if isinstance(form, FreeFormat):
         need(env.legal_answers(), "legal_answers() is empty; list what can be done now")
@@ -80,10 +74,13 @@ def prompt(subject: Subject) -> str:
             need(form.parse(own).actions == (i,), f"action_format does not read its own answer for {name!r}")
     if form.tag:
         need(f"<{form.tag}>" in text, f"instructions never show the tag <{form.tag}>; add action_format.instructions")
+    # Many actions are described rather than listed ("a number from 1 to 100").
     named = form.actions if len(form.actions) <= _MOST_NAMED else ()
     missing = [name for name in named if name.lower() not in text.lower()]
     need(not missing, f"instructions never name the actions {missing}; tell the agent every action")
-    return f"{len(form.actions)} actions, {env.max_turns} turns, instructions of {len(text)} characters"
+    env.step(mixed(1)(env))
+    need(env.instructions == text, "instructions change within an episode; put what changes into the observation")
+    return f"{len(form.actions)} actions, {limit} turns, instructions of {len(text)} characters"
 
 
 _INFO: dict[str, type] = {
@@ -97,51 +94,45 @@ _INFO: dict[str, type] = {
 
 def info(subject: Subject) -> str:
     """Every step's info has the agreed keys with their types, is plain data, and flags are Python bools."""
-    env = need_text_env(subject.make(), "agreed info keys")
+    env = subject.text_env("agreed info keys")
     for seed in subject.seeds:
-        _, first = env.reset(seed=seed)
-        _need_json(first, "reset")
+        _need_plain(env.reset(seed=seed)[1], "reset")
         for _, (_, reward, terminated, truncated, found) in steps(env, mixed(seed)):
             need(math.isfinite(float(reward)), f"the reward is {reward!r}; it must be a finite number")
             for name, flag in (("terminated", terminated), ("truncated", truncated)):
                 need(isinstance(flag, bool), f"{name} is a {type(flag).__name__}; return bool(...)")
             for key, kind in _INFO.items():
                 need(key in found, f"info lacks {key!r} ({kind.__name__})")
-                need(
-                    isinstance(found[key], kind), f"info[{key!r}] is a {type(found[key]).__name__}, not {kind.__name__}"
-                )
+                said = type(found[key]).__name__
+                need(isinstance(found[key], kind), f"info[{key!r}] is a {said}, not {kind.__name__}")
             need(found["format_penalty"] <= 0, f"info['format_penalty'] is {found['format_penalty']}; it must be <= 0")
-            _need_json(found, "step")
+            _need_plain(found, "step")
     return ", ".join(_INFO)
 
 
-def _need_json(found: Any, call: str) -> None:
+def _need_plain(found: Any, call: str) -> None:
     need(isinstance(found, dict), f"{call} gives an info of type {type(found).__name__}, not dict")
-    try:
-        json.dumps(found)
-    except (TypeError, ValueError) as error:
-        need(False, f"info of {call} is not plain data ({error}); use str, int, float, bool, list and dict only")
+    trace.json_text(found, f"info of {call}")
 
 
 def reward_parts(subject: Subject) -> str:
     """The named parts sum to the reward at every step."""
-    env = need_text_env(subject.make(), "reward parts")
+    env = subject.text_env("reward parts")
     names: set[str] = set()
     for seed in subject.seeds:
         env.reset(seed=seed)
         for _, (_, reward, _, _, found) in steps(env, mixed(seed)):
             parts = found.get("reward_parts", {})
             names |= set(parts)
-            need(
-                math.isclose(sum(parts.values()), float(reward), abs_tol=1e-9),
-                f"reward_parts {parts} sum to {sum(parts.values())}, but the reward is {reward}",
-            )
+            total = sum(parts.values())
+            same = math.isclose(total, float(reward), abs_tol=1e-9)
+            need(same, f"reward_parts {parts} sum to {total}, but the reward is {reward}")
     return ", ".join(sorted(names))
 
 
 def render(subject: Subject) -> str:
     """``render()`` gives the current observation and changes nothing."""
-    env = need_text_env(subject.make(), "text to render")
+    env = subject.text_env("text to render")
     observation, _ = env.reset(seed=subject.seeds[0])
     need(env.render() == observation, "render() after reset is not the observation")
     observation = env.step(mixed(3, garbage=0)(env))[0]
@@ -175,12 +166,12 @@ def step_outside_an_episode(subject: Subject) -> str:
     return "step raises before reset(); no end was reached"
 
 
-def _must_raise(env: gymnasium.Env[Any, Any], said: Any, when: str) -> None:
+def _must_raise(env: AnyEnv, said: Any, when: str) -> None:
     try:
         env.step(said)
     except Exception:  # any error will do; gymnasium.error.ResetNeeded is the best
         return
-    need(False, f"step {when} does not raise; raise gymnasium.error.ResetNeeded")
+    raise Failure(f"step {when} does not raise; raise gymnasium.error.ResetNeeded")
 
 
 # -- rules about the game ----------------------------------------------------------------------------------------------
@@ -216,20 +207,30 @@ class _Played(NamedTuple):
     turns: int
 
 
-def _play(env: gymnasium.Env[Any, Any], seed: int, answer: Answer) -> _Played:
+def _play(env: AnyEnv, seed: int, answer: Answer) -> _Played:
     env.reset(seed=seed)
-    played = _Played(total=0.0, penalties=0.0, success=False, turns=0)
-    for _, (_, reward, _, _, info) in steps(env, answer):
-        penalties = played.penalties + float(info.get("format_penalty", 0.0))
-        played = _Played(played.total + float(reward), penalties, bool(info.get("success")), played.turns + 1)
-    return played
+    results = [result for _, result in steps(env, answer)]
+    return _Played(
+        total=sum(float(reward) for _, reward, *_ in results),
+        penalties=sum(float(found.get("format_penalty", 0.0)) for *_, found in results),
+        success=bool(results and results[-1][4].get("success")),
+        turns=len(results),
+    )
+
+
+def _script(answers: Iterable[str] = ()) -> Answer:
+    """A player that gives these answers, and empty ones after them."""
+    left = iter(answers)
+    return lambda env: next(left, "")
+
+
+def _random_episodes(env: AnyEnv, seed: int) -> list[_Played]:
+    return [_play(env, seed, mixed(1000 * attempt + seed, garbage=0)) for attempt in range(5)]
 
 
 def strange_answers(subject: Subject) -> str:
     """Empty, garbage, huge and non-text-like answers neither crash nor pay, nor take long."""
-    env = subject.make()
-    if not isinstance(env.action_space.sample(), str):
-        skip("the action space holds no text")
+    env = subject.text_taker()
     for name, text in STRANGE_ANSWERS.items():
         env.reset(seed=subject.seeds[0])
         started = time.perf_counter()
@@ -245,15 +246,12 @@ def strange_answers(subject: Subject) -> str:
         need(float(reward) <= 0, f"the answer {name!r} is paid {reward}; only what the rules ask for may pay")
         need(not info.get("success", False), f"the answer {name!r} counts as success")
         need(isinstance(observation, str), f"after the answer {name!r} the observation is no text")
-        observation.encode("utf-8", "surrogatepass")
     return f"{len(STRANGE_ANSWERS)} answers"
 
 
 def floor(subject: Subject) -> str:
     """A policy that does nothing never succeeds and is never paid."""
-    env = subject.make()
-    if not isinstance(env.action_space.sample(), str):
-        skip("the action space holds no text")
+    env = subject.text_taker()
     for seed in subject.seeds:
         played = _play(env, seed, _script())
         need(not played.success, f"seed {seed} is solved by empty answers; such a task says nothing about an agent")
@@ -266,9 +264,10 @@ def ends(subject: Subject) -> str:
     env = subject.make()
     limit = getattr(env, "max_turns", None)
     for seed in subject.seeds:
-        for player, answer in (("random", mixed(seed, garbage=0)), ("mixed", mixed(seed)), ("idle", _script())):
-            if player == "idle" and not isinstance(env.action_space.sample(), str):
-                continue
+        players = {"random": mixed(seed, garbage=0), "mixed": mixed(seed)}
+        if trace.takes_text(env):
+            players["idle"] = _script()
+        for player, answer in players.items():
             env.reset(seed=seed)
             last, turns = False, 0
             for _, result in steps(env, answer):
@@ -276,6 +275,7 @@ def ends(subject: Subject) -> str:
                 _need_one_end(result, f"turn {turns} of seed {seed}")
             if isinstance(env, TextEnv) and isinstance(limit, int):
                 need(last, f"a {player} player is still going after {turns} turns, but max_turns is {limit}; truncate")
+                # Only invalid answers may be forgiven, and the random player gives none.
                 most = limit if player == "random" else 2 * limit
                 need(turns <= most, f"a {player} player may take {turns} turns, but max_turns is {limit}")
     if isinstance(env, TextEnv):
@@ -283,24 +283,17 @@ def ends(subject: Subject) -> str:
     return f"within {limit} turns" if isinstance(limit, int) else "no episode ended in both ways"
 
 
-def _script(answers: Iterable[str] = ()) -> Answer:
-    """A player that gives these answers, and empty ones after them."""
-    left = iter(answers)
-    return lambda env: next(left, "")
-
-
 def _need_one_end(result: Any, when: str) -> None:
-    need(
-        not (result[2] and result[3]),
-        f"{when} ends terminated and truncated both; truncated only when the rules did not end the episode",
-    )
+    both = result[2] and result[3]
+    need(not both, f"{when} ends terminated and truncated both; truncated only when the rules did not end the episode")
 
 
 def _win_at_the_limit(subject: Subject, env: TextEnv) -> None:
     """Waste turns until the oracle's way just fits, so that the win and the turn limit fall on the same turn."""
     for seed in subject.seeds:
         env.reset(seed=seed)
-        for turn in range(1, turn_limit(env) + 1):
+        for turn in range(1, trace.turn_limit(env) + 1):
+            # An empty answer may change where the solver stands, so that its way is asked for again.
             way = env.oracle()
             if not way:
                 break
@@ -312,79 +305,66 @@ def _win_at_the_limit(subject: Subject, env: TextEnv) -> None:
 
 def oracle(subject: Subject) -> str:
     """The oracle solves the episode with a return that no random player beats."""
-    env = need_text_env(subject.make(), "oracle()")
-    solved, best = 0, float("-inf")
+    env = subject.text_env("oracle()")
+    returns = []
     for seed in subject.seeds:
         env.reset(seed=seed)
         way = env.oracle()
         if way is None:
             continue
+        count, limit = len(way), env.max_turns
         need(way, f"oracle() gives no answers for seed {seed}, which is not solved yet; return None if it has none")
-        need(
-            len(way) <= env.max_turns, f"oracle() needs {len(way)} turns for seed {seed}; max_turns is {env.max_turns}"
-        )
+        need(count <= limit, f"oracle() needs {count} turns for seed {seed}; max_turns is {limit}")
         played = _play(env, seed, _script(way))
-        need(
-            played.turns <= len(way),
-            f"after the {len(way)} answers of oracle() the episode of seed {seed} has not ended",
-        )
+        need(played.turns <= count, f"after the {count} answers of oracle() the episode of seed {seed} has not ended")
         need(played.success, f"the oracle's answers do not solve seed {seed} (success is False at the end)")
-        need(played.turns == len(way), f"seed {seed} ends after {played.turns} of the oracle's {len(way)} answers")
-        solved, best = solved + 1, max(best, played.total)
-        for lucky in _random_episodes(env, seed):
-            need(
-                lucky.total <= played.total + _TOLERANCE,
-                f"a random player earns {lucky.total:g} in seed {seed}, the oracle {played.total:g}; "
-                "oracle() must give the highest total reward",
-            )
-    if not solved:
-        skip("oracle() gives None for every seed")
-    return f"solves {solved} of {len(subject.seeds)} seeds, best return {best:g}"
-
-
-def _random_episodes(env: gymnasium.Env[Any, Any], seed: int) -> list[_Played]:
-    return [_play(env, seed, mixed(1000 * attempt + seed, garbage=0)) for attempt in range(5)]
+        need(played.turns == count, f"seed {seed} ends after {played.turns} of the oracle's {count} answers")
+        returns.append(played.total)
+        # An oracle that wins with less than the best return would be a wrong yardstick for agents.
+        lucky = max(each.total for each in _random_episodes(env, seed))
+        need(
+            lucky <= played.total + _TOLERANCE,
+            f"a random player earns {lucky:g} in seed {seed}, the oracle {played.total:g}; "
+            "oracle() must give the highest total reward",
+        )
+    if not returns:
+        raise Skip("oracle() gives None for every seed")
+    return f"solves {len(returns)} of {len(subject.seeds)} seeds, best return {max(returns):g}"
 
 
 def reward_range(subject: Subject) -> str:
-    """No episode leaves the reward range of the card, and the oracle comes near its top."""
+    """No episode leaves the reward range of the card."""
     if subject.card is None:
-        skip("the environment has no card; pass card=, or check a registered id")
+        raise Skip("the environment has no card; pass card=, or check a registered id")
     if subject.varied:
-        skip("the card's reward_range holds for its own arguments, and others were given")
+        raise Skip("the card's reward_range holds for its own arguments, and others were given")
     low, high = subject.card.reward_range
     need(low < high, f"the card's reward_range is {(low, high)}; the lowest return must be below the highest")
     env = subject.make()
-    totals: list[float] = []
+    played = []
     for seed in subject.seeds:
-        played = _random_episodes(env, seed)
-        if isinstance(env.action_space.sample(), str):
+        played += _random_episodes(env, seed)
+        if trace.takes_text(env):
             played.append(_play(env, seed, _script()))
         if isinstance(env, TextEnv):
             env.reset(seed=seed)
             played.append(_play(env, seed, _script(env.oracle() or ())))
-        totals += [p.total - p.penalties for p in played]
-    need(
-        min(totals) >= low - _TOLERANCE and max(totals) <= high + _TOLERANCE,
-        f"returns from {min(totals):g} to {max(totals):g} were seen, the card's reward_range is {(low, high)}; mend it",
-    )
-    return f"returns from {min(totals):g} to {max(totals):g} within {(low, high)}"
+    # The card's range is without penalties for the form of answers, which are an argument of most environments.
+    totals = [each.total - each.penalties for each in played]
+    seen = f"returns from {min(totals):g} to {max(totals):g}"
+    inside = min(totals) >= low - _TOLERANCE and max(totals) <= high + _TOLERANCE
+    need(inside, f"{seen} were seen, the card's reward_range is {(low, high)}; mend it")
+    return f"{seen} within {(low, high)}"
 
 
-INTERFACE_RULES: dict[str, Rule] = {
-    "gymnasium_checker": gymnasium_checker,
-    "spaces": spaces,
-    "prompt": prompt,
-    "info": info,
-    "reward_parts": reward_parts,
-    "render": render,
-    "close_twice": close_twice,
-    "step_outside_an_episode": step_outside_an_episode,
-}
-GAME_RULES: dict[str, Rule] = {
-    "strange_answers": strange_answers,
-    "floor": floor,
-    "ends": ends,
-    "oracle": oracle,
-    "reward_range": reward_range,
-}
+INTERFACE_RULES: tuple[Rule, ...] = (
+    gymnasium_checker,
+    spaces,
+    prompt,
+    info,
+    reward_parts,
+    render,
+    close_twice,
+    step_outside_an_episode,
+)
+GAME_RULES: tuple[Rule, ...] = (strange_answers, floor, ends, oracle, reward_range)

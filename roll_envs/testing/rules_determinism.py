@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from roll_envs.env import TextEnv
-from roll_envs.testing.trace import (
-    Failure,
-    Rule,
-    Subject,
-    Trace,
-    difference,
-    mixed,
-    need,
-    need_text_env,
-    plain,
-    play,
-    play_seeds,
-    skip,
-    steps,
-    turn_limit,
-)
-
-__all__ = ["DETERMINISM_RULES"]
+from roll_envs.testing import trace
+from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, Trace, mixed, need, plain, play, play_seeds
 
 _THREADS = 4
 _PROCESS_TIMEOUT_S = 120
 _OWN = "draw only from self.np_random or from a generator made from the seed"
-
-
-def _compare(subject: Subject, found: list[Trace], where: str, mend: str) -> None:
-    for seed, a, b in zip(subject.seeds, subject.reference, found, strict=True):
-        apart = difference(a, b)
-        need(not apart, f"seed {seed} {where} is another episode ({apart}); {mend}")
+_INSTANCE = "keep state in the instance, not in the class or module"
 
 
 def same_seed(subject: Subject) -> str:
     """A second instance plays the same episodes."""
-    _compare(subject, play_seeds(subject.make, subject.seeds), "in a second instance", _OWN)
+    subject.compare(play_seeds(subject.make, subject.seeds), "in a second instance", _OWN)
     return f"{len(subject.seeds)} seeds, twice"
 
 
@@ -57,11 +37,12 @@ def processes(subject: Subject) -> str:
     try:
         payload = cloudpickle.dumps((subject.make, subject.seeds))
     except Exception as error:  # the user's own function may hold anything
-        skip(f"the make function cannot be sent to another process: {type(error).__name__}: {error}")
+        raise Skip(f"the make function cannot be sent to another process: {type(error).__name__}: {error}") from error
     path = json.dumps([p or os.getcwd() for p in sys.path]).encode() + b"\n"
+    # Two other values, since this process may have been started with one of them.
     for hash_seed in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-m", "roll_envs.testing.trace"],
+            [sys.executable, "-m", trace.__name__],
             input=path + payload,
             capture_output=True,
             timeout=_PROCESS_TIMEOUT_S,
@@ -72,27 +53,27 @@ def processes(subject: Subject) -> str:
             raise Failure(f"the environment cannot be played in another process: {last[0][:300]}")
         where = f"in another process (PYTHONHASHSEED={hash_seed})"
         mend = "sort sets before use, and derive nothing from hash(), time, paths or process ids"
-        _compare(subject, json.loads(done.stdout), where, mend)
+        subject.compare(json.loads(done.stdout), where, mend)
     return "two processes with other hash seeds"
 
 
 def threads(subject: Subject) -> str:
     """Several instances, each in its own thread, at once."""
-    results: list[list[Trace] | BaseException] = [[] for _ in range(_THREADS)]
+    results: list[list[Trace] | BaseException] = []
     start = threading.Barrier(_THREADS)
 
-    def work(place: int) -> None:
+    def work() -> None:
         start.wait()
         try:
-            results[place] = play_seeds(subject.make, subject.seeds)
-        except Exception as error:  # handed to the thread of the check
-            results[place] = error
+            results.append(play_seeds(subject.make, subject.seeds))
+        except BaseException as error:  # handed to the thread of the check; a thread would end silently by SystemExit
+            results.append(error)
 
-    _ = subject.reference
+    _ = subject.reference  # played before any thread runs
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
+    sys.setswitchinterval(1e-5)  # so that the threads take turns within a step
     try:
-        running = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(_THREADS)]
+        running = [threading.Thread(target=work, daemon=True) for _ in range(_THREADS)]
         for thread in running:
             thread.start()
         for thread in running:
@@ -106,39 +87,34 @@ def threads(subject: Subject) -> str:
                 f"in a thread it raises {type(result).__name__}: {result}; "
                 "use nothing that works in the main thread only (signal), or in the thread that made it"
             )
-        _compare(subject, result, "in one of several threads", "keep state in the instance, not in the class or module")
+        subject.compare(result, "in one of several threads", _INSTANCE)
     return f"{_THREADS} threads at once"
 
 
 def interleaved(subject: Subject) -> str:
     """Instances that take turns do not disturb each other."""
     envs = [subject.make() for _ in subject.seeds]
-    traces: list[Trace] = [[plain(list(env.reset(seed=s)))] for env, s in zip(envs, subject.seeds, strict=True)]
-    answers = [mixed(seed) for seed in subject.seeds]
-    open_places = set(range(len(envs)))
-    for _ in range(max(map(turn_limit, envs))):
-        for i in sorted(open_places):
-            said = answers[i](envs[i])
-            result = envs[i].step(said)
-            traces[i].append(plain([said, *result]))
-            if result[2] or result[3] or len(traces[i]) > turn_limit(envs[i]):
-                open_places.remove(i)
-    _compare(subject, traces, "beside other instances", "keep state in the instance, not in the class or module")
+    episodes = [trace.episode(env, seed, mixed(seed)) for env, seed in zip(envs, subject.seeds, strict=True)]
+    # One call to each instance in turn; those whose episode has ended give None.
+    rounds = itertools.zip_longest(*episodes)
+    traces = [[entry for entry in calls if entry is not None] for calls in zip(*rounds, strict=True)]
+    subject.compare(traces, "beside other instances", _INSTANCE)
     return f"{len(envs)} instances in turns"
 
 
 def foreign_draws(subject: Subject) -> str:
     """Draws of others from the global generators change nothing."""
+    draws = random.Random(7)
 
     def draw() -> None:
         random.seed(draws.random())
         np.random.seed(draws.randrange(2**32))
 
-    draws = random.Random(7)
     with _global_generators():
+        draw()
         env = subject.make()
-        found = [play(env, seed, mixed(seed), between=draw) for seed in subject.seeds]
-    _compare(subject, found, "beside foreign draws from random and numpy.random", _OWN)
+        found = [play(env, seed, mixed(seed), after_each=draw) for seed in subject.seeds]
+    subject.compare(found, "beside foreign draws from random and numpy.random", _OWN)
     return "random and numpy.random reseeded before every call"
 
 
@@ -181,70 +157,57 @@ def resets(subject: Subject) -> str:
         play(env, seed, mixed(seed + 1), turns=2)
         play(env, seed, mixed(seed))
     found = [play(env, seed, mixed(seed)) for seed in subject.seeds]
-    _compare(subject, found, "in a used instance", "set every attribute of the episode anew in reset")
+    subject.compare(found, "in a used instance", "set every attribute of the episode anew in reset")
     return "a used instance plays like a new one"
 
 
 def snapshots(subject: Subject) -> str:
     """``restore(snapshot())`` resumes identically, in this and in a new instance; the snapshot is plain data."""
-    probe = need_text_env(subject.make(), "snapshot()")
+    probe = subject.text_env("snapshot()")
     for seed in subject.seeds:
-        answer = mixed(seed)
-        play(probe, seed, answer, turns=0)
-        for _ in range(min(3, probe.max_turns - 1)):
-            result = probe.step(answer(probe))
-            if result[2] or result[3]:
-                probe.reset(seed=seed)
-                break
+        begun = play(probe, seed, mixed(seed), turns=min(3, probe.max_turns - 1))
+        # An episode that is over already has nothing to go on with: take the snapshot at its start.
+        if any(terminated or truncated for *_, terminated, truncated, _ in begun[1:]):
+            probe.reset(seed=seed)
         shown, taken = probe.render(), probe.snapshot()
-        try:
-            text = json.dumps(taken)
-        except (TypeError, ValueError) as error:
-            raise Failure(f"snapshot() is not plain JSON-able data: {error}") from error
+        text = trace.json_text(taken, "snapshot()")
         expected = _play_on(probe, mixed(seed + 1))
         need(json.dumps(taken) == text, "a snapshot changes while the episode goes on; copy lists and dicts into it")
-        other = need_text_env(subject.make(), "snapshot()")
-        for env, where in ((other, "a new instance"), (probe, "the same instance")):
+        for env, where in ((subject.text_env("snapshot()"), "a new instance"), (probe, "the same instance")):
             back = env.restore(json.loads(text))
             need(back == shown, f"restore in {where} returns another observation than the one at the snapshot")
             need(env.render() == shown, f"render() after restore in {where} is not the observation at the snapshot")
-            apart = difference(expected, _play_on(env, mixed(seed + 1)))
+            apart = trace.difference(expected, _play_on(env, mixed(seed + 1)))
             need(not apart, f"after restore in {where} the episode goes on differently ({apart}); save all state")
     return "an episode goes on identically in this and in a new instance"
 
 
-def _play_on(env: TextEnv, answer: Callable[[Any], Any]) -> Trace:
+def _play_on(env: TextEnv, answer: Answer) -> Trace:
     """The rest of the running episode, and the first observation of the next one (drawn from the own generator)."""
-    trace: Trace = [plain([said, *result]) for said, result in steps(env, answer)]
-    trace.append(plain(["next episode", env.reset()[0]]))
-    return [["", {}], *trace]
+    rest = [plain([said, *result]) for said, result in trace.steps(env, answer)]
+    return [["", {}], *rest, plain(["next episode", env.reset()[0]])]
 
 
 def queries(subject: Subject) -> str:
     """``oracle``, ``snapshot``, ``render`` and ``instructions`` may be asked at any time and change nothing."""
-    env = need_text_env(subject.make(), "queries")
+    env = subject.text_env("queries")
 
     def ask() -> None:
-        if started:
-            env.oracle(), env.snapshot(), env.render(), env.instructions
-        started.append(True)
+        env.oracle(), env.snapshot(), env.render(), env.instructions
 
-    found = []
-    for seed in subject.seeds:
-        started: list[bool] = []
-        found.append(play(env, seed, mixed(seed), between=ask))
-    _compare(subject, found, "asked for oracle, snapshot and render", "let these methods read the state only")
+    found = [play(env, seed, mixed(seed), after_each=ask) for seed in subject.seeds]
+    subject.compare(found, "asked for oracle, snapshot and render", "let these methods read the state only")
     return "asking changes nothing"
 
 
-DETERMINISM_RULES: dict[str, Rule] = {
-    "same_seed": same_seed,
-    "processes": processes,
-    "threads": threads,
-    "interleaved": interleaved,
-    "foreign_draws": foreign_draws,
-    "global_generators": global_generators,
-    "resets": resets,
-    "snapshots": snapshots,
-    "queries": queries,
-}
+DETERMINISM_RULES: tuple[Rule, ...] = (
+    same_seed,
+    processes,
+    threads,
+    interleaved,
+    foreign_draws,
+    global_generators,
+    resets,
+    snapshots,
+    queries,
+)

@@ -8,42 +8,22 @@ stdin and writes the traces as JSON on stdout.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
-import gymnasium
 import numpy as np
 
-from roll_envs.env import EnvironmentCard, TextEnv
+from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
 from roll_envs.parsing import FreeFormat
 
-__all__ = [
-    "Answer",
-    "Failure",
-    "MakeEnv",
-    "Rule",
-    "Skip",
-    "Subject",
-    "Trace",
-    "difference",
-    "mixed",
-    "need",
-    "need_text_env",
-    "plain",
-    "play",
-    "play_seeds",
-    "skip",
-    "steps",
-    "turn_limit",
-]
-
-MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
-Answer = Callable[[gymnasium.Env[Any, Any]], Any]
+MakeEnv = Callable[[], AnyEnv]
+Answer = Callable[[AnyEnv], Any]
 """Gives the next answer for an environment that was reset."""
 Trace = list[Any]
 """First the reset's ``[observation, info]``, then ``[answer, observation, reward, terminated, truncated, info]``."""
@@ -53,18 +33,26 @@ LONGEST = 200
 """Turns after which an environment without ``max_turns`` is no longer followed."""
 
 
-def turn_limit(env: gymnasium.Env[Any, Any]) -> int:
+# -- playing -----------------------------------------------------------------------------------------------------------
+
+
+def turn_limit(env: AnyEnv) -> int:
     """How many turns to follow an episode: twice ``max_turns``, since an environment may forgive invalid answers."""
     limit = getattr(env, "max_turns", None)
     return 2 * limit if isinstance(limit, int) and 0 < limit <= 10_000 else LONGEST
+
+
+def takes_text(env: AnyEnv) -> bool:
+    """Whether answers are texts; a checked environment may have any action space."""
+    return isinstance(env.action_space.sample(), str)
 
 
 def mixed(seed: int, garbage: float = 0.2) -> Answer:
     """A random player with its own generator: legal answers, and garbage with the given probability."""
     draw = random.Random(seed)
 
-    def answer(env: gymnasium.Env[Any, Any]) -> Any:
-        if draw.random() < garbage and isinstance(env.action_space.sample(), str):
+    def answer(env: AnyEnv) -> Any:
+        if draw.random() < garbage and takes_text(env):
             return draw.choice(GARBAGE)
         form = getattr(env, "action_format", None)
         if isinstance(form, FreeFormat) and isinstance(env, TextEnv):
@@ -72,13 +60,14 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
         if form is not None and hasattr(form, "actions") and hasattr(form, "format"):
             count = draw.randint(1, getattr(form, "max_actions", 1))
             return form.format([draw.randrange(len(form.actions)) for _ in range(count)])
+        # A space samples from a generator of its own, which is the environment's business but for this player.
         env.action_space.seed(draw.randrange(2**31))
         return env.action_space.sample()
 
     return answer
 
 
-def steps(env: gymnasium.Env[Any, Any], answer: Answer, most: int | None = None) -> Iterator[tuple[Any, Any]]:
+def steps(env: AnyEnv, answer: Answer, most: int | None = None) -> Iterator[tuple[Any, Any]]:
     """Each answer and what ``step`` returned for it, from where the episode stands to its end or ``most`` turns."""
     for _ in range(turn_limit(env) if most is None else most):
         said = answer(env)
@@ -88,26 +77,22 @@ def steps(env: gymnasium.Env[Any, Any], answer: Answer, most: int | None = None)
             return
 
 
+def episode(env: AnyEnv, seed: int, answer: Answer, turns: int | None = None) -> Iterator[Any]:
+    """The entries of an episode's trace (or of its first ``turns``), each as soon as its call was made."""
+    yield plain(list(env.reset(seed=seed)))
+    for said, result in steps(env, answer, turns):
+        yield plain([said, *result])
+
+
 def play(
-    env: gymnasium.Env[Any, Any],
-    seed: int | None,
-    answer: Answer,
-    *,
-    between: Callable[[], object] | None = None,
-    turns: int | None = None,
+    env: AnyEnv, seed: int, answer: Answer, *, after_each: Callable[[], object] = lambda: None, turns: int | None = None
 ) -> Trace:
-    """Play one episode (or its first ``turns``) and write it down; ``between`` is called before every call."""
-    if between is not None:
-        between()
-    trace: Trace = [plain(list(env.reset(seed=seed)))]
-
-    def asked(env: gymnasium.Env[Any, Any]) -> Any:
-        said = answer(env)
-        if between is not None:
-            between()
-        return said
-
-    return trace + [plain([said, *result]) for said, result in steps(env, asked, turns)]
+    """Play one episode (or its first ``turns``) and write it down; ``after_each`` is called after every call."""
+    trace = []
+    for entry in episode(env, seed, answer, turns):
+        trace.append(entry)
+        after_each()
+    return trace
 
 
 def play_seeds(make: MakeEnv, seeds: Sequence[int]) -> list[Trace]:
@@ -118,14 +103,17 @@ def play_seeds(make: MakeEnv, seeds: Sequence[int]) -> list[Trace]:
     return traces
 
 
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
 def plain(value: Any) -> Any:
     """``value`` as JSON-able data that compares equal only to the same value (mappings by sorted key)."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, np.generic):
-        return value.item()
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)  # nan is not equal to itself
+    if value is None or isinstance(value, int | str):
+        return value
     if isinstance(value, np.ndarray):
         return ["array", plain(value.tolist())]
     if isinstance(value, dict):
@@ -135,26 +123,29 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
+_STEP = ("answer", "observation", "reward", "terminated", "truncated", "info")
+
+
 def difference(expected: Trace, found: Trace) -> str:
     """Where two traces part, in one line; empty when they are equal."""
     for turn, (a, b) in enumerate(zip(expected, found, strict=False)):
+        where, names = (f"turn {turn}", _STEP) if turn else ("reset", ("observation", "info"))
+        for name, x, y in zip(names, a, b, strict=False):
+            if x != y:
+                return f"{where}: {name} is {_short(y)} instead of {_short(x)}"
         if a != b:
-            names = ("observation", "info") if turn == 0 else ("answer", *_STEP)
-            for name, x, y in zip(names, a, b, strict=False):
-                if x != y:
-                    return f"{'reset' if turn == 0 else f'turn {turn}'}: {name} is {_short(y)} instead of {_short(x)}"
-            return f"turn {turn} differs"
+            return f"{where} differs"
     if len(expected) != len(found):
         return f"the episode has {len(found) - 1} turns instead of {len(expected) - 1}"
     return ""
 
 
-_STEP = ("observation", "reward", "terminated", "truncated", "info")
-
-
 def _short(value: Any) -> str:
     text = ascii(value)
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
 
 
 class Failure(Exception):
@@ -165,7 +156,23 @@ class Skip(Exception):
     """A rule cannot be applied; the message says why."""
 
 
-@dataclass(slots=True, eq=False)
+def need(condition: object, mend: str) -> None:
+    """Raise :class:`Failure` unless ``condition``."""
+    if not condition:
+        raise Failure(mend)
+
+
+def json_text(value: Any, what: str) -> str:
+    """``value`` as JSON; a :class:`Failure` where it is no plain data."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise Failure(
+            f"{what} is not plain JSON-able data ({error}); use str, int, float, bool, list and dict only"
+        ) from error
+
+
+@dataclass(eq=False)
 class Subject:
     """The environment under test."""
 
@@ -176,42 +183,41 @@ class Subject:
     card: EnvironmentCard | None = None
     varied: bool = False
     """Made with arguments other than the card's, for which its reward range need not hold."""
-    _reference: list[Trace] = field(default_factory=list)
 
-    @property
+    @functools.cached_property
     def reference(self) -> list[Trace]:
         """Traces of a fresh environment alone in this thread: what all others are compared with."""
-        if not self._reference:
-            self._reference = play_seeds(self.make, self.seeds)
-        return self._reference
+        return play_seeds(self.make, self.seeds)
+
+    def compare(self, found: list[Trace], where: str, mend: str) -> None:
+        """Raise :class:`Failure` where traces of the seeds are not those of :attr:`reference`."""
+        for seed, expected, trace in zip(self.seeds, self.reference, found, strict=True):
+            apart = difference(expected, trace)
+            need(not apart, f"seed {seed} {where} is another episode ({apart}); {mend}")
+
+    def text_env(self, what: str) -> TextEnv:
+        """A new environment, which is a TextEnv; for any other the rule is skipped, since it has no ``what``."""
+        env = self.make()
+        if not isinstance(env, TextEnv):
+            raise Skip(f"{type(env.unwrapped).__name__} is not a roll_envs.TextEnv, so it has no {what}")
+        return env
+
+    def text_taker(self) -> AnyEnv:
+        """A new environment whose answers are texts; for any other the rule is skipped."""
+        env = self.make()
+        if not takes_text(env):
+            raise Skip("the action space holds no text")
+        return env
 
 
 Rule = Callable[[Subject], str]
 """Returns what was seen; raises :class:`Failure` or :class:`Skip`."""
 
 
-def need(condition: object, mend: str) -> None:
-    """Raise :class:`Failure` unless ``condition``."""
-    if not condition:
-        raise Failure(mend)
-
-
-def skip(why: str) -> NoReturn:
-    raise Skip(why)
-
-
-def need_text_env(env: gymnasium.Env[Any, Any], what: str) -> TextEnv:
-    """``env`` as a TextEnv; skips the rule for others."""
-    if not isinstance(env, TextEnv):
-        skip(f"{type(env.unwrapped).__name__} is not a roll_envs.TextEnv, so it has no {what}")
-    return env
-
-
 def _main() -> None:
     import cloudpickle  # type: ignore[import-untyped]
 
-    path = json.loads(sys.stdin.buffer.readline())
-    sys.path[:] = path
+    sys.path[:] = json.loads(sys.stdin.buffer.readline())
     make, seeds = cloudpickle.loads(sys.stdin.buffer.read())
     out, sys.stdout = sys.stdout, sys.stderr  # prints of the environment must not mix with the answer
     json.dump(play_seeds(make, seeds), out)

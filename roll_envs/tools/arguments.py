@@ -2,8 +2,8 @@
 
 Keywords that are checked: ``type`` (one or several), ``enum``, ``const``, ``properties``, ``required``, ``items``,
 ``minimum``, ``maximum``, ``minLength``, ``maxLength``, ``minItems``, ``maxItems``, and ``additionalProperties`` (where
-it is missing, no other names are allowed, so that misspelt names are errors). Other keywords (``anyOf``, ``$ref``, ...)
-are left to the tool itself.
+it is missing, the arguments may have no other names, so that misspelt ones are errors; objects within them may). Other
+keywords (``anyOf``, ``$ref``, ...) are left to the tool itself.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def check_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> 
         return f"argument {missing[0]!r} is missing; arguments: {describe_parameters(schema)}"
     for name, value in arguments.items():
         if name not in properties:
+            # Where the schema allows other names, the tool itself checks them.
             if schema.get("additionalProperties", False) is not False:
                 continue
             close = nearest(str(name), properties, 1)
@@ -68,6 +69,7 @@ def check_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> 
 
 
 def _problem(value: Any, schema: Any, where: str, depth: int) -> str:
+    # What lies deeper than in any usual schema is left to the tool.
     if not isinstance(schema, Mapping) or depth > 20:
         return ""
     names = _type_list(schema)
@@ -128,8 +130,10 @@ def _type_names(schema: Mapping[str, Any]) -> str:
 
 
 def _is(value: Any, name: str) -> bool:
+    # In Python a bool is an int; in JSON it is not.
     if isinstance(value, bool):
         return name == "boolean"
+    # In JSON schema 1.0 is an integer.
     if name == "integer" and isinstance(value, float):
         return value.is_integer()
     return isinstance(value, _TYPES[name])

@@ -39,6 +39,7 @@ from roll_envs.tools.types import Tool, ToolResult, ToolSpec
 __all__ = ["MAX_EXPRESSION_CHARS", "CalculatorError", "CalculatorTool", "calculate"]
 
 MAX_EXPRESSION_CHARS = 2000
+# Each level takes some six frames of Python, whose recursion limit is 1000.
 _MOST_DEPTH = 60
 _MOST_OPERATIONS = 500
 _TOKEN = re.compile(
@@ -64,6 +65,7 @@ def _tokens(text: str) -> list[tuple[str, str, int]]:
     while at < end:
         match = _TOKEN.match(text, at)
         if match is None or match.lastgroup is None:
+            # So that the message names the character itself, not the space before it.
             at += len(text[at:]) - len(text[at:].lstrip())
             hint = "; write one expression of numbers, + - * / // % ** ! and functions" if text[at] != "=" else ""
             hint = hint or "; there are no variables and no equations here"
@@ -78,6 +80,7 @@ class _Parser:
 
     def __init__(self, tokens: list[tuple[str, str, int]]) -> None:
         self._tokens, self._at, self._depth = tokens, 0, 0
+        # Each operation is bounded by the size of its numbers, so their count bounds the time.
         if len(tokens) > 2 * _MOST_OPERATIONS:
             raise CalculatorError(f"the expression has {len(tokens)} parts; {2 * _MOST_OPERATIONS} are allowed")
 
@@ -125,6 +128,7 @@ class _Parser:
         return value
 
     def _unary(self) -> Number:
+        # A loop, so that a long row of signs does not exhaust the stack.
         minus = False
         while sign := self._take("+", "-"):
             minus ^= sign == "-"
@@ -191,6 +195,7 @@ def _number(text: str) -> Number:
     if digits > MAX_DIGITS or (exponent and abs(int(exponent.group(1))) > MAX_DIGITS):
         raise CalculatorError(f"numbers may have up to {MAX_DIGITS} digits")
     plain = text.replace("_", "")
+    # Fraction does not read "5.".
     return Fraction(plain if not plain.endswith(".") else plain + "0")
 
 

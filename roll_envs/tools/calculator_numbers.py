@@ -52,6 +52,7 @@ def bounded(value: Number) -> Number:
         if not value.is_finite():
             raise _too_large()
         return value
+    # Bits are counted in no time; decimal digits of a long number take long.
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
         raise _too_large()
     return value
@@ -134,6 +135,7 @@ def power(a: Number, b: Number) -> Number:
 
 
 def _whole_power(a: Fraction, n: int) -> Number:
+    # 0, 1 and -1 keep their size, however large the exponent.
     if abs(a.numerator) <= 1 and a.denominator == 1:
         return Fraction(a.numerator ** (2 if n % 2 == 0 else 1)) if n else Fraction(1)
     bits = max(a.numerator.bit_length(), a.denominator.bit_length()) - 1
@@ -155,6 +157,7 @@ def _exact_root(a: Fraction, k: int) -> Fraction | None:
 def _integer_root(n: int, k: int) -> int | None:
     if n < 2:
         return n
+    # Bisection: the k-th root has at most one k-th of the bits, and one more.
     low, high = 1, 1 << (n.bit_length() // k + 1)
     while low < high - 1:
         middle = (low + high) // 2
@@ -208,6 +211,7 @@ def _log(a: Number, base: Number = Fraction(10)) -> Number:
 
 def _circular(function: Callable[[float], float]) -> Callable[[Number], Number]:
     def apply(a: Number) -> Number:
+        # A float of this size has hardly any digits left for the part of a turn.
         if not -(10**15) <= a <= 10**15:
             raise CalculatorError("angles (in radians) may be up to 10^15")
         try:
@@ -223,6 +227,7 @@ def _round(a: Number, digits: Number = Fraction(0)) -> Number:
     places = _whole(digits, "round")
     if abs(places) > MAX_DIGITS:
         raise CalculatorError(f"round takes up to {MAX_DIGITS} digits")
+    # Decimals are made exact first, so that a half is seen as a half.
     exact = Fraction(a) * Fraction(10) ** places
     return bounded(
         Fraction(math.floor(abs(exact) + Fraction(1, 2)) * (1 if exact >= 0 else -1)) / Fraction(10) ** places

@@ -73,6 +73,7 @@ class ToolEnv(TextEnv):
             )
         self.call_cost = float(call_cost)
         self.format_name, self._format = format, find_tool_format(format)
+        # Checked before anything is made that would have to be closed again.
         made, limit = _budget(budget), None if max_turns is None else _whole(max_turns)
         wrapped = registry.make(env, **dict(env_kwargs or {})) if isinstance(env, str) else env
         if not isinstance(wrapped, TextEnv):
@@ -124,18 +125,21 @@ class ToolEnv(TextEnv):
         truncated = truncated or (not terminated and self._turns >= self.max_turns)
         self._over, self._success = terminated or truncated, info["success"]
         if self._over:
+            # Tools free what they hold as soon as the episode ends, not at the next reset.
             self.runner.close()
         return self._shown, reward, terminated, truncated, info
 
     def _play(self, action: str) -> tuple[float, bool, bool, dict[str, Any]]:
         self._shown, reward, terminated, truncated, info = self.env.step(action)
         parts = {**info.get("reward_parts", {}), "tool_calls": 0.0}
+        # The same keys after every turn, with calls or without.
         info = {**info, "reward_parts": parts, "tool_calls": 0, "tool_errors": 0, "tool_seconds": 0.0}
         return float(reward), terminated, truncated, info
 
     def _run(self, calls: Sequence[ToolCall | BadCall]) -> tuple[float, bool, bool, dict[str, Any]]:
         records = self.runner.run(calls)
         self._shown = self._format.show([(r.call, ToolResult(text=r.text, ok=r.ok)) for r in records])
+        # Not -0.0 where calls are free.
         cost = -self.call_cost * len(records) if self.call_cost else 0.0
         info = {
             "success": self._success,
@@ -187,9 +191,11 @@ class ToolEnv(TextEnv):
         """
         self.runner.close()
         self.runner.open()
+        # Until all is restored: if something below raises, no step can be taken.
         self._over = True
         self.env.restore(snapshot["env"])
         records = [_record(each) for each in snapshot["calls"]]
+        # An episode that is over makes no more calls, so the state of its tools is not needed.
         if snapshot["over"]:
             self.runner.records = records
         else:

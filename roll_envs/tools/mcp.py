@@ -37,6 +37,7 @@ class McpServer:
 
     def begin(self) -> None:
         """An episode begins."""
+        # Each tool of the server begins the episode; only the first of them finds calls of the last one.
         if self._calls and not self.stateless:
             self.drop()
         self._calls = 0
@@ -49,6 +50,7 @@ class McpServer:
 
     def call(self, name: str, arguments: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
         """Raises :class:`McpRefusalError`, and :class:`EnvironmentFaultError` when the server is gone for good."""
+        # Counted before the call: one that fails may have changed the server's state as well.
         earlier, self._calls = self._calls, self._calls + 1
         try:
             return self._opened().call(name, arguments, deadline_s=deadline_s)

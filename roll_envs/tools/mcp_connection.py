@@ -53,6 +53,7 @@ class McpConnection:
         self._modules = _library()
         self._endpoint = endpoint
         self._loop = asyncio.new_event_loop()
+        # Held while work is submitted, and while the loop is marked as ended.
         self._submitting = threading.Lock()
         self._ended = False
         """Set under the lock once the loop accepts no more work, so that none is submitted to a loop that has ended."""
@@ -108,6 +109,7 @@ class McpConnection:
     def _need_ping(self, problem: str) -> None:
         try:
             self._run(lambda: self._session.send_ping(), PING_S)
+        # A server that answers a ping has refused the request; one that does not is gone.
         except Exception as error:  # any failure of a ping means the same
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone: {problem}{self._said()}") from error
 
@@ -120,6 +122,7 @@ class McpConnection:
         if future is None:
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}")
         try:
+            # The time limit within the loop ends first, unless the loop itself is stuck.
             return future.result(timeout_s + PING_S)
         except (TimeoutError, concurrent.futures.TimeoutError):
             future.cancel()
@@ -199,6 +202,7 @@ def _library() -> _Library:
         types: Sequence[Any] = [importlib.import_module("mcp.types")]
     except ImportError as error:
         raise MissingExtraError("the tool 'mcp'", "mcp") from error
+    # The name differs between releases of the library.
     opened = getattr(http, "streamable_http_client", None) or getattr(http, "streamablehttp_client")  # noqa: B009
     return _Library(
         session=mcp.ClientSession,

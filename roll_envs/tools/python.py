@@ -70,8 +70,10 @@ class PythonTool(Tool):
             return ToolResult(text=f"Error: the code is no valid Unicode text at character {error.start}", ok=False)
         if not code.strip():
             return ToolResult(text="Error: the code is empty", ok=False)
+        # The sandbox ends the code at the deadline, so the tool itself comes back in time.
         limits = Limits(wall_s=deadline_s, memory_mb=self._memory_mb)
         if self._session is None:
+            # Left to the first call: an episode that runs no code needs no session.
             self._session = self._opened().session(language="python", limits=limits)
         return _shown(self._session.run(code, limits=limits), limits)
 

@@ -54,6 +54,7 @@ def make_tools(tool: str | Mapping[str, Any] | Tool) -> tuple[Tool, ...]:
     else:
         raise ConfigError(f"a tool is a name, or a mapping with 'tool': name and its settings; not {tool!r}")
     made = TOOLS.make(name, settings)
+    # A server of tools makes several.
     tools = (made,) if isinstance(made, Tool) else tuple(made)
     if not tools:
         raise ConfigError(f"tool {name!r} with the settings {settings!r} offers no tool at all")

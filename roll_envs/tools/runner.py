@@ -127,6 +127,7 @@ class ToolRunner:
         else:
             thread = threading.Thread(target=work, name=f"tool {call.name}", daemon=True)
             thread.start()
+            # A thread cannot be killed: one that hangs is left behind, and `open` refuses further episodes.
             thread.join(deadline_s + tool.grace_s)
         if not outcome:
             self._hung = call.name
@@ -166,6 +167,7 @@ class ToolRunner:
                     "this process, so the episode cannot be restored; take the snapshot before the first such call, "
                     "or play the episode again from its seed"
                 )
+            # The time that was left in the episode is not applied: the call was allowed when it was made.
             result = self._timed(tool, record.call, self.budget.call_seconds)
             if digest(result.text) != record.digest:
                 raise EnvironmentFaultError(

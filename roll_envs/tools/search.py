@@ -66,6 +66,7 @@ class SearchTool(Tool):
         query = arguments["query"]
         if not words_of_text(query[:2000]):
             return ToolResult(text="Error: the query has no word to look for", ok=False)
+        # 3.0 passes as an integer of JSON.
         found = self.index.search(query, int(arguments.get("k", self._results)))
         if not found:
             return ToolResult(text="No document holds any of these words.")
@@ -84,6 +85,7 @@ def snippet(text: str, query: str, chars: int) -> str:
         return flat
     wanted = set(words_of_text(query[:2000]))
     hits = [(m.start(), w) for m in _WORD.finditer(flat) for w in words_of_text(m.group()) if w in wanted]
+    # A window of three quarters of the snippet slides over the places of the query's words.
     best, start, first = 0, 0, 0
     inside: dict[str, int] = {}
     for last, (place, word) in enumerate(hits):
@@ -96,6 +98,7 @@ def snippet(text: str, query: str, chars: int) -> str:
             first += 1
         if len(inside) > best:
             best, start = len(inside), hits[min(first, last)][0]
+    # A little of the text before the first word found, and a full snippet at the end of the document.
     begin = max(0, min(start - chars // 8, len(flat) - chars))
     if begin:
         begin = flat.find(" ", begin) + 1 or begin

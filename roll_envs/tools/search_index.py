@@ -115,6 +115,7 @@ def load_index(corpus: str | os.PathLike[str], index: str | os.PathLike[str] | N
     except OSError as error:
         raise ConfigError(f"corpus {str(corpus)!r} cannot be read: {error.strerror or error}") from error
     saved = Path(index) if index is not None else path.with_name(path.name + ".bm25.npz")
+    # A corpus that was changed is another one.
     key = (str(path), seen.st_mtime_ns, seen.st_size)
     with _lock:  # one thread builds the index, others wait for it
         if key not in _cache:
@@ -125,6 +126,7 @@ def load_index(corpus: str | os.PathLike[str], index: str | os.PathLike[str] | N
 
 
 def _load(path: Path, saved: Path) -> SearchIndex:
+    # The whole file is read: with a changed corpus the saved places of documents would be wrong.
     digest = _digest(path)
     arrays = _read(saved, digest)
     if arrays is None:
@@ -155,12 +157,14 @@ def build_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     if not places:
         raise ConfigError(f"corpus {str(path)!r} has no documents; write one JSON object with 'text' a line")
     terms = np.array(term_of, dtype=np.int32)
+    # Stable: the documents of a word stay in rising order.
     order = np.argsort(terms, kind="stable")
     starts = np.zeros(len(numbers) + 1, dtype=np.int64)
     np.cumsum(np.bincount(terms, minlength=len(numbers)), out=starts[1:])
     return {
         "places": np.array(places, dtype=np.int64),
         "lengths": np.array(lengths, dtype=np.int32),
+        # One text of all words, since arrays of strings in numpy take the width of the longest for each.
         "words": np.frombuffer("\n".join(numbers).encode(), dtype=np.uint8),
         "starts": starts,
         "docs": np.repeat(np.arange(len(sizes), dtype=np.int32), np.array(sizes, dtype=np.int32))[order],
@@ -198,6 +202,7 @@ def _read(saved: Path, digest: str) -> dict[str, npt.NDArray[Any]] | None:
 
 
 def _save(saved: Path, digest: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    # Renamed when complete: another process never reads half a file.
     part = saved.with_name(f"{saved.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as file:

@@ -19,11 +19,15 @@ __all__ = ["LETTERS", "ChoiceVerifier", "read_choice"]
 
 LETTERS = "ABCDEFGHIJ"
 
+# Text styles of LaTeX, and signs of Markdown.
 _MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"']")
 _LEADING = re.compile(r"(?:the\s+)?(?:options?|choices?|letters?|answers?)\b[\s:]*", re.IGNORECASE)
+# A letter in brackets, or a bare one that begins no word, number or contraction ("I'm").
 _LETTER = r"(?:[\(\[]\s*([A-Z])\s*[\)\]]|([A-Z])(?![A-Za-z0-9'’]))"
+# Groups 3 and 4, in the look-ahead, are the next letter: a separator counts only before one.
 _LIST = re.compile(rf"{_LETTER}(?:\s*(?:,|;|/|&|\band\b|\bor\b|,\s*and\b|,\s*or\b)?\s*(?={_LETTER}))?")
 _BRACKETED = re.compile(r"[\(\[]\s*([A-Z])\s*[\)\]]")
+# A denial at most two words before the end of the text: "it is not option".
 _DENIAL = re.compile(
     r"(?:\bnot|n't|\brule[sd]?\s+out|\beliminate[sd]?|\bexcept|\bincorrect|\bwrong)\W{0,3}(?:\w+\W+){0,2}$",
     re.IGNORECASE,
@@ -84,6 +88,7 @@ def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> 
         return frozenset()
     by_text = _by_text(reference, letters, options)
     bare = re.sub(r"[\s()\[\].,;:/&]|\band\b", "", _MARKUP.sub("", reference).strip())
+    # "AC" is two letters; a word in small letters, or one with a letter twice, is a text.
     if (
         bare
         and set(bare.upper()) <= set(letters)
@@ -104,6 +109,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     if boxes:
         found = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*found) if all(found) else frozenset()
+    # A longer text explains first, so the letter that it begins with is no answer.
     whole = _committed(text, letters, options) if len(text) <= 400 else frozenset()
     if whole and len(text.split()) <= 3:
         return whole
@@ -133,6 +139,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
     while match := _LIST.match(bare, at):
         found.append(match[1] or match[2])
         at = match.end()
+        # No further letter follows.
         if match[3] is None and match[4] is None:
             break
     if not found:

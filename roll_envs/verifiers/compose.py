@@ -45,6 +45,7 @@ class _Composite:
         if not isinstance(parts, Mapping) or not parts:
             raise ConfigError(f"parts must name at least one verifier, such as {{'answer': 'math'}}, not {parts!r}")
         for name in parts:
+            # The slash joins the names of nested parts in Score.parts.
             if not isinstance(name, str) or not name or "/" in name:
                 raise ConfigError(f"the name of a part is a text without '/', not {name!r}")
         self.parts = {name: _make_part(spec) for name, spec in parts.items()}
@@ -147,6 +148,7 @@ class AnyOf(_Composite):
             if verdict.passed and verdict.value >= self.enough:
                 break
         else:
+            # No part has reached `enough`, so a part that failed might have changed the verdict.
             if reasons:
                 return _failed(reasons)
         return _score(max(s.value for s in scores.values()), any(s.passed for s in scores.values()), scores, reasons)

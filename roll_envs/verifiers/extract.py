@@ -14,8 +14,10 @@ MAX_CHARS = 100_000
 """Of a longer text only the end is read, where a final answer is expected."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+# The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
+# The parentheses in the middle are for remarks such as "(in cm)", the stars for bold type.
 _PHRASE = re.compile(
     r"(?:(?:final|correct|best)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:(?:is|are|would\s+be|must\s+be|should\s+be|will\s+be)\b(?:\s+(?:therefore|thus|then|simply|just))?"
@@ -23,6 +25,8 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _HASHES = re.compile(r"^#### *", re.MULTILINE)
+# What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, and delimiters of
+# mathematics.
 _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNORECASE)
 
 
@@ -61,6 +65,7 @@ def boxed(text: str) -> list[str]:
     chosen = [found[-1]]
     for before in reversed(found[:-1]):
         between = text[before[1] : chosen[0][0]]
+        # More text between two boxes separates two answers.
         if len(between) > 20 or not _JOIN.fullmatch(between) or not re.search(r"and|or|,|;", between):
             break
         chosen.insert(0, before)
@@ -96,6 +101,7 @@ def answer_phrase(text: str) -> str | None:
     start = -1
     for pattern in (_PHRASE, _HASHES):
         for match in pattern.finditer(text):
+            # A box is read by `boxed`; one that got here never closes.
             if match.group().endswith("boxed"):
                 continue
             start = max(start, match.end())

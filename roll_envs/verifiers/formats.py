@@ -24,6 +24,7 @@ from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
 __all__ = ["FenceVerifier", "JsonVerifier", "TagsVerifier", "ToolCallsVerifier"]
 
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
+# Apart from the workers of `math`, which need much more memory and import SymPy.
 _POOL = PoolSettings(module="roll_envs.verifiers.format_tasks", workers=2, memory_mb=512)
 
 
@@ -123,6 +124,7 @@ def _fences(text: str) -> tuple[list[str], bool, bool]:
     for line in text.split("\n"):
         bare = line.strip()
         run = len(bare) - len(bare.lstrip(bare[:1])) if bare[:1] in ("`", "~") else 0
+        # As in CommonMark: a fence is closed by one of the same sign that is at least as long and has no name.
         if mark:
             if run >= len(mark) and bare[0] == mark[0] and len(bare) == run:
                 found.append(language)
@@ -182,6 +184,7 @@ class JsonVerifier:
     def _fit(self, text: str, schema: Any) -> Verdict:
         pool = self._pool if self._pool is not None else shared_pool(_POOL)
         outcome = pool.call("fit", [text, schema], deadline_s=self.deadline_s)
+        # The words of worker_main for a RecursionError, which the depth of the answer causes.
         if outcome.status == "error" and "nested" in outcome.detail:
             return _score("it is nested too deeply")
         if outcome.status != "ok":

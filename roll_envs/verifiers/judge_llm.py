@@ -45,6 +45,7 @@ class _JudgeResult(NamedTuple):
     cost: Mapping[str, float]
 
 
+# Beyond the limits that the client keeps itself; only a stuck thread takes longer.
 _SPARE_S = 30.0
 _FREE = {"prompt_tokens": 0.0, "completion_tokens": 0.0, "requests": 0.0}
 
@@ -130,6 +131,7 @@ class LlmJudge:
             future.cancel()
             return Failed(reason="the judge's own thread does not answer")
         except BaseException:
+            # For example after Ctrl-C: the request must not go on without its caller.
             future.cancel()
             raise
 
@@ -182,6 +184,7 @@ class LlmJudge:
 
     async def _judge_once(self, texts: dict[str, str]) -> _JudgeResult | Failed:
         """One verdict: from the cache, from an equal request in progress, or from a new request."""
+        # Limits and the key do not change a reply, so they are not part of its cache key; neither is the random mark.
         endpoint = replace(self.endpoint, key_env="", try_s=1, deadline_s=1, queue_s=1, tries=1, concurrency=1)
         key = request_key(
             {
@@ -192,12 +195,14 @@ class LlmJudge:
             }
         )
         running = self._in_progress.get(key)
+        # After close() or a fork, a task may belong to a loop that has ended.
         if running is not None and running.get_loop() is asyncio.get_running_loop():
             told = await asyncio.shield(running)
             return told if isinstance(told, Failed) else told._replace(cost={**_FREE, "cached": 1.0})
         task = asyncio.get_running_loop().create_task(self._find(key, texts))
         self._in_progress[key] = task
         try:
+            # Others may wait for the same task: a caller that is cancelled must not cancel it for them.
             return await asyncio.shield(task)
         finally:
             if self._in_progress.get(key) is task:
@@ -228,9 +233,11 @@ class LlmJudge:
 
     def _score(self, told: list[_JudgeResult]) -> Score:
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}
+        # Of a pair asked in both orders, both must come from the cache.
         parts["cached"] = min(one.cost["cached"] for one in told)
         first = told[0].reading
         if self.kind == "pairwise":
+            # In the second request the answer stood second, so a win of the first counts against it.
             values = (first.value, 1 - told[1].reading.value)
             parts["consistent"] = float(values[0] == values[1])
             parts["first_wins"] = sum(one.reading.value for one in told) / 2

@@ -64,6 +64,7 @@ class ReplyCache:
 
     def _path(self, key: str) -> Path:
         assert self.folder is not None
+        # 256 folders, so that none holds too many files.
         return self.folder / key[:2] / f"{key}.json"
 
     def _read(self, key: str) -> str | None:

@@ -109,6 +109,7 @@ def calibrate(judge: Verifier, labelled: Iterable[Labelled], *, workers: int = 1
         verdicts = list(pool.map(lambda row: ask(judge, row.answer, row.reference, row.context), rows))
     scored = [(row.label, v) for row, v in zip(rows, verdicts, strict=True) if isinstance(v, Score)]
     reasons = tuple(dict.fromkeys(v.reason for v in verdicts if isinstance(v, Failed)))
+    # Failed verdicts are in `reasons` and in no number from here on.
     pairs = [(label, _said(score, labels)) for label, score in scored]
     threshold, best = (None, None) if labels is PAIRS else _threshold(scored)
     orders = [s for _, s in scored if "first_wins" in s.parts] if labels is PAIRS else []

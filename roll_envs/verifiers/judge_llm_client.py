@@ -27,7 +27,9 @@ __all__ = ["ChatClient", "ChatReply", "Endpoint"]
 
 T = TypeVar("T")
 
+# 529 is no standard status; some servers say with it that they are overloaded.
 _RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+# With these, servers refuse the field response_format that they do not know.
 _SCHEMA_STATUSES = frozenset({400, 404, 415, 422, 501})
 _MAX_BYTES = 4 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -173,6 +175,7 @@ class ChatClient:
                     reply = await self._once(messages, None if plain else schema, count + 1)
                 self._plain = plain  # remember a server that accepts the request only without a schema
                 return reply
+            # Not counted as a try: the server has not been asked the question yet.
             except _SchemaRefusedError:
                 plain = True
                 continue
@@ -192,6 +195,7 @@ class ChatClient:
 
     async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, tries: int) -> ChatReply:
         assert self._http is not None
+        # At temperature 0, so that the same texts get the same verdict; `extra` may say otherwise.
         body: dict[str, Any] = {
             "model": self.endpoint.model,
             "messages": messages,
@@ -251,9 +255,11 @@ def _reply(content: bytes, tries: int) -> ChatReply:
         text = said.get("content")
     except (KeyError, IndexError, TypeError, AttributeError):
         raise _RetryableError(f"the reply has no choices: {content[:200].decode(errors='replace')}") from None
+    # Some servers send the content as a list of parts.
     if isinstance(text, list):
         text = "".join(str(part.get("text", "")) for part in text if isinstance(part, Mapping))
     if not isinstance(text, str) or not text.strip():
+        # Not repeated: at temperature 0 the next reply would be empty as well.
         refusal = said.get("refusal")
         raise _FinalError(
             f"the judge refused: {refusal[:200]}" if isinstance(refusal, str) else "the judge said nothing"

@@ -17,6 +17,7 @@ from roll_envs.errors import ConfigError
 __all__ = ["Criterion", "Form", "Reading", "correctness_form", "pairwise_form", "read_reply", "rubric_form"]
 
 _MAX_CHARS = 65_536
+# A "{" that begins no object may be read to the end of the text, so the number of attempts is limited.
 _MOST_OBJECTS = 100
 
 
@@ -64,6 +65,7 @@ _TEXT = {"type": "string"}
 
 def correctness_form() -> Form:
     """Judge an answer as right or wrong against a reference; the part ``probability`` is that of being right."""
+    # The reasoning stands first, so that the verdict is written after it.
     schema = _object(
         reasoning=_TEXT,
         verdict={"type": "string", "enum": ["correct", "incorrect"]},
@@ -177,6 +179,7 @@ def read_reply(form: Form, reply: str) -> Reading | None:
     readings = [form.read(value) for value in found]
     if not readings or readings[0] is None:
         return None
+    # Value and parts must agree; the reasons may differ.
     same = all(other is not None and other[:2] == readings[0][:2] for other in readings)
     return readings[0] if same else None
 

@@ -69,6 +69,7 @@ _LANGUAGES_OF_SCRIPT["latin"] = tuple(
 
 _WEIGHTS = {"han": 3.0, "kana": 2.0, "hangul": 2.5}
 """Letters of an alphabet that carry about as much text as one sign of the script."""
+# Japanese has kana in nearly every sentence; Chinese text only where it quotes Japanese.
 _KANA_SHARE = 0.1
 _MAX_CHARS = 20_000
 _MOST_WORDS = 600
@@ -95,6 +96,7 @@ def identify(text: str) -> Guess:
     if not weights:
         return Guess("", 0.0)
     total = sum(weights.values())
+    # Japanese mixes the two scripts, so they are counted together.
     han_and_kana = weights.get("han", 0.0) + weights.get("kana", 0.0)
     script = max(weights, key=lambda name: weights[name])
     if han_and_kana >= weights[script]:
@@ -124,6 +126,7 @@ def _count_ngrams(words: Mapping[str, int]) -> Counter[str]:
         for n in _SMOOTHING:
             for i in range(len(padded) - n + 1):
                 ngrams[padded[i : i + n]] += count
+    # The padding alone says nothing about a language.
     del ngrams[" "]
     return ngrams
 
@@ -144,6 +147,7 @@ def _models(script: str) -> dict[str, _Model]:
 
 def _learn(code: str, script: str) -> _Model:
     listed, written = _words(TEXTS[code].words, script), _words(TEXTS[code].text, script)
+    # A listed word counts once, a written one as often as it occurs.
     words = Counter(set(listed)) + Counter(written)
     ngrams = _count_ngrams(Counter(listed) + Counter(written))
     sizes = {n: sum(c for ngram, c in ngrams.items() if len(ngram) == n) for n in _SMOOTHING}
@@ -151,6 +155,7 @@ def _learn(code: str, script: str) -> _Model:
     totals = {n: sizes[n] + _SMOOTHING[n] * kinds[n] for n in _SMOOTHING}
     all_words = sum(words.values())
     return _Model(
+        # Additive smoothing, as if each language had some 2000 words more than its small sample.
         words={word: math.log((count + 0.5) / (all_words + 2000)) for word, count in words.items()},
         unseen_word=math.log(0.25 / (all_words + 2000)),
         ngrams={
@@ -197,6 +202,7 @@ def find_detector(name: Literal["own", "langdetect"] = "own") -> Callable[[str],
         raise MissingExtraError("the detector 'langdetect'", "verifiers") from None
 
     def detect(text: str) -> str:
+        # The library fills a global at its first use, which is not safe in several threads.
         with _langdetect_lock:
             factories.init_factory()
             detector = factories._factory.create()

@@ -15,6 +15,7 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 __all__ = ["ExactVerifier", "NormalizedVerifier", "normalize"]
 
 _PUNCTUATION = string.punctuation + "“”‘’«»…。、，！？；：·¿¡–—"
+# A hyphen at the edge may be a minus sign.
 _EDGES = _PUNCTUATION.replace("-", "") + " "
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _MARKS = str.maketrans(dict.fromkeys(_PUNCTUATION, " "))
@@ -68,6 +69,7 @@ def normalize(
     """
     text = unicodedata.normalize("NFKC", text)
     if ignore_case:
+        # Folding can leave text that is not in the normal form.
         text = unicodedata.normalize("NFKC", text.casefold())
     text = " ".join(text.split())
     bare = text.translate(_MARKS) if ignore_punctuation else text.strip(_EDGES)

@@ -13,6 +13,7 @@ def find(pattern: str, flags: int, mode: str, text: str) -> str | None:
     """The first group of the match (the match itself without groups), or ``None``."""
     compiled = re.compile(pattern, flags)
     if mode == "last":
+        # Keeps one match at a time in memory.
         match = functools.reduce(lambda _, later: later, compiled.finditer(text), None)
     else:
         match = getattr(compiled, mode)(text)

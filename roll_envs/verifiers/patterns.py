@@ -55,6 +55,7 @@ class RegexVerifier:
         self.flags = int(sum(FLAGS[f] for f in ({flags} if isinstance(flags, str) else set(flags))))
         if pattern is not None:
             try:
+                # Only to report a mistake in it at once; matching is done by the workers.
                 re.compile(pattern, self.flags)
             except (re.error, RecursionError, OverflowError) as error:
                 raise ConfigError(f"the pattern {pattern!r} cannot be used: {error}") from error

@@ -51,6 +51,7 @@ class LengthPenalty:
         if length < self.least:
             share = 1.0
         else:
+            # With slack 0 the whole penalty is due at once, and nothing is divided by 0.
             over = length - self.limit
             share = 0.0 if over <= 0 else 1.0 if over >= self.slack else over / self.slack
         detail = f"{length} {self.unit}" if share else ""

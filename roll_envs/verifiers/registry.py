@@ -62,6 +62,7 @@ def make_verifier(name: str, **settings: Any) -> Verifier:
     Raises :class:`UnknownNameError` for a name or setting that does not exist, :class:`PluginError` when the package
     behind the name is broken, and what the verifier raises (:class:`ConfigError`, :class:`MissingExtraError`).
     """
+    # May be a function of another package, so what it makes is checked.
     made = VERIFIERS.make(name, settings)
     if not callable(made):
         raise PluginError(f"verifier {name!r} made a {type(made).__name__}, which cannot be called")

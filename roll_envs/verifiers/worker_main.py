@@ -36,15 +36,18 @@ _REFUSED = (
 def main(settings_text: str) -> None:
     """Serve tasks until the pipe closes. ``settings_text``: JSON with path, module, packages and memory_mb."""
     settings = json.loads(settings_text)
+    # The pipes get other numbers, so that a library that reads or prints cannot disturb them.
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
+    # -I has left out the paths of the environment; these are the parent's.
     sys.path[:] = settings["path"]
     for name, folder in settings["packages"].items():
         _add_bare_package(name, folder)
     tasks: dict[str, Callable[..., Any]] = importlib.import_module(settings["module"]).TASKS
+    # Standard error stays open up to here: the parent shows it where the imports fail.
     os.dup2(nothing, 2)
     logging.disable(logging.CRITICAL)  # log messages of libraries about strange input are not read, and take time
     _confine(int(settings["memory_mb"]))  # after the imports, which may need what is refused from here on
@@ -61,6 +64,7 @@ def _answer(task: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
         return {"value": task(*arguments)}
     except MemoryError:
         return {"error": "it needs more memory than a worker may use"}
+    # JSON and the tasks recurse as deep as the input is nested.
     except RecursionError:
         return {"error": "it is nested too deeply"}
     # Libraries raise anything for strange input; it is reported as an error of the input.
@@ -76,6 +80,7 @@ def _add_bare_package(name: str, folder: str) -> None:
 
 
 def _confine(memory_mb: int) -> None:
+    # The default action kills at once; a handler in Python would have to wait for a long C call to return.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ImportError):
@@ -92,6 +97,7 @@ def _confine(memory_mb: int) -> None:
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook: refuse to start processes, open connections or write files."""
     if event == "open":
+        # The arguments are path, mode and flags; of os.open the mode is None.
         mode = arguments[1]
         writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
         if writes or (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):

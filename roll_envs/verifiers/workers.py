@@ -95,6 +95,7 @@ class _Worker:
             "memory_mb": settings.memory_mb,
         }
         self.used, self.ready = 0, False
+        # A file, because a pipe that nobody reads would fill up and block the worker.
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         self.process = subprocess.Popen(
             [sys.executable, "-I", str(_PACKAGE / "worker_main.py"), json.dumps(told)],
@@ -104,6 +105,7 @@ class _Worker:
             bufsize=0,
             close_fds=True,
             start_new_session=True,
+            # No keys or passwords of the environment reach code that reads what a model wrote.
             env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
         )
 
@@ -194,6 +196,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._all: set[_Worker] = set()
         self._spare: _Worker | None = None
+        # Last in, first out: a warm worker is taken before a None, which stands for one that has not been started.
         self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(self.settings.workers):
             self._idle.put(None)
@@ -211,6 +214,7 @@ class WorkerPool:
         The input is held responsible for a worker that dies only when a second worker dies too.
         """
         try:
+            # One place for each worker: getting one is the permission to use a process.
             worker = self._idle.get(timeout=self.settings.queue_timeout_s)
         except queue.Empty:
             waited = f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
@@ -244,6 +248,12 @@ class WorkerPool:
         except (RollError, OSError) as error:
             worker = None
             return Outcome(status="unavailable", detail=str(error))
+        except BaseException:
+            # Ctrl-C, say: the reply to this task is still to come, and must not answer the next one.
+            if worker is not None:
+                self._drop(worker)
+                worker = None
+            raise
         finally:
             self._give_back(worker)
 
@@ -263,6 +273,7 @@ class WorkerPool:
         with self._lock:
             wanting = self._spare is None and not self._closed
         if wanting:
+            # Outside of the lock, since starting a process takes long; another thread may have been quicker.
             fresh = self._start()
             with self._lock:
                 kept = self._spare is None
@@ -301,11 +312,15 @@ class WorkerPool:
             spare.end()
         for worker in workers:
             worker.kill()  # the thread that waits for its reply sees the end of the pipe and closes its descriptors
+        places = 0
         with contextlib.suppress(queue.Empty):
             while True:
                 idle = self._idle.get_nowait()
+                places += 1
                 if idle is not None:
                     idle.end()
+        for _ in range(places):
+            self._idle.put(None)  # a later call finds a place, and is told that the pool is closed
 
     def _after_fork(self) -> None:
         """Reset the pool in a child made by ``os.fork``: the processes belong to the parent and are left alone."""
@@ -348,6 +363,7 @@ def close_shared_pools() -> None:
 
 def _start_over() -> None:
     global _shared_lock
+    # A lock that another thread of the parent held at the fork would stay locked for ever.
     _shared_lock = threading.Lock()
     for pool in list(_pools):
         pool._after_fork()

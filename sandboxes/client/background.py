@@ -53,6 +53,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
+        # Work in progress is cancelled and may clean up before the loop is closed.
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()

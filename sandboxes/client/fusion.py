@@ -85,9 +85,11 @@ def _part(
     for name in ("stdout", "stderr"):
         content = (data.get(name) or "").encode("utf-8", "replace")
         streams[name] = content[: limits.output_bytes]
+        # Only our own service says how much it has dropped.
         streams[f"{name}_dropped"] = len(content[limits.output_bytes :]) + int(data.get(f"{name}_dropped", 0))
     return RunResult(
         status=status,
+        # A negative code is the number of a signal, as in subprocess.
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         wall_s=float(data.get("execution_time") or 0.0),

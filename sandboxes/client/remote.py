@@ -22,6 +22,7 @@ __all__ = ["RemoteSandbox", "RemoteSession"]
 T = TypeVar("T")
 
 APIS = ("auto", "native", "fusion")
+# Clients of SandboxFusion want a URL with the route; it is taken off here.
 ROUTES = ("/run_code", "/v1/run")
 ANSWER_S = 5.0
 """Part of the deadline kept for the way back, so that the service's own answer arrives before the client gives up."""
@@ -83,6 +84,7 @@ class RemoteSandbox(Sandbox):
         """Close the connections; requests in progress raise :class:`SandboxError`."""
         self._closed = True
         client, self._client = self._client, None
+        # In a fork the thread of the loop does not exist, and the connections belong to the parent.
         if self._pid == os.getpid():
             if client is not None:
                 self._background.submit(client.close()).result(timeout=5)
@@ -97,6 +99,7 @@ class RemoteSandbox(Sandbox):
         except CancelledError:
             raise self._was_closed() from None
         except BaseException:
+            # For example after Ctrl-C: the request must not go on without its caller.
             future.cancel()
             raise
 
@@ -106,6 +109,7 @@ class RemoteSandbox(Sandbox):
         try:
             return await asyncio.wrap_future(self._background.submit(work))
         except asyncio.CancelledError:
+            # Cancelled by close(), unless the caller's own task has been asked to end.
             task = asyncio.current_task()
             if self._closed and (task is None or not task.cancelling()):
                 raise self._was_closed() from None
@@ -122,6 +126,7 @@ class RemoteSandbox(Sandbox):
         )
 
     def __getstate__(self) -> dict[str, Any]:
+        # All that is needed to connect anew; loop and connections stay in this process.
         names = ("url", "timeout_s", "retries", "max_connections", "_token", "_wanted_api", "_closed")
         return {name: getattr(self, name) for name in names}
 
@@ -137,6 +142,7 @@ class RemoteSandbox(Sandbox):
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if self._closed:
+            # A coroutine that is never awaited would be reported as a mistake.
             work.close()
             raise self._was_closed()
         if self._pid != os.getpid():
@@ -160,6 +166,7 @@ class RemoteSandbox(Sandbox):
         def body(left_s: float) -> dict[str, Any]:
             if whole is None:
                 return plain
+            # How long the service may wait for a slot: what is left after the work itself and the way back.
             return {**whole, "timeout_s": max(0.0, left_s - min(ANSWER_S, left_s / 4) - work_s)}
 
         def read(reply: Reply) -> RunResult:
@@ -199,6 +206,7 @@ class RemoteSandbox(Sandbox):
 
             def read(reply: Reply) -> str:
                 data = reply.data if isinstance(reply.data, dict) else {}
+                # SandboxFusion has no such route: a 404, or JSON of its own.
                 if data.get("service") != "roll-sandbox":
                     return "fusion"
                 if data.get("api") != VERSION:
@@ -273,6 +281,7 @@ class RemoteSession(SandboxSession):
             return
 
     async def _run(self, source: str, limits: Limits | None) -> RunResult:
+        # All attempts of one request carry the same number, by which the service knows a repeated cell.
         self._number += 1
         body = {"source": source, "number": self._number, "limits": None if limits is None else dump_limits(limits)}
         timeout_s = (limits or self._limits).wall_s + self._sandbox.timeout_s

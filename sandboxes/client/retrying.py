@@ -66,9 +66,11 @@ class RetryingClient:
             base_url=self.url,
             headers=dict(headers),
             limits=httpx.Limits(max_connections=size, max_keepalive_connections=size),
+            # Each request has a deadline of its own, over all phases together.
             timeout=None,
             verify=verify,
             follow_redirects=False,
+            # Neither proxies of the environment nor passwords of ~/.netrc: the URL is meant as given.
             trust_env=False,
         )
 
@@ -102,6 +104,7 @@ class RetryingClient:
                 fault = error
             except TimeoutError:
                 raise DeadlineExceededError(f"{what} by {self.url}", timeout_s) from None
+            # Random, so that clients that were refused together do not come back together.
             pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))
             pause_s = max(pause_s, min(fault.pause_s or 0.0, LONGEST_PAUSE_S) * random.uniform(1.0, 1.25))
             # Waiting for a slot is no failure and does not count as a retry: only the deadline limits it.

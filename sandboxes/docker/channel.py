@@ -78,6 +78,7 @@ class Channel:
                 raise ChannelTimeoutError
             if events[0][1] & select.POLLOUT:
                 self._send(waiting)
+            # Also hang-ups and errors, which poll reports unasked; recv then says what it is.
             if events[0][1] & ~select.POLLOUT:
                 closed = self._receive()
                 self._take_frames(reply)
@@ -116,6 +117,7 @@ class Channel:
                 closed = True
                 break
             self._engine_bytes += piece
+            # TLS may hold decrypted bytes that poll does not see, so there all is read until it would block.
             if len(piece) < CHUNK and not isinstance(self._socket, ssl.SSLSocket):
                 break
         # The engine's frames: stream number (1 stdout, 2 stderr), three zero bytes, length, content.

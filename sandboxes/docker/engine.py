@@ -23,6 +23,7 @@ __all__ = ["HOST_IMAGE", "Engine", "Shape", "Spawned"]
 HOST_IMAGE = "roll-envs-host-python"
 """Name of the image that ``build_host_image`` makes, and the default of the sandbox."""
 
+# The unprivileged user and group of nearly every distribution (nobody).
 USER = "65534:65534"
 DEFAULT_URL = "unix:///var/run/docker.sock"
 API_TIMEOUT_S = 60
@@ -137,6 +138,7 @@ class Engine:
                     **_options(shape, memory_mb, cpus),
                     **({} if runtime is None else {"runtime": runtime}),
                 )
+                # Attached before the start, so that no output is missed.
                 streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 stream = client.api.attach_socket(container.id, params=streams)
                 container.start()
@@ -218,13 +220,16 @@ def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "mem_limit": _memory(memory_mb),
+        # The sum of memory and swap: equal to the memory, so there is no swap.
         "memswap_limit": _memory(memory_mb),
         "shm_size": shm_mb << 20,
+        # One more for PID 1.
         "pids_limit": shape.processes + 1,
         "nano_cpus": int(cpus * 1e9),
         "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 1024, "Hard": 4096}],
         "log_config": {"type": "none", "config": {}},  # do not let the engine write output to its disk
         "tmpfs": {
+            # nr_inodes bounds the number of files, which take memory of the kernel even when they are empty.
             "/tmp": f"rw,exec,nosuid,nodev,size={shape.files_mb}m,nr_inodes=16384,mode=1777",
             "/dev/shm": f"rw,noexec,nosuid,nodev,size={shm_mb}m,nr_inodes=1024,mode=1777",
         },

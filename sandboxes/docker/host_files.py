@@ -76,6 +76,7 @@ def _python() -> Iterator[tuple[str, str]]:
     cache = f".{sys.implementation.cache_tag}.pyc"
     for folder in dict.fromkeys((paths["stdlib"], paths["platstdlib"])):
         for here, names, found in os.walk(folder):
+            # config-*: the static library, for embedding Python into other programs.
             names[:] = [name for name in names if name not in _NOT_NEEDED and not name.startswith("config-")]
             for name in found:
                 if not name.endswith(".pyc") or name.endswith(cache):
@@ -104,6 +105,7 @@ def _compiler() -> dict[str, str]:
     linked += "libpthread.a libpthread.so libdl.a librt.a"
     found = [_ask_compiler(f"-print-file-name={name}") for name in linked.split()]
     files |= {_real_place(path): path for path in found if os.path.isabs(path)}
+    # -M prints a rule of make: a target, then every header that was read, with lines continued by a backslash.
     headers = _ask_compiler("-M", "-O2", "-x", "c++", "-", source=_HEADERS).replace("\\\n", " ").split()[1:]
     files |= {_real_place(path): path for path in headers if path != "-"}
     standard = next(path for path in headers if path.endswith("/bits/stdc++.h"))
@@ -152,6 +154,7 @@ def _libraries(programs: Iterable[str]) -> dict[str, str]:
         done = subprocess.run(
             ["ldd", *paths[start : start + 200]], capture_output=True, text=True, timeout=120, check=False
         )
+        # Lines are "libm.so.6 => /lib/libm.so.6 (0x...)"; that of the loader has no arrow.
         found |= set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", done.stdout, re.MULTILINE))
     return {_real_place(path): path for path in found}
 

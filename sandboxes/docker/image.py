@@ -58,6 +58,7 @@ def _write(archive: io.BufferedRandom | tempfile._TemporaryFileWrapper[bytes] | 
                 tar.addfile(_entry(folder, tarfile.DIRTYPE, 0o1777 if folder.endswith("/tmp") else 0o755))
         for name, target in links.items():
             link = _entry(name, tarfile.SYMTYPE, 0o777)
+            # Relative to /, where all of these links are.
             link.linkname = target.lstrip("/")
             tar.addfile(link)
         for place, text in _TEXTS.items():
@@ -69,6 +70,7 @@ def _write(archive: io.BufferedRandom | tempfile._TemporaryFileWrapper[bytes] | 
 
 
 def _entry(place: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    # Owner and group stay 0 (root), whoever builds the image.
     entry = tarfile.TarInfo(place.lstrip("/"))
     entry.type, entry.mode = kind, mode
     return entry

@@ -17,6 +17,7 @@ def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | N
     ``info`` is the engine's description of itself, ``facts`` come from PID 1 of a container.
     """
     security = [str(option) for option in info.get("SecurityOptions") or []]
+    # Those of syscall_filters; any more were installed by the engine.
     own_filters = 2
     layers = {
         "pid-namespace": facts["pid"] == 1,

@@ -50,6 +50,8 @@ def _started(pid: int) -> str:
         if Path("/proc/self/stat").exists() or not _exists(pid):
             return "-"
         return "?"
+    # The name in parentheses may hold spaces and parentheses, so fields are counted from its end, where field 3
+    # begins.
     return stat.rpartition(")")[2].split()[19]
 
 

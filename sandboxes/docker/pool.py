@@ -62,6 +62,7 @@ class Pool:
                 if worker is not None:
                     self._busy.add(worker)
                     return worker
+                # A failure of an attempt that began before this call says nothing about the engine now.
                 if self._failed > begun and self._failure is not None:
                     raise _copy_of(self._failure) from self._failure
                 left_s = deadline - time.monotonic()
@@ -114,6 +115,7 @@ class Pool:
                 other = worker
         if len(self._idle) + len(self._busy) + self._making < self._slots:
             self._start_making(shape)
+        # This is called at every change: without the second condition each call would give up another idle worker.
         elif other is not None and not self._making:
             self._idle.remove(other)
             self._start_making(shape, instead_of=other)

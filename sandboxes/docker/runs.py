@@ -67,6 +67,7 @@ def run_program(worker: Worker, program: Program, limits: Limits, *, deadline: f
     limit, and :class:`ConfigError` for what cannot be run.
     """
     fetch = [check_path(path, "fetch") for path in program.fetch]
+    # Files to fetch are read after the run, so they are removed after that.
     process = replace(_process(worker, program, limits), wipe=not fetch)
     compiled: RunResult | None = None
     if program.language == "cpp":
@@ -176,6 +177,7 @@ def _run(worker: Worker, process: _Process, deadline: float, timeout_s: float) -
     }
     header = {"do": "run", "wipe": process.wipe, "stay": process.stay, **bounds(wall_s, process.output_bytes)}
     reply = ask(worker, header, pack(head, process.files, process.stdin))
+    # Ended by the caller's deadline, not by the program's own limit: that is no verdict on the program.
     if reply.result["limit"] == "timeout" and wall_s < process.wall_s:
         raise DeadlineExceededError("a program in the Docker sandbox (its own limit is longer)", timeout_s)
     note, limit = reply.result["note"], reply.result["limit"]

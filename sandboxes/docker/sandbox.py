@@ -61,6 +61,7 @@ class DockerSandbox(Sandbox):
         self._engine.remove_orphans()
         make = functools.partial(Worker, self._engine, self._plan, memory_mb=self._limits.memory_mb)
         self._pool = Pool(make, slots)
+        # It gets the pool, not self: that reference would keep the sandbox alive for ever.
         self._finalizer = weakref.finalize(self, _close, self._pool, os.getpid())
         try:
             self._pool.start(_shape(self._limits), START_S)
@@ -110,6 +111,7 @@ class DockerSandbox(Sandbox):
 
 
 def _close(pool: Pool, owner: int) -> None:
+    # In a fork of the process that made them the containers still belong to that process.
     if os.getpid() == owner:
         pool.close()
 

@@ -66,6 +66,7 @@ class DockerSession(SandboxSession):
 
     def _cell(self, worker: Worker, source: str, limits: Limits) -> RunResult:
         text = source.encode("utf-8", "surrogatepass")
+        # Not the number: a cell could guess that and report its end beforehand.
         name = secrets.token_hex(8)
         head = {"name": name, "number": next(self._numbers), "source": len(text), "environ": environment(worker, {})}
         packed = json.dumps(head).encode()

@@ -2,8 +2,8 @@
 
 The first is for containers only: it refuses objects that would outlive a program and reach the next one in the same
 container (shared memory and queues of System V, POSIX queues), and changes of limits, priority or processors of PID 1,
-which has the same user. The second is the local sandbox's list of allowed calls: no io_uring, ptrace, keyrings, bpf,
-...
+which has the same user. The second is the local sandbox's list of allowed calls: no io_uring, ptrace, keyrings,
+bpf and others.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ _LOCAL = ("kernel", "wire", "program", "files", "cells")
 _OURS = ("facts", "processes", "watch", "files", "interpreter", "job", "pid1")
 
 # Reads the source of modules from stdin and makes modules of it; nothing of this package is installed in the image.
+# `__file__` is set because `program.show` leaves out frames of its own folder.
 _BOOT = """
 import json, os, sys, types
 def read(count):

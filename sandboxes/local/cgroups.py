@@ -47,6 +47,8 @@ class CgroupParent:
             for folder in parent.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):
                     owner = int(folder.name.removeprefix(PREFIX).split("-")[0])
+                    # An owner in another PID namespace is not in our /proc, so young groups are spared; rmdir refuses
+                    # groups with processes.
                     if not Path(f"/proc/{owner}").exists() and time.time() - folder.stat().st_mtime > older_s:
                         folder.rmdir()
 
@@ -87,6 +89,7 @@ def _enter_in_child(tasks: Path) -> None:
     """Let ``sh`` move itself in; a fork of this process, which may have threads, would not be safe."""
     import subprocess
 
+    # 0 stands for the process that writes it.
     done = subprocess.run(
         ["/bin/sh", "-c", 'echo 0 > "$0"', str(tasks)], env={}, stderr=subprocess.DEVNULL, timeout=10, check=False
     )
@@ -96,6 +99,8 @@ def _enter_in_child(tasks: Path) -> None:
 
 def _candidates() -> Iterator[dict[str, Path]]:
     mounts, own = _mounts(), _own_groups()
+    # Where both versions are mounted, a controller belongs to one of them only: those of version 1 are not in version
+    # 2.
     if "memory" in mounts and "pids" in mounts:
         yield {c: _below(mounts[c], own.get(c, "/")) for c in ("memory", "pids")}
     if "unified" in mounts:
@@ -117,6 +122,8 @@ def _mounts() -> dict[str, tuple[str, Path]]:
     found: dict[str, tuple[str, Path]] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text("utf-8").splitlines():
+            # proc(5): id, parent, device, root, mount point, options and optional fields, then " - ", type, source,
+            # options.
             left, _, right = line.partition(" - ")
             kind, _, options = right.split(" ", 2)
             _, _, _, root, place, *_ = left.split(" ")

@@ -29,13 +29,16 @@ __all__ = [
 _TOOLS: Mapping[Language, str] = {"bash": "bash", "cpp": "g++", "javascript": "node"}
 _PACKAGES = {"bash": "bash", "cpp": "g++", "javascript": "nodejs"}
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
+# Links into /usr on most systems, which are made anew in the jail; folders on others, which are shown.
 _ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
 _TOOL_FOLDERS = ("/usr/bin", "/usr/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
 _SHARED = ("/usr/share/zoneinfo", "/usr/share/nodejs", "/usr/share/perl", "/usr/share/perl5", "/usr/share/awk")
 _BASES = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")
 PACKAGES = "/packages"
+# Paths that the jail fills itself, so nothing of this machine may be shown there.
 _OURS = ("/packages", "/work", "/tmp", "/dev", "/proc", "/sys", "/etc", "/.box", "/.old", "/.empty")
 
+# Without a name server in resolv.conf the resolver asks 127.0.0.1, where nothing listens: look-ups fail at once.
 _TEXTS = {
     "/etc/passwd": "root:x:0:0:root:/:/bin/false\nsandbox:x:1000:1000:sandbox:/work:/bin/bash\n",
     "/etc/group": "root:x:0:\nsandbox:x:1000:\n",
@@ -54,7 +57,7 @@ _LINKS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """The tree of the jail; see ``inside.root.enter_root``."""
+    """The tree of the jail; see ``inside.root``."""
 
     base: str
     binds: tuple[tuple[str, str], ...]
@@ -106,6 +109,7 @@ def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> 
         base=_base([*shown, *(source for source, _ in packages)]),
         binds=(*((path, path) for path in shown), *packages),
         masked=tuple(sorted(_site_packages(shown))),
+        # A link below a shown folder is there already, and that folder is read-only when links are made.
         links={link: target for link, target in links.items() if not _inside(link, shown)},
         texts=_TEXTS,
         packages=tuple(target for _, target in packages),
@@ -163,6 +167,7 @@ def _site_packages(shown: Sequence[str]) -> set[str]:
 
 
 _SITES = ("purelib", "platlib")
+# Packages of the distribution's own Pythons, which lie below folders that are shown.
 _SITE_PATTERNS = ("/usr/lib*/python*/site-packages", "/usr/lib*/python*/dist-packages")
 
 
@@ -193,6 +198,7 @@ def _checked_paths(paths: Sequence[str]) -> list[str]:
 def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:
     """Without duplicates and without paths below another of them; shorter first."""
     kept: list[str] = []
+    # A folder's path is shorter than those below it, so it comes first.
     for path in sorted(dict.fromkeys(paths), key=len):
         if not _inside(path, kept):
             kept.append(path)

@@ -31,6 +31,7 @@ class Output:
     def read(self, fd: int) -> bool:
         """Read one chunk; returns whether more may come."""
         try:
+            # 64 KB is the usual capacity of a pipe on Linux.
             part = os.read(fd, 1 << 16)
         except BlockingIOError:
             return True
@@ -42,6 +43,7 @@ class Output:
         """Read what the pipes still hold after the program has ended."""
         for index, fd in enumerate(self.readers):
             with contextlib.suppress(BlockingIOError):
+                # In a session, processes left in the background may still write: the flood limit ends the loop.
                 while not self.flooded and (part := os.read(fd, 1 << 16)):
                     self._take(index, part)
 

@@ -109,11 +109,13 @@ def _order(
     environ: Mapping[str, str],
     arguments: list[str],
 ) -> Order:
+    # A lone surrogate, which JSON can carry, is then an error of the program, not of the caller.
     source = program.source.encode("utf-8", "surrogatepass")
     files = {check_path(path, "files"): content for path, content in program.files.items()}
     if main in files:
         raise ConfigError(f"files: {main!r} is the name that the program's own source gets; choose another")
     size = len(source) + sum(len(content) for content in files.values())
+    # A quarter is left for what the program writes.
     if size > (limits.files_mb << 20) * 3 // 4 or len(files) > _MOST_FILES:
         raise ConfigError(
             f"source and files ({size} bytes, {len(files)} files) leave no room in files_mb={limits.files_mb}; "
@@ -152,6 +154,7 @@ def session_head(language: Language, view: View) -> dict[str, Any]:
     build = f'g++ {" ".join(_COMPILE)} "$1" && exec ./{BINARY}'
     command = None
     if language == "cpp":
+        # "sh" becomes $0; the cell's file name is appended and becomes $1.
         command = ["/bin/sh", "-c", build, "sh"]
     elif language != "python":
         command = [view.tools[language]]

@@ -31,14 +31,18 @@ def cell_result(ended: Ended, isolation: Isolation) -> RunResult:
 
 def _result(ended: Ended, isolation: Isolation, code: int | None, by: int | None) -> RunResult:
     status: RunStatus
+    # Any out-of-memory kill counts, also of a child of a program that then went on.
     if ended.oom:
         status = "memory"
+    # A program that ended by itself while the kill was on its way keeps its own status.
     elif ended.killed_for and code is None and by in (None, signal.SIGKILL):
         status = "output" if ended.killed_for == "output" else "timeout"
+    # From RLIMIT_CPU, which follows from the wall limit (see inside.confine).
     elif by == signal.SIGXCPU:
         status = "timeout"
     else:
         status = "ok" if code == 0 else "error"
+    # Init was killed with the program, so nobody could report its status.
     if status in ("memory", "output", "timeout") and code is None and by is None:
         by = int(signal.SIGKILL)
     return RunResult(

@@ -69,6 +69,7 @@ class LocalSandbox(Sandbox):
         self._made = 0
         self._closed = False
         self._slots: set[Slot] = set()
+        # It gets the set of slots, not self: that reference would keep the sandbox alive for ever.
         self._finalizer = weakref.finalize(self, _close_all, self._slots, os.getpid())
         self._chosen = self._choose_isolation(minimum_isolation, preload)
 
@@ -82,6 +83,8 @@ class LocalSandbox(Sandbox):
             try:
                 if candidate.refused:
                     raise SandboxError(candidate.refused)
+                # Whether a tier works is known only by trying: kernels and containers restrict namespaces in many
+                # ways.
                 with self._slot(time.monotonic() + 60.0, 60.0):
                     pass
             except SandboxError as error:
@@ -114,6 +117,7 @@ class LocalSandbox(Sandbox):
             return self._run(asked, program.stdin, deadline, timeout_s)
         compiled = self._run(compile_order(program, limits, self._view), b"", deadline, timeout_s)
         binary = compiled.files.get(BINARY)
+        # The binary is passed on below; it is no file that the caller asked for.
         compiled = replace(compiled, files={})
         if not compiled.ok or binary is None:
             return replace(compiled, compile=compiled)
@@ -127,6 +131,7 @@ class LocalSandbox(Sandbox):
         except NotBegunError as error:  # for example a waiting process was killed from outside: another slot can run it
             _log.warning("%s; it is given to another slot", error)
             ended, wall_s = self._run_once(asked, stdin, deadline, timeout_s)
+        # Ended by the caller's deadline, not by the program's own limit: that is no verdict on the program.
         if ended.killed_for == "timeout" and wall_s < asked.limits.wall_s:
             raise DeadlineExceededError("a program in the local sandbox (its own limit is longer)", timeout_s)
         return run_result(ended, self._chosen.isolation)
@@ -178,6 +183,7 @@ class LocalSandbox(Sandbox):
         try:
             return slot or self._new_slot()
         except BaseException:
+            # `_take` has already counted the slot that could not be made.
             self._give_back(None)
             raise
 
@@ -222,6 +228,7 @@ class LocalSandbox(Sandbox):
         first = 0x6000_0000 + 2 * int.from_bytes(os.urandom(3), "little")
         workspace = self._chosen.workspace
         if workspace is None:
+            # Lines of uid_map and gid_map: id inside, id outside, how many (user_namespaces(7)).
             ids = f"0 {first} 1\n1000 {first + 1} 1\n" if os.geteuid() == 0 else None
             return {"ids": ids, "workspace": None}
         folder = tempfile.mkdtemp(prefix="roll-sandbox-")
@@ -275,6 +282,7 @@ PRELOADED = (
 
 
 def _close_all(slots: set[Slot], owner: int) -> None:
+    # In a fork of the process that made them the slots still belong to that process.
     if os.getpid() == owner:
         for slot in list(slots):
             slot.close()

@@ -40,12 +40,14 @@ class LocalSession(SandboxSession):
         self._limits = limits
         self._isolation = isolation
         self._give_back = give_back
-        self._closed = False
         self._lost = False
         self._cells = 0
+        # Until it has begun there is nothing to close: who opens it gives the slot back when this raises.
+        self._closed = True
         slot.begin()
         slot.order({"order": "session", **head, "limits": asdict(limits)})
         slot.answer()
+        self._closed = False
 
     def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
         limits = self._limits if limits is None else limits
@@ -53,6 +55,7 @@ class LocalSession(SandboxSession):
         self._check_open()
         self._cells += 1
         with contextlib.closing(Output(limits.output_bytes)) as output:
+            # In a memory file: a message of the channel must not be longer than 64 KB.
             payload = wire.pack({}, [source.encode("utf-8", "surrogatepass")])
             try:
                 order = {"order": "cell", "serial": self._cells, "limits": asdict(limits)}
@@ -61,6 +64,7 @@ class LocalSession(SandboxSession):
                 os.close(payload)
             output.close_writers()
             ended = self._slot.wait_for_end(output, limits.wall_s, lambda: self._slot.order({"order": "stop"}))
+        # No report: the kernel killed init with the programs, and the session with it.
         self._lost = ended.report is None
         return cell_result(ended, self._isolation)
 
@@ -102,5 +106,6 @@ class LocalSession(SandboxSession):
             self._give_back(self._slot)
 
     def __del__(self) -> None:
+        # At the end of the interpreter, parts of what close() uses may be gone.
         with contextlib.suppress(Exception):
             self.close()

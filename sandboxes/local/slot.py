@@ -110,6 +110,7 @@ class Slot:
         self._workspace: str = plan["workspace"]["folder"] if plan["workspace"] else ""
         self._serial = 0
         self._gone = 0
+        # SEQPACKET keeps messages apart, as datagrams do, and reports the end of the other side, as streams do.
         control, theirs_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         work, theirs_work = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._work = control, work
@@ -127,6 +128,7 @@ class Slot:
         theirs_control.close()
         theirs_work.close()
         assert self._supervisor.stdin is not None
+        # If the process has ended already, the first message below fails too and is reported.
         with contextlib.suppress(OSError), self._supervisor.stdin as stdin:
             stdin.write(os.fsencode(_INSIDE))
         try:
@@ -208,9 +210,11 @@ class Slot:
                 if ended.killed_for:
                     self._fail("its programs could not be killed")
                 ended.killed_for = "output" if output.flooded else "timeout"
+                # From now on only the notice that all has been killed is waited for.
                 deadline = time.monotonic() + GRACE_S
                 stop()
                 continue
+            # A millisecond more than is left, so that the loop does not spin just before the deadline.
             for fd, _ in poll.poll(left * 1000 + 1):
                 if fd in output.readers:
                     if not output.read(fd):

@@ -57,8 +57,11 @@ class Candidate:
                 internet=False,
                 unix_sockets=False,
                 anonymous_memory=self.place is not None,
+                # Signals to other users' processes are refused by the kernel; with the caller's own user only Landlock
+                # can.
                 signals=own_user or (self.workspace["landlock"] and landlock.abi() >= landlock.SIGNALS_ABI),
                 isolated_ipc=False,
+                # The caller's files could be changed by chmod and the like, which Landlock does not restrict.
                 attributes=own_user,
             )
         return seccomp.build(MACHINE, rules).hex()
@@ -92,6 +95,7 @@ def _without_namespaces(view: View, place: CgroupParent | None, lacking: str) ->
     counted = _CGROUP if place is not None else ("memory-watchdog",)
     missing = [*_JAIL, *(() if own_user else ("own-user",)), *(() if place is not None else _CGROUP)]
     version = landlock.abi()
+    # Processes of a run are found by these lists, which need CONFIG_PROC_CHILDREN.
     refused = "" if Path("/proc/self/task").is_dir() and _lists_children() else "the kernel does not list children"
     for tier in ("landlock", "rlimits"):
         layers = [*_ALWAYS, *(("own-user",) if own_user else ()), *counted, "files-watchdog"]

@@ -88,6 +88,7 @@ def _answer_of(form: JudgeForm, settings: Settings) -> str:
     if form.answer is not None:
         return check_code(form.answer, settings, "answer")
     code = check_code(form.code or "", settings)
+    # Longer than any line that begins with a backtick, so that the program cannot close it.
     fence = "`" * (3 + max((len(run) for run in code.split("\n") if run.strip().startswith("`")), default=0))
     text = f"{fence}{form.language}\n{code}\n{fence}"
     if code_of(text, form.language) != code.replace("\r\n", "\n") + "\n":

@@ -45,6 +45,7 @@ async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> A
     files = read_files(form.files, settings)
     fetch = check_paths(form.fetch_files, settings, "fetch_files")
     total_s = min(form.total_timeout, settings.max_request_s)
+    # 0, the default, means no limit of a cell's own.
     cell_s = min(form.cell_timeout or total_s, total_s, settings.max_run_s)
     limits = Limits(
         wall_s=cell_s,
@@ -87,6 +88,7 @@ def _run_cells(
             result = session.run(source, limits=replace(limits, wall_s=wall_s))
             done.append(_cell(result))
             if result.status in ("timeout", "memory", "output"):
+                # The interpreter is gone, so that later cells would run without what it held.
                 ended = "TimeLimitExceeded" if result.status == "timeout" else "Finished"
                 why = f"cell {number} was ended by its {result.status} limit; what the interpreter held is lost"
                 break

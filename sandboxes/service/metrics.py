@@ -26,6 +26,7 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Count ``value``."""
+        # "le" includes the edge, so a value on an edge belongs to that bucket.
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
@@ -127,6 +128,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escape(value: str) -> str:
+    # As the text format prescribes for the values of labels.
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

@@ -45,6 +45,7 @@ async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> An
 
 def read_limits(data: object, settings: Settings) -> Limits:
     """The limits of a request. Raises :class:`Refusal` for malformed ones, for 0, and for those above the service's."""
+    # The sandboxes keep files in memory, hence the bound of files_mb.
     most = {
         "wall_s": settings.max_run_s,
         "compile_s": settings.max_run_s,

@@ -160,6 +160,7 @@ class Pool:
     async def _take(self, timeout_s: float) -> Worker:
         if self._draining:
             raise DrainingError("the service is stopping and takes no new requests; ask another instance")
+        # Those who wait come first.
         if self._idle and not self._waiters:
             return self._idle.popleft()
         if len(self._waiters) >= self.queue:

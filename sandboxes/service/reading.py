@@ -63,6 +63,7 @@ async def read_body(request: Request, settings: Settings, hold: Callable[[int], 
     disconnects."""
     most = settings.max_body_bytes
     told = request.headers.get("content-length", "")
+    # Twenty digits are enough to see that it is too long; int() refuses thousands of them.
     if told.isdigit() and int(told[:20]) > most:
         _too_long(most)
     parts: list[bytes] = []
@@ -79,6 +80,7 @@ async def read_body(request: Request, settings: Settings, hold: Callable[[int], 
         message = f"the body did not arrive within {settings.body_timeout_s:g} s"
         raise Refusal(408, "slow_body", message, {"Connection": "close"}) from error
     except ClientDisconnect as error:
+        # 499 is nginx's status for a client that closed its connection.
         raise Refusal(499, "gone", "the client went away") from error
     return b"".join(parts)
 
@@ -146,6 +148,8 @@ def parse_json(text: bytes | str, what: str) -> Any:
     """Parse JSON in UTF-8. Raises :class:`Refusal`: 400, or 422 for text with lone surrogates."""
     try:
         data = json.loads(text, parse_constant=_no_constant)
+        # json.loads accepts escapes of lone surrogates, which cannot be encoded later; encoding all of it is slow, so
+        # only if there are any.
         if SURROGATE.search(text if isinstance(text, bytes) else text.encode()):
             json.dumps(data, ensure_ascii=False).encode()
     except RecursionError as error:

@@ -25,11 +25,13 @@ LANGUAGE_NAMES: dict[str, Language] = {
     "bash": "bash",
     "cpp": "cpp",
     "nodejs": "javascript",
+    # Not one of SandboxFusion's: our own name, which a user of both APIs would expect.
     "javascript": "javascript",
     "pytest": "python",
 }
 """SandboxFusion's names of languages -> ours."""
 
+# What the request calls the code becomes a file of tests; the program that runs is pytest.
 PYTEST = (
     "import sys, pytest\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:], 'test_solution.py']))\n"
 )
@@ -44,6 +46,7 @@ class RunCodeForm(pydantic.BaseModel):
 
     compile_timeout: float = pydantic.Field(default=10.0, gt=0)
     run_timeout: float = pydantic.Field(default=10.0, gt=0)
+    # SandboxFusion's spelling; -1 means no limit there and the service's default here.
     memory_limit_MB: int = -1
     code: str
     stdin: str | None = None

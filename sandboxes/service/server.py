@@ -28,6 +28,7 @@ def bind(settings: Settings) -> socket.socket:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         made = socket.socket(family, kind, protocol)
+        # A restart must not wait for old connections in TIME_WAIT.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
@@ -54,6 +55,7 @@ def make_server(app: Starlette, settings: Settings) -> ReportingServer:
         log_config=None,
         server_header=False,
         timeout_keep_alive=max(1, int(settings.keep_alive_s)),
+        # Requests have been finished or ended by then, see ReportingServer.
         timeout_graceful_shutdown=5,
         limit_concurrency=settings.max_connections,
         backlog=min(4096, settings.max_connections),

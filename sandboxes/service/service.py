@@ -32,6 +32,7 @@ log = logging.getLogger("roll_sandbox.requests")
 
 Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
 
+# Goes into the log and into a header, so it may hold neither spaces nor line ends.
 GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 DRAIN_STEP_S = 0.05
 

@@ -73,6 +73,7 @@ class Sessions:
         if self._closed:
             await worker.close()
             raise DrainingError("the service is stopping and opens no sessions; ask another instance")
+        # 192 random bits: who knows the name may use the session.
         name = secrets.token_urlsafe(24)
         self._open[name] = _Open(worker, session, limits)
         return name

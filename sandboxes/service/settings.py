@@ -65,6 +65,7 @@ class Settings:
             value = getattr(self, each.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
+            # For these 0 means something: any free port, no queue, no sessions, no grace.
             least = 0 if each.name in ("port", "queue", "sessions", "cancel_grace_s") else 1e-3
             if not least <= value < float("inf"):
                 raise ConfigError(f"{each.name} must be {'0 or more' if least == 0 else 'above 0'}, not {value!r}")

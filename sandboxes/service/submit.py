@@ -27,6 +27,7 @@ __all__ = ["KINDS", "SubmitForm", "extract_code", "same_output", "submit"]
 
 MARK = "#<INSERT>"
 """Marks where the program is inserted in a test; a test without it is appended."""
+# Of compiling and of running, where a request names none.
 AUTO_EVAL_TIMEOUTS_S = (40.0, 20.0)
 OJ_TIMEOUTS_S = (10.0, 20.0)
 SHOWN_CHARS = 1000
@@ -38,6 +39,7 @@ ALIASES = {"py": "python", "python3": "python", "c++": "cpp", "cc": "cpp", "sh":
     "javascript": "nodejs",
     "node": "nodejs",
 }
+# Both ends of a fence begin a line; the word after the backticks is the language.
 FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 OPEN_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*)\Z", re.MULTILINE | re.DOTALL)
 
@@ -119,6 +121,7 @@ def _same_line(shown: str, wanted: str) -> bool:
         a, b = float(left), float(right)
     except ValueError:
         return False
+    # 1e-10 in place of a division by 0.
     return math.isfinite(a) and math.isfinite(b) and abs(a - b) / max(abs(b), 1e-10) < CLOSE_ENOUGH
 
 
@@ -141,6 +144,7 @@ async def _auto_eval(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
     flag = ""
     full = _assemble(code, test_code, repr_code=bool(form.config.extra.get("repr_code")))
     if form.config.extra.get("append_flag") and language == "python":
+        # Printed after the tests: a program that exits before them with code 0 is not accepted.
         flag = secrets.token_hex(10)
         full += f'\n\nprint("{flag}")'
     compile_s, run_s = AUTO_EVAL_TIMEOUTS_S
@@ -189,6 +193,7 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
     async def run_case(number: int) -> dict[str, Any] | None:
         stdin, wanted = pairs[number]
         async with enough:
+            # Cases after the first wrong one are not reported, so they need not run.
             if wrong and not run_all and min(wrong) < number:
                 return None
             ran = await _execute(pool, settings, {**request, "stdin": stdin})
@@ -203,6 +208,7 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run_case(number)) for number in range(len(pairs))]
     except BaseExceptionGroup as several:
+        # Callers know the errors themselves, not the group that TaskGroup wraps them in.
         raise several.exceptions[0] from None
     results = [task.result() for task in tasks]
     upto = len(results) if run_all or not wrong else min(wrong) + 1
@@ -240,6 +246,7 @@ def _assemble(code: str, test: str, *, repr_code: bool) -> str:
     before, mark, after = test.partition(MARK)
     if mark:
         return before + (repr(code) if repr_code else code) + after
+    # A main block would run before the tests, and may wait for input.
     code = code.partition("if __name__ ==")[0]
     return (repr(code) if repr_code else code) + "\n" + test
 

@@ -30,6 +30,7 @@ VERSION = 1
 """Version of the format; reported by ``GET /v1/health``."""
 
 STATUSES = get_args(RunStatus)
+# Seconds may be fractions; all other limits are whole numbers.
 LIMIT_NAMES = {field.name: float if field.name.endswith("_s") else int for field in fields(Limits)}
 
 
@@ -155,6 +156,7 @@ def _object(data: object, where: str, known: tuple[str, ...] | None = None) -> M
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{where} must be text, not {type(value).__name__}")
+    # ASCII, the usual case, is quick to tell and holds no surrogates.
     if not value.isascii():
         try:
             value.encode()
@@ -172,6 +174,7 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
 def _number(value: object, where: str, kind: type[int] | type[float]) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and value % 1 != 0):
         raise ConfigError(f"{where} must be {'a whole number' if kind is int else 'a number'}, not {value!r}")
+    # Excludes infinity, and nan, which compares as false.
     if not 0 <= value < 1e300:
         raise ConfigError(f"{where} must be 0 or more and finite, not {value!r:.40}")
     return kind(value)

@@ -43,12 +43,14 @@ class Worker:
         future = loop.run_in_executor(self._executor, functools.partial(job, self.sandbox))
         self.busy = future
         try:
+            # Shielded: a thread cannot be cancelled, and `busy` must tell when it has really ended.
             return await asyncio.wait_for(asyncio.shield(future), timeout_s)
         except SandboxError:
             self.broken = True
             raise
         except TimeoutError as error:
             self.broken = True
+            # Then the job itself raised TimeoutError.
             if future.done():
                 raise SandboxError(f"a worker failed: {error!r}") from error
             raise SandboxError(f"a worker did not come back within {timeout_s:g} s and was replaced") from error

@@ -1,4 +1,4 @@
-"""A fresh virtual environment with one package of examples/ installed into it, without any network."""
+"""A fresh virtual environment with packages of examples/ installed into it, without any network."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["REPOSITORY", "install", "run"]
@@ -16,20 +17,21 @@ __all__ = ["REPOSITORY", "install", "run"]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def install(example: Path, folder: Path) -> Path:
-    """The bin folder of an environment below ``folder`` with ``example`` installed.
+def install(examples: Sequence[Path], folder: Path) -> Path:
+    """The bin folder of an environment below ``folder`` with ``examples`` installed.
 
-    What is installed here is lent to it by a path file; the example alone is installed into it.
+    What is installed here is lent to it by a path file; the examples alone are installed into it.
     """
     venv.create(folder / "v", with_pip=False, symlinks=True)
     paths = {"base": str(folder / "v"), "platbase": str(folder / "v")}
     scheme = "venv" if "venv" in sysconfig.get_scheme_names() else None
     packages = Path(sysconfig.get_path("purelib", scheme, paths))
     (packages / "lent.pth").write_text("\n".join([*site.getsitepackages(), str(REPOSITORY)]) + "\n")
-    source = shutil.copytree(example, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    ignored = shutil.ignore_patterns("build", "*.egg-info")
+    sources = [shutil.copytree(example, folder / example.name, ignore=ignored) for example in examples]
     bin_dir = Path(sysconfig.get_path("scripts", scheme, paths))
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
-    run(bin_dir, "-m", "pip", "install", *options, str(source))
+    run(bin_dir, "-m", "pip", "install", *options, *map(str, sources))
     return bin_dir
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+from counter_shop import CounterShop
 
 from roll_envs import EnvironmentCard
 from roll_envs.testing import COUNTER_CARD, CounterEnv
@@ -46,6 +48,34 @@ class SilentAboutTheForm(CounterEnv):
         return "Use More and Less."
 
 
+class SilentAboutAnAction(CounterEnv):
+    @property
+    def instructions(self) -> str:
+        return "Move: <answer>More</answer>"
+
+
+class NothingToSay(CounterShop):
+    def legal_answers(self) -> list[str]:
+        return []
+
+
+class Mumbles(CounterShop):
+    def legal_answers(self) -> list[str]:
+        return ["say[tea]", " "]
+
+
+class NoLimit(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.max_turns = 0
+        return super().reset(seed=seed)
+
+
+class ShowsNumbers(CounterEnv):
+    def step(self, action: str) -> Any:
+        _, *rest = super().step(action)
+        return self._value, *rest
+
+
 class ChangingInstructions(CounterEnv):
     @property
     def instructions(self) -> str:
@@ -56,6 +86,36 @@ class NumpyFlags(CounterEnv):
     def step(self, action: str) -> Any:
         *rest, info = super().step(action)
         return *rest, {**info, "success": np.bool_(info["success"])}
+
+
+class NumpyEnd(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, *rest = super().step(action)
+        return observation, reward, np.bool_(terminated), *rest
+
+
+class NumpyCounts(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "count": np.int64(1)}
+
+
+class NumpyCountsAtReset(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return observation, {**info, "count": np.int64(1)}
+
+
+class PaysForForm(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "format_penalty": 0.1}
+
+
+class PaysInfinity(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, float("inf"), *rest
 
 
 class MissingKey(CounterEnv):
@@ -82,6 +142,12 @@ class StaleRender(CounterEnv):
 class ClosesOnce(CounterEnv):
     def close(self) -> None:
         del self._turns
+
+
+class PlaysBeforeTheReset(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self._over = False
 
 
 class GoesOnAfterTheEnd(CounterEnv):
@@ -115,6 +181,13 @@ class PrintsSet(CounterEnv):
 class MainThreadOnly(CounterEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return super().reset(seed=seed)
+
+
+class LeavesOtherThreads(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemExit
         return super().reset(seed=seed)
 
 
@@ -179,6 +252,21 @@ class TuplesAndArrays(CounterEnv):
         return {**super().snapshot(), "value": np.int64(self._value)}
 
 
+class StaysTired(CounterEnv):
+    """Right in a new instance, since that is not tired yet."""
+
+    tired = False
+
+    def __init__(self) -> None:
+        super().__init__(highest=20)
+
+    def step(self, action: str) -> Any:
+        observation, *rest = super().step(action)
+        observation += ", tired" if self.tired else ""
+        self.tired = self._turns >= 5
+        return observation, *rest
+
+
 class OracleMoves(CounterEnv):
     def oracle(self) -> list[str] | None:
         self._turns += 1
@@ -189,6 +277,12 @@ class PaysForLength(CounterEnv):
     def step(self, action: str) -> Any:
         observation, reward, *rest = super().step(action)
         return observation, reward + len(action) / 1000, *rest
+
+
+class WinsByLength(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "success": info["success"] or len(action) > 1000}
 
 
 class EncodesStrictly(CounterEnv):
@@ -209,6 +303,12 @@ class MovesWhenIdle(CounterEnv):
         return super().step(action or "<answer>More</answer>")
 
 
+class PaysIdlers(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward if action else 0.2, *rest
+
+
 class EndsTwice(CounterEnv):
     def step(self, action: str) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
@@ -224,6 +324,17 @@ class EndsTwiceOnALateWin(CounterEnv):
         return observation, reward, terminated, self._turns >= self.max_turns, info
 
 
+class EndsATurnLate(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__(highest=20)
+
+    def step(self, action: str) -> Any:
+        self.max_turns += 1
+        result = super().step(action)
+        self.max_turns -= 1
+        return result
+
+
 class ForgivesForEver(CounterEnv):
     def step(self, action: str) -> Any:
         if not self.action_format.parse(action).valid:
@@ -234,6 +345,12 @@ class ForgivesForEver(CounterEnv):
 class WrongOracle(CounterEnv):
     def oracle(self) -> list[str] | None:
         return ["<answer>Less</answer>"] * self.max_turns
+
+
+class TalkativeOracle(CounterEnv):
+    def oracle(self) -> list[str] | None:
+        way = super().oracle()
+        return way and [*way, "<answer>More</answer>"]
 
 
 class DetourOracle(CounterEnv):
@@ -253,34 +370,53 @@ FAULTS = (
     Fault("spaces", NarrowSpace, "not in observation_space"),
     Fault("spaces", LatinActionsOnly, "use roll_envs.AnyText()"),
     Fault("prompt", SilentAboutTheForm, "<answer>"),
+    Fault("spaces", ShowsNumbers, "step after reset(seed=0) gives a int; return text (str)"),
+    Fault("prompt", SilentAboutAnAction, "never name the actions ['Less']"),
+    Fault("prompt", NothingToSay, "legal_answers() is empty"),
+    Fault("prompt", Mumbles, "does not read the legal answer [' ']"),
+    Fault("prompt", NoLimit, "max_turns must be an int of 1 or more, not 0"),
     Fault("prompt", ChangingInstructions, "change within an episode"),
     Fault("info", NumpyFlags, "info['success'] is a bool"),
+    Fault("info", NumpyEnd, "terminated is a bool"),
+    Fault("info", NumpyCounts, "info of step is not plain JSON-able data"),
+    Fault("info", NumpyCountsAtReset, "info of reset is not plain JSON-able data"),
+    Fault("info", PaysForForm, "it must be <= 0"),
+    Fault("info", PaysInfinity, "must be a finite number"),
     Fault("info", MissingKey, "lacks 'format_penalty'"),
     Fault("reward_parts", UnnamedReward, "but the reward is"),
     Fault("render", StaleRender, "not the observation"),
     Fault("close_twice", ClosesOnce, "AttributeError"),
+    Fault("step_outside_an_episode", PlaysBeforeTheReset, "before reset() does not raise"),
     Fault("step_outside_an_episode", GoesOnAfterTheEnd, "does not raise"),
     Fault("same_seed", CountsInstances, "in a second instance"),
     Fault("processes", UsesHash, "PYTHONHASHSEED"),
     Fault("processes", PrintsSet, "sort sets"),
     Fault("threads", MainThreadOnly, "main thread"),
+    Fault("threads", LeavesOtherThreads, "in a thread it raises SystemExit"),
     Fault("interleaved", ClassState, "beside other instances"),
     Fault("foreign_draws", GlobalDraws, "beside foreign draws"),
     Fault("global_generators", GlobalDraws, "generator of random;"),
     Fault("global_generators", SeedsNumpy, "generator of numpy.random;"),
     Fault("resets", KeepsCounting, "in a used instance"),
     Fault("snapshots", ForgetsTurns, "goes on differently"),
+    Fault("snapshots", StaysTired, "after restore in the same instance the episode goes on differently"),
     Fault("snapshots", LiveSnapshot, "changes while the episode goes on"),
     Fault("snapshots", TuplesAndArrays, "not plain JSON-able"),
     Fault("queries", OracleMoves, "asked for oracle"),
     Fault("strange_answers", PaysForLength, "is paid"),
+    Fault("strange_answers", WinsByLength, "counts as success"),
     Fault("strange_answers", EncodesStrictly, "'lone surrogates'"),
     Fault("strange_answers", ReadsNumbers, "'many numbers'"),
     Fault("floor", MovesWhenIdle, "solved by empty answers"),
+    Fault("floor", PaysIdlers, "empty answers earn"),
+    Fault("ends", EndsATurnLate, "may take 7 turns"),
     Fault("ends", EndsTwice, "terminated and truncated both"),
     Fault("ends", EndsTwiceOnALateWin, "a win on the last turn"),
     Fault("ends", ForgivesForEver, "still going"),
     Fault("oracle", WrongOracle, "do not solve"),
+    Fault("oracle", TalkativeOracle, "of the oracle's"),
     Fault("oracle", DetourOracle, "a random player earns"),
     Fault("reward_range", CounterEnv, "mend it", replace(COUNTER_CARD, reward_range=(-0.6, 0.5))),
+    Fault("reward_range", CounterEnv, "mend it", replace(COUNTER_CARD, reward_range=(-0.3, 0.9))),
+    Fault("reward_range", CounterEnv, "must be below the highest", replace(COUNTER_CARD, reward_range=(1.0, 1.0))),
 )

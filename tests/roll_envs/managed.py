@@ -8,7 +8,7 @@ from typing import Any
 
 from roll_envs.env import TextEnv
 from roll_envs.managers import EpisodeSettings
-from roll_envs.managers.context import everything
+from roll_envs.managers.episode import everything
 from roll_envs.testing import CharRenderer, CounterEnv, ScriptedPolicy
 from roll_envs.types import Completion, SamplingParams, Task, Trajectory
 

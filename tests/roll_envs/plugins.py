@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CARD = """\
 from roll_envs import EnvironmentCard
 CARD = EnvironmentCard(
-    id={id!r}, entry_point="roll_envs.testing.toy:CounterEnv", summary="A counter.", tests="-", turns="-",
+    id={id!r}, entry_point="roll_envs.testing.fakes:CounterEnv", summary="A counter.", tests="-", turns="-",
     reward_range=(-0.6, 0.9), rewards="-", success="-",
 )
 """
@@ -53,3 +54,26 @@ def run_python(program: str, *path: Path, cwd: Path | None = None, fails: bool =
         )
     assert (done.returncode != 0) is fails, done.stdout + done.stderr
     return done.stdout + (done.stderr if fails else "")
+
+
+_COMMANDS = """
+import contextlib, io, json, sys
+from roll_envs.cli import main
+
+found = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        try:
+            status = main(arguments)
+        except SystemExit as error:
+            status = error.code
+    found.append((status or 0, said.getvalue()))
+print(json.dumps(found))
+"""
+
+
+def run_commands(*commands: Sequence[str], path: Path) -> list[tuple[int, str]]:
+    """``roll-envs ARGUMENTS`` one after the other in one new process, as in :func:`run_python`: each exit status, and
+    what was printed to stdout and stderr."""
+    program = f"import sys; sys.argv[1:] = [{json.dumps(commands)!r}]\n{_COMMANDS}"
+    return [(status, said) for status, said in json.loads(run_python(program, path))]

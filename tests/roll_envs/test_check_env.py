@@ -48,7 +48,23 @@ def test_the_built_in_environments_pass(env_id: str) -> None:
 
 
 def test_an_environment_in_gymnasiums_wrappers_is_checked_without_them() -> None:
-    assert check_env(lambda: gymnasium.make("roll/SimpleSokoban-v0"), seeds=SEEDS, rules=["snapshots"]).ok
+    report = check_env(lambda: gymnasium.make("roll/SimpleSokoban-v0"), seeds=SEEDS, rules=["snapshots"])
+    assert report.results[0].status == "pass", str(report)
+
+
+def test_an_environment_of_this_process_alone_is_played_in_others_too() -> None:
+    roll_envs.register(COUNTER_CARD)
+    try:
+        report = check_env(COUNTER_CARD.id, seeds=SEEDS, rules=["processes"])
+    finally:
+        roll_envs.unregister(COUNTER_CARD.id)
+    assert report.results[0].status == "pass", str(report)
+
+
+def test_the_cards_range_is_not_asked_of_other_arguments() -> None:
+    for kwargs, status in (({}, "pass"), ({"max_turns": 30}, "skip")):
+        report = check_env("roll/SimpleSokoban-v0", kwargs=kwargs, seeds=SEEDS, rules=["reward_range"])
+        assert report.results[0].status == status, str(report)
 
 
 def test_arguments_reach_the_environment() -> None:

@@ -17,13 +17,23 @@ from typing import Any
 import pytest
 
 import roll_envs
-from roll_envs.cli import main
+from roll_envs.cli import common, listing, main
 from roll_envs.cli.common import parse_kwargs
 from roll_envs.cli.play import action_keys, draw, legend
-from roll_envs.testing import COUNTER_CARD
+from roll_envs.cli.session import Session
+from roll_envs.parsing import make_action_format
+from roll_envs.testing import COUNTER_CARD, CounterEnv
 
 COUNTER = COUNTER_CARD.id
 SOKOBAN = "roll/SimpleSokoban-v0"
+
+
+class Lettered(CounterEnv):
+    """Its actions are called like commands of ``play``."""
+
+    def __init__(self) -> None:
+        super().__init__(highest=1)
+        self.action_format = make_action_format("word", ("u", "h"))
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +90,8 @@ def test_a_failed_check_has_exit_code_1(capsys: pytest.CaptureFixture[str]) -> N
     (report,) = _json(capsys, "check", COUNTER, "--rules", "reward_range", code=1)
     assert not report["ok"]
     assert "mend it" in report["results"][0]["detail"]
+    reports = _json(capsys, "check", COUNTER, SOKOBAN, "--rules", "reward_range", "--seeds", "2", code=1)
+    assert [r["ok"] for r in reports] == [False, True]
 
 
 def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +130,54 @@ def test_play_shows_what_happens(capsys: pytest.CaptureFixture[str], monkeypatch
         assert part in out
     assert "\x1b" not in out
     assert out.endswith("stopped after 1 turns, return -0.1\n")
+
+
+def test_undo_goes_back_to_what_was_shown_and_no_further_than_the_episode() -> None:
+    env = roll_envs.make(COUNTER)
+    session = Session(env, 3)
+    shown = [session.observation]
+    for action in ("More", "Less"):
+        session.act(action)
+        shown.append(session.observation)
+    assert len(set(shown[:2])) == 2
+    for count in (1, 0):
+        session.undo()
+        assert (len(session.turns), session.observation, env.render()) == (count, shown[count], shown[count])
+    session.undo()
+    assert session.message == "nothing to undo"
+    session.act("Less")
+    session.start()
+    session.undo()
+    assert (session.message, session.seed, session.observation) == ("nothing to undo", 4, env.render())
+
+
+def test_a_step_that_raised_is_no_turn_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = roll_envs.make(COUNTER)
+    session = Session(env, 3)
+    session.act("Less")
+    with monkeypatch.context() as patch:
+        patch.setattr(env, "render", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.act("Less")
+    session.undo()
+    assert (session.message, session.turns) == ("back at turn 0", [])
+    session.undo()
+    assert session.message == "nothing to undo"
+
+
+def test_an_action_that_is_called_like_a_command_wins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll_envs.register(replace(COUNTER_CARD, entry_point=f"{__name__}:Lettered"), replace=True)
+    _typed(monkeypatch, "u", "h", " h ", "q")
+    record = _json(capsys, "play", COUNTER, "--seed", "3")
+    assert ([t["answer"] for t in record["turns"]], record["success"]) == (["u", "h", " h "], True)
+
+
+def test_an_error_of_ours_is_not_blamed_on_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "run", lambda options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["list"])
 
 
 @pytest.mark.parametrize(
@@ -166,12 +226,18 @@ def test_keys() -> None:
     assert action_keys([str(i) for i in range(20)]) == {}
 
 
-def test_boards_are_coloured_by_the_meaning_of_their_symbols() -> None:
+def test_boards_are_coloured_by_the_meaning_of_their_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
     meanings = legend("Symbols:\n#: wall, P: player\nUse: any.")
     assert meanings == {"#": "wall", "P": "player"}
-    assert draw("##\n#P", meanings, wide=True, on=False) == "# #\n# P"
-    assert draw("##\n#P", meanings, wide=False, on=True).count("\x1b[2m#\x1b[0m") == 3
-    assert draw("Hello P\n#", meanings, wide=True, on=True) == "Hello P\n#"
+    assert draw("##\n#P", meanings, gap=" ") == "# #\n# P"
+    assert draw("# #\n# P", meanings, gap=" ") == "# #\n# P"
+    monkeypatch.setattr(common, "coloured", lambda: True)
+    assert draw("##\n#P", meanings, gap="").count("\x1b[2m#\x1b[0m") == 3
+    assert draw("##\n#P", meanings, gap="").count("\x1b[36;1mP\x1b[0m") == 1
+    assert draw("Hello P\n#", meanings, gap=" ") == "Hello P\n#"
+    assert draw("#P", meanings, gap=" ") == "#P"
+    painted = [(common.paint("a", "red"), "1"), ("long", "2")]
+    assert common.table(painted) == "\x1b[31ma\x1b[0m     1\nlong  2"
 
 
 def test_keys_in_a_terminal() -> None:
@@ -206,6 +272,9 @@ def test_keys_in_a_terminal() -> None:
         press("u", "back at turn 1")
         press("?", "any key goes back")
         press("x", "back at turn 1")
+        press("\x1b[D\x1bOA\x1b[5~é", "'é' does nothing here")  # keys that come at once are keys one by one
+        press("uu", "back at turn 1")
+        press("\x1b", "back at turn 1")
         press("t", "answer> ")
         press("left\n", "Left: ")
         press("q", "unfinished after 2 turns")

@@ -70,7 +70,7 @@ def test_a_letter_that_is_taken_is_no_name_of_a_form() -> None:
 
 def test_numbers_stand_beside_the_text_they_choose() -> None:
     choices = Choices(["click[back]", "click[red shoes]", "search[<words>]", "wait"])
-    shown = choices.view("Shop [SEP] Back [SEP] Red  Shoes [SEP] so cheap", width=60, on=False)
+    shown = choices.view("Shop [SEP] Back [SEP] Red  Shoes [SEP] so cheap", width=60)
     assert shown.split("\n") == [
         "      Shop",
         "  [1] Back",
@@ -79,9 +79,9 @@ def test_numbers_stand_beside_the_text_they_choose() -> None:
         "  [3] wait",
         "  [s ...] search[<words>]",
     ]
-    marked = choices.view("[button] Back [button_]\n  [clicked button] red shoes [clicked button_]", width=60, on=False)
+    marked = choices.view("[button] Back [button_]\n  [clicked button] red shoes [clicked button_]", width=60)
     assert marked.split("\n")[:3] == ["  [1] Back", "  [2] red shoes (clicked)", "  [3] wait"]
-    wrapped = choices.view("word " * 30, width=40, on=False)
+    wrapped = choices.view("word " * 30, width=40)
     assert max(map(len, wrapped.split("\n"))) <= 40
 
 
@@ -96,7 +96,7 @@ def test_any_text_can_be_read_and_shown(available: list[str], typed: str, observ
     choices = Choices(available, taken="uh")
     read = choices.read(typed)
     assert read is None or read in available or choices.forms
-    assert isinstance(choices.view(observation, width=50, on=True), str)
+    assert isinstance(choices.view(observation, width=50), str)
 
 
 def test_an_episode_by_numbers_and_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plugins import install, run_python
+from plugins import install, run_commands, run_python
 
 from roll_envs.cli.command import COMMANDS
 
@@ -46,8 +46,10 @@ def _good(folder: Path) -> None:
 def test_a_command_of_a_package_is_run_with_its_arguments(tmp_path: Path) -> None:
     _good(tmp_path)
     assert run_python(_main("hello", "--name", "me", "--json"), tmp_path) == "hello me True\n"
-    assert run_python(_main("hello", "--name", "three"), tmp_path, fails=True) == "hello three False\n"
-    shown = run_python(_main("hello", "--help"), tmp_path)
+    three, helped = run_commands(("hello", "--name", "three"), ("hello", "--help"), path=tmp_path)
+    assert three == (3, "hello three False\n")
+    status, shown = helped
+    assert status == 0
     assert "Greets, 100% of the time." in shown
     assert "--name" in shown
 
@@ -65,12 +67,16 @@ def test_listing_imports_nothing(tmp_path: Path) -> None:
 def test_broken_commands_are_one_line_each_and_break_no_other(tmp_path: Path) -> None:
     install(tmp_path, "bad-tools", {n: target for n, (target, _) in BROKEN.items()}, MODULES, group=COMMANDS.group)
     _good(tmp_path)
-    for name, (_, reason) in BROKEN.items():
-        said = run_python(_main(name), tmp_path, fails=True)
+    others = [("--help",), ("hello",), ("list",)]
+    found = run_commands(*((name,) for name in BROKEN), *others, path=tmp_path)
+    for (name, (_, reason)), (status, said) in zip(BROKEN.items(), found, strict=False):
+        assert status != 0
         assert said.startswith(f"roll-envs: error: command {name!r} of bad-tools 1.0 cannot be loaded: "), said
         assert reason in said
         assert said.count("\n") == 1
-    listed = " ".join(run_python(_main("--help"), tmp_path).split())
+    helped, hello, environments = found[len(BROKEN) :]
+    assert helped[0] == 0
+    listed = " ".join(helped[1].split())
     for line in (
         "never run to be listed",
         "exits a command of bad-tools 1.0",
@@ -78,8 +84,9 @@ def test_broken_commands_are_one_line_each_and_break_no_other(tmp_path: Path) ->
         "broken: the",
     ):
         assert line in listed
-    assert run_python(_main("hello"), tmp_path) == "hello you False\n"
-    assert "SimpleSokoban" in run_python(_main("list"), tmp_path)
+    assert hello == (0, "hello you False\n")
+    assert environments[0] == 0
+    assert "SimpleSokoban" in environments[1]
 
 
 def test_an_error_while_it_runs_names_the_package_and_the_line(tmp_path: Path) -> None:
@@ -89,11 +96,12 @@ def test_an_error_while_it_runs_names_the_package_and_the_line(tmp_path: Path) -
         "    raise KeyError('oops')"
     )
     install(tmp_path, "late-tools", {"late": "late_tools"}, {"late_tools": source}, group=COMMANDS.group)
-    said = run_python(_main("late", "theirs"), tmp_path, fails=True)
-    assert (
-        said == "roll-envs: error: command 'late' of late-tools 1.0 failed: KeyError: 'oops' (late_tools.py, line 7)\n"
-    )
-    assert run_python(_main("late", "ours"), tmp_path, fails=True) == "roll-envs: error: size 0\n"
+    theirs, ours = run_commands(("late", "theirs"), ("late", "ours"), path=tmp_path)
+    said = "roll-envs: error: command 'late' of late-tools 1.0 failed: KeyError: 'oops' (late_tools.py, line 7)\n"
+    assert theirs[0] != 0
+    assert theirs[1] == said
+    assert ours[0] != 0
+    assert ours[1] == "roll-envs: error: size 0\n"
 
 
 def test_nobody_takes_a_built_in_name(tmp_path: Path) -> None:
@@ -104,9 +112,13 @@ def test_nobody_takes_a_built_in_name(tmp_path: Path) -> None:
         {"hello_world": GOOD},
         group=COMMANDS.group,
     )
-    assert "SimpleSokoban" in run_python(_main("list"), tmp_path)
-    program = "from roll_envs.cli.command import COMMANDS; print(COMMANDS.source('serve-webshop'))"
-    assert run_python(program, tmp_path).startswith("roll-envs ")
+    program = (
+        "from roll_envs.cli import main; from roll_envs.cli.command import COMMANDS\n"
+        "assert main(['list']) == 0; print(COMMANDS.source('serve-webshop'))"
+    )
+    *listed, source = run_python(program, tmp_path).splitlines()
+    assert "SimpleSokoban" in "\n".join(listed)
+    assert source.startswith("roll-envs ")
 
 
 def test_of_two_packages_with_one_command_both_are_named(tmp_path: Path) -> None:

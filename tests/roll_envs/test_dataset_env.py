@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gzip
 import json
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs import make
-from roll_envs.datasets.env import DatasetEnv
 from roll_envs.datasets.tasks import read_rows, split_of
 from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
 from roll_envs.testing import check_env
 from roll_envs.verifiers import Failed, Score, Verdict
+from roll_envs.verifiers.registry import VERIFIERS
 
+DatasetEnv: Any = functools.partial(make, "roll/Dataset-v0")
 ROWS = [{"question": f"What is {n} + {n}?", "answer": 2 * n, "domain": "sum"} for n in range(10)]
 
 
@@ -86,6 +90,24 @@ def test_splits_by_hash_are_by_prompt_and_stay_when_rows_are_added() -> None:
     assert {task.prompt: task.split for task in other} != of
 
 
+def test_rows_of_one_id_are_in_one_split() -> None:
+    rows = [{"question": str(n), "answer": n, "of": {"text": n // 4}} for n in range(80)]
+    env = DatasetEnv(rows=rows, verifier="exact", split_shares=(0.5, 0.25, 0.25), id_field="of.text")
+    splits = [{task.split for task in env.tasks[n : n + 4]} for n in range(0, 80, 4)]
+    assert {len(split) for split in splits} == {1}
+    assert set.union(*splits) == {"train", "validation", "test"}
+
+
+def test_every_row_is_in_one_split_and_in_all() -> None:
+    env = DatasetEnv(rows=ROWS, verifier="exact", split_shares=(0.5, 0.25, 0.25))
+    played: dict[str, set[int]] = {}
+    for split in ("train", "validation", "test", "all"):
+        with contextlib.suppress(ConfigError):  # so few rows may leave one empty
+            played[split] = {env.reset(seed=seed, options={"split": split})[1]["row"] for seed in range(20)}
+    rows = played.pop("all")
+    assert sorted(row for split in played.values() for row in split) == sorted(rows) == list(range(10))
+
+
 @given(st.text(max_size=20))
 def test_shares_of_one_take_everything(key: str) -> None:
     assert split_of(key, (1.0, 0.0, 0.0)) == "train"
@@ -134,6 +156,9 @@ def test_a_file_is_read_once_and_anew_when_it_changes(tmp_path: Path) -> None:
     path.write_text(json.dumps(ROWS[0]))
     assert read_rows(path) is read_rows(path)
     assert DatasetEnv(path=path, verifier="exact").tasks is DatasetEnv(path=path, verifier="exact").tasks
+    path.write_text(json.dumps(ROWS[1]))
+    os.utime(path, (1, 1))
+    assert DatasetEnv(path=path, verifier="exact").reset(seed=0)[0] == "What is 1 + 1?"
     path.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1]))
     assert len(DatasetEnv(path=path, verifier="exact").tasks) == 2
 
@@ -145,6 +170,15 @@ def test_templates_and_nested_fields() -> None:
     assert env.task.reference == "4"
     chat = [{"prompt": [{"role": "user", "content": "Hello"}, {"role": "user", "content": "2 + 2?"}], "answer": "4"}]
     assert DatasetEnv(rows=chat, verifier="exact").reset(seed=0)[0] == "Hello\n\n2 + 2?"
+
+
+def test_rows_that_are_added_to_a_list_are_seen() -> None:
+    rows = list(ROWS)
+    first = DatasetEnv(rows=rows, verifier="exact").tasks
+    assert DatasetEnv(rows=rows, verifier="exact").tasks is first
+    rows.append(ROWS[0])
+    assert len(DatasetEnv(rows=rows, verifier="exact").tasks) == 11
+    assert DatasetEnv(rows=rows, verifier="exact", split_salt="2").tasks is not first
 
 
 def test_a_generator_of_rows() -> None:
@@ -170,7 +204,7 @@ def test_a_generator_of_rows() -> None:
         ({"rows": ROWS, "split_field": "domain"}, "split 'sum'"),
         ({"rows": ROWS, "split_shares": (0.5, 0.6, 0.1)}, "add up to 1"),
         ({"rows": ROWS, "max_attempts": 0}, "max_attempts"),
-        ({"rows": ROWS, "format_penalty": 1}, "0 or less"),
+        ({"rows": ROWS, "format_penalty": 1}, "format_penalty should be less than or equal to 0, not 1"),
         ({"path": "no/such/file.jsonl"}, "No such file"),
         ({"path": __file__}, "no known kind"),
         ({"path": []}, "no file"),
@@ -313,6 +347,17 @@ def test_closing_closes_what_was_made_here_and_no_other() -> None:
     env = make("roll/Dataset-v0", rows=ROWS, verifier=mine)
     env.close()
     assert mine.closed == 0
+    made: list[Fixed] = []
+    VERIFIERS.register("noted", lambda: made.append(Fixed(RIGHT)) or made[-1])
+    try:
+        env = DatasetEnv(rows=ROWS, verifier="noted", verifiers={"sum": {"name": "noted"}})
+        env.reset(seed=0)
+        env.step("0")
+        assert [each.closed for each in made] == [0, 0]
+        env.close()
+        assert [each.closed for each in made] == [1, 1]
+    finally:
+        VERIFIERS.unregister("noted")
 
 
 def test_a_copy_goes_on_alike() -> None:

@@ -54,11 +54,12 @@ def _modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", _modules())
-def test_every_module_says_what_it_is_and_what_is_public(name: str) -> None:
+def test_every_module_says_what_it_is_and_every_package_what_is_public(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__
-    assert all(hasattr(module, public) for public in module.__all__)
-    assert len(set(module.__all__)) == len(module.__all__)
+    public = module.__all__ if hasattr(module, "__path__") else getattr(module, "__all__", ())
+    assert all(hasattr(module, each) for each in public)
+    assert len(set(public)) == len(public)
 
 
 def test_the_version_is_the_packages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +15,14 @@ from managed import settings as episode_settings
 
 from roll_envs.errors import EngineError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits
-from roll_envs.managers.calls import Call, CallTimes
+from roll_envs.managers.calls import CallKind
 from roll_envs.testing import CounterEnv, ScriptedPolicy
 from roll_envs.types import Trajectory
 
 
 def choices(count: int, wall_s: float, cpu_s: float) -> list[bool]:
     """Whether each of ``count`` calls that last so long goes to a worker thread."""
-    times, chosen = CallTimes(), []
+    times, chosen = CallKind("step", 1.0), []
     for _ in range(count):
         chosen.append(times.on_worker())
         if not chosen[-1]:
@@ -42,7 +43,7 @@ def test_calls_that_wait_go_to_worker_threads_and_are_measured_again() -> None:
 
 
 def test_one_long_wait_decides_nothing() -> None:
-    times = CallTimes()
+    times = CallKind("step", 1.0)
     for _ in range(50):
         times.add(0.0001, 0.0001)
     times.add(30.0, 0.0)
@@ -50,20 +51,24 @@ def test_one_long_wait_decides_nothing() -> None:
 
 
 def test_late_calls_send_others_of_their_kind_to_worker_threads() -> None:
-    times = CallTimes(late=2)
+    times = CallKind("step", 1.0, late=2)
     assert not times.on_worker()
     times.late = 3
     assert times.on_worker()
 
 
 def test_a_call_is_measured_and_its_error_is_its_result() -> None:
-    times = CallTimes()
-    assert times.make(Call("adding", 1.0, lambda a, b: a + b, (2, 3))) == (5, None)
-    value, error = times.make(Call("leaving", 1.0, leave))
-    assert value is None
+    times = CallKind("step", 1.0)
+    assert times.make(lambda a, b: a + b, 2, 3) == (5, None)
+    assert times.calls == 0, "a quick call decides nothing"
+    for function in (time.sleep, lambda s: (time.sleep(s), leave())):
+        value, error = times.make(function, 0.01)
+        assert value is None
     assert isinstance(error, SystemExit)
     assert times.calls == 2
-    assert times.wall_s > 0.0
+    assert times.wall_s > 0.001
+    times.make(int)
+    assert times.calls == 3, "quick calls count where the mean is longer"
 
 
 def played(make: Callable[[Any], Any], respond: Any, count: int, **limits: Any) -> list[Trajectory]:
@@ -182,3 +187,38 @@ def test_every_episode_ends_exactly_once(
         assert trajectory.attempts <= attempts
         assert bool(trajectory.outcome.reason) == (trajectory.outcome.kind != "completed")
         assert not (failed and trajectory.turns)
+
+
+def test_calls_that_were_late_and_have_returned_keep_nobody_off_the_driving_thread() -> None:
+    threads: list[str] = []
+
+    def step() -> None:
+        threads.append(threading.current_thread().name)
+        if len(threads) <= 4:
+            threading.Event().wait(0.2)
+
+    with EpisodeDriver(lambda t: FaultyEnv({"step": step}, **t.kwargs), EpisodeLimits(max_running=8)) as driver:
+        driver.collect([task(i) for i in range(8)], 1, episode_settings(), counting())
+        threads[:] = [""] * 4
+        driver.collect([task(i) for i in range(8)], 1, episode_settings(), counting())
+        assert {kind.late for kind in driver._kinds.values()} == {0}
+    assert set(threads[4:]) == {"episode-driver"}
+
+
+def test_lost_worker_threads_are_replaced() -> None:
+    """Two workers at most, four calls on them that hang: the others are played by new ones."""
+    free = threading.Event()
+
+    def make(t: Any) -> Any:
+        hangs = t.index in range(20, 24)
+        return FaultyEnv(
+            {"step": (lambda: free.wait(30) and None) if hangs else (lambda: time.sleep(0.03))}, **t.kwargs
+        )
+
+    limits = EpisodeLimits(max_running=2, attempts=1, env_timeout_s=0.5, episode_timeout_s=20.0)
+    with EpisodeDriver(make, limits) as driver:
+        tasks = [task(i, max_turns=6 + i) for i in range(30)]
+        groups = driver.collect(tasks, 1, episode_settings(), counting())
+        free.set()
+    kinds = [g.trajectories[0].outcome.kind for g in groups]
+    assert kinds == ["completed"] * 20 + ["failed"] * 4 + ["completed"] * 6

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import managed
@@ -21,6 +22,7 @@ from managed import MORE, FaultyEnv, boom, counting, hang, leave, responder, set
 from roll_envs.env import TextEnv
 from roll_envs.errors import EngineError, RollError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits
+from roll_envs.managers.episode import everything
 from roll_envs.testing import CounterEnv, ScriptedPolicy
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 
@@ -217,6 +219,58 @@ def test_a_retry_within_the_budget_is_the_same_episode() -> None:
     assert "step of test/Counter-v0 raised RuntimeError: boom" in lost.outcome.reason
 
 
+@pytest.mark.parametrize("where", ["reset", "answer", "step", "context"])
+def test_the_environment_of_a_failed_episode_is_closed_once_and_not_used_again(where: str) -> None:
+    made: list[FaultyEnv] = []
+    closed: list[int] = []
+
+    def make(t: Task) -> TextEnv:
+        number = len(made)
+        faults = {"close": lambda: closed.append(number)}
+        if number == 0 and where in ("reset", "step"):
+            faults[where] = boom
+        made.append(FaultyEnv(faults, **t.kwargs))
+        return made[-1]
+
+    def respond(env: Any, ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        return boom() if where == "answer" and env is made[0] else identity_policy(env, ids, sampling)  # type: ignore[return-value]
+
+    def context(history: Any, renderer: Any) -> tuple[int, ...]:
+        return boom() if where == "context" and len(made) == 1 else everything(history, renderer)  # type: ignore[return-value]
+
+    with driver(make, max_running=1, attempts=2) as one:
+        groups = one.collect([task(i) for i in range(3)], 1, settings(context=context), respond)
+        assert [(t.outcome.kind == "failed", t.attempts) for t in episodes(groups)] == [(False, 2)] + [(False, 1)] * 2
+        assert (len(made), closed) == (2, [0])
+    until = time.monotonic() + 5
+    while len(closed) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert closed == [0, 1]
+
+
+@pytest.mark.parametrize("closing", ["hangs", "returns late"])
+def test_an_environment_whose_closing_is_given_up_is_not_closed_twice(closing: str) -> None:
+    calls = Counter[str]()
+
+    def close() -> None:
+        calls["close"] += 1
+        managed.SLEEPERS.wait(30)
+
+    def make(t: Task) -> TextEnv:
+        return FaultyEnv({"step": boom, "close": close}, **t.kwargs)
+
+    with driver(make, attempts=1, **SHORT) as one:
+        (lost,) = episodes(one.play([task()], 1))
+        assert "gave up waiting for the closing of test/Counter-v0" in lost.outcome.reason
+        if closing == "returns late":
+            managed.SLEEPERS.set()
+            time.sleep(0.1)
+    managed.SLEEPERS.set()
+    time.sleep(0.1)
+    assert calls["close"] == 1
+
+
 def failing(what: str) -> tuple[Any, Any]:
     """(make_env, respond) of one kind of fault."""
     if what == "make":
@@ -358,3 +412,104 @@ def test_collections_at_once_do_not_mix() -> None:
 def test_nothing_to_do() -> None:
     with driver() as one:
         assert one.play([], 4) == []
+
+
+class Silent(ScriptedPolicy):
+    """Says nothing to its first ``count`` requests; ``stubborn`` ones cannot be withdrawn."""
+
+    def __init__(self, count: int, *, stubborn: bool = False) -> None:
+        super().__init__([MORE])
+        self.count, self.stubborn = count, stubborn
+        self.ignored: list[Future[Completion]] = []
+        self.timeouts: list[float] = []
+
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
+        self.timeouts.append(timeout_s)
+        if len(self.ignored) >= self.count:
+            return super().submit(prompt_ids, sampling, timeout_s=timeout_s)
+        self.ignored.append(Future())
+        if self.stubborn:
+            self.ignored[-1].set_running_or_notify_cancel()
+        return self.ignored[-1]
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_an_answer_that_does_not_come_is_given_up_and_never_heard(stubborn: bool) -> None:
+    policy = Silent(1, stubborn=stubborn)
+    closed: list[int] = []
+
+    def late() -> None:
+        """The answer to the first attempt comes while the second is under way."""
+        if policy.ignored and not policy.ignored[0].done():
+            policy.ignored[0].set_result(ScriptedPolicy(["?"]).generate((1,), SamplingParams(), timeout_s=1))
+
+    def make(t: Task) -> TextEnv:
+        return FaultyEnv({"step": late, "close": lambda: closed.append(t.index)}, **t.kwargs)
+
+    with driver(make, policy, attempts=2, **SHORT) as one:
+        (played,) = episodes(one.play([task()], 1))
+        assert closed == [0]
+        assert (played.outcome.kind, played.attempts) == ("completed", 2)
+        assert all(turn.text == MORE for turn in played.turns)
+        assert policy.ignored[0].cancelled() != stubborn
+        assert set(policy.timeouts) == {0.3}
+        again = Silent(9)
+        (lost,) = episodes(one.collect([task()], 1, settings(), again))
+        assert lost.outcome.reason == "gave up waiting for the engine's answer after 0.3 s"
+
+
+def test_no_more_episodes_run_than_may() -> None:
+    made: list[TextEnv] = []
+
+    def make(t: Task) -> TextEnv:
+        made.append(CounterEnv(**t.kwargs))
+        return made[-1]
+
+    with driver(make, counting(), max_running=3) as three:
+        three.play([task(i) for i in range(12)], 2)
+    assert len(made) == 3
+
+
+def test_environments_of_episodes_that_are_under_way_are_closed_with_the_driver() -> None:
+    closed: list[int] = []
+    waiting = Silent(99)
+    one = driver(lambda t: FaultyEnv({"close": lambda: closed.append(t.index)}, **t.kwargs))
+    one.start([task(i) for i in range(3)], 1, settings(), waiting)
+    until = time.monotonic() + 5
+    while len(waiting.ignored) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    one.close()
+    while len(closed) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_an_environment_that_was_given_up_is_closed_when_its_call_returns() -> None:
+    closed: list[int] = []
+    faults = {"step": hang, "close": lambda: closed.append(1)}
+    with driver(lambda t: FaultyEnv(faults, **t.kwargs), attempts=1, **SHORT) as one:
+        (lost,) = episodes(one.play([task()], 1))
+        assert "gave up waiting for step" in lost.outcome.reason
+        assert not closed, "it is in use"
+        managed.SLEEPERS.set()
+        until = time.monotonic() + 5
+        while not closed and time.monotonic() < until:
+            time.sleep(0.01)
+    time.sleep(0.05)
+    assert closed == [1]
+
+
+def test_each_attempt_has_the_whole_time() -> None:
+    calls = Counter[str]()
+
+    def step() -> None:
+        calls["step"] += 1
+        if calls["step"] == 1:
+            time.sleep(0.8)
+            boom()
+        time.sleep(0.4)
+
+    tasks = [task(highest=2, seed=next(s for s in range(99) if "target 2" in CounterEnv(highest=2).reset(seed=s)[0]))]
+    with driver(lambda t: FaultyEnv({"step": step}, **t.kwargs), attempts=2, episode_timeout_s=1.4) as one:
+        (played,) = episodes(one.play(tasks, 1))
+    assert (played.outcome.kind, played.attempts) == ("completed", 2), played.outcome.reason

@@ -12,13 +12,12 @@ from managed import MORE, RENDERER, FaultyEnv, boom, counting, responder, settin
 
 from roll_envs.errors import EngineError, EnvironmentFaultError
 from roll_envs.managers import History, play_episode
-from roll_envs.managers.context import everything
 from roll_envs.managers.episode import (
-    CloseRequest,
     CompletionRequest,
     ResetRequest,
     StepRequest,
     episode,
+    everything,
     perform,
     sampling_seed,
 )
@@ -160,26 +159,6 @@ def test_what_is_asked_for() -> None:
     with pytest.raises(StopIteration) as end:
         playing.send(perform(env, step))
     assert end.value.value.outcome.kind == "completed"
-
-
-@pytest.mark.parametrize("where", ["reset", "answer", "step", "context"])
-def test_a_failed_episode_asks_for_its_environment_to_be_closed(where: str) -> None:
-    def context(history: Any, renderer: Any) -> tuple[int, ...]:
-        return boom() if where == "context" else RENDERER.encode("hi")  # type: ignore[return-value]
-
-    env = CounterEnv()
-    playing = episode(task(), 0, settings(context=context))
-    request = next(playing)
-    if where != "reset":
-        request = playing.send(perform(env, request))  # type: ignore[arg-type]
-    if where == "step":
-        request = playing.send(counting().generate(request.prompt_ids, request.sampling, timeout_s=1))  # type: ignore[union-attr]
-    if where != "context":
-        request = playing.throw(RuntimeError("boom"))
-    assert isinstance(request, CloseRequest)
-    assert "boom" in str(request.error)
-    with pytest.raises(type(request.error), match="boom"):
-        playing.send(perform(env, request))
 
 
 def test_an_episode_that_is_given_up_asks_for_nothing() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from plugins import install, run_python
+from plugins import install, run_commands, run_python
 
 MODULE = '''\
 from __future__ import annotations
@@ -184,11 +184,9 @@ def test_wrong_settings_and_broken_parts_are_told(
 
 
 def test_parts_are_shown_with_their_settings(package: Path) -> None:
-    def shown(*arguments: str) -> str:
-        program = f"import sys; from roll_envs.cli import main; sys.exit(main(['parts', *{list(arguments)!r}]))"
-        return run_python(program, package)
-
-    found = {(part["kind"], part["name"]): part for part in json.loads(shown("--json"))}
+    everything, shout = run_commands(("parts", "--json"), ("parts", "tool", "shout"), path=package)
+    assert everything[0] == 0
+    found = {(part["kind"], part["name"]): part for part in json.loads(everything[1])}
     assert found["verifier", "ends"]["source"] == "full-set 1.0"
     assert found["verifier", "ends"]["settings"] == [
         {"name": "ending", "type": "str", "default": "'.'", "description": "What an answer must end with."},
@@ -200,14 +198,15 @@ def test_parts_are_shown_with_their_settings(package: Path) -> None:
     assert "ModuleNotFoundError" in found["verifier", "lost"]["reason"]
     assert "ZeroDivisionError" in found["tool", "mute"]["reason"]
     assert found["verifier", "exact"]["settings"][0]["name"] == "strip"  # broken ones break no other
-    assert shown("tool", "shout") == "tool shout  (full-set 1.0)\n  marks  int  1\n"
+    assert shout == (0, "tool shout  (full-set 1.0)\n  marks  int  1\n")
 
 
 def test_a_wrong_kind_or_name_is_told(package: Path) -> None:
-    program = "import sys; from roll_envs.cli import main; sys.exit(main(['parts', 'tools']))"
-    assert "no kind of part 'tools'; did you mean 'tool'" in run_python(program, package, fails=True)
-    program = "import sys; from roll_envs.cli import main; sys.exit(main(['parts', 'tool', 'shuot']))"
-    assert "no tool 'shuot'; did you mean 'shout'" in run_python(program, package, fails=True)
+    (kind, no_kind), (name, no_name) = run_commands(("parts", "tools"), ("parts", "tool", "shuot"), path=package)
+    assert kind != 0
+    assert "no kind of part 'tools'; did you mean 'tool'" in no_kind
+    assert name != 0
+    assert "no tool 'shuot'; did you mean 'shout'" in no_name
 
 
 def test_of_two_packages_with_one_verifier_both_are_named_and_ours_stands(tmp_path: Path) -> None:

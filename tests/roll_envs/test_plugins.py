@@ -62,6 +62,21 @@ def test_broken_packages_are_isolated_and_reported(tmp_path: Path) -> None:
         assert "division by zero (raises.py, line 1)" in said
 
 
+def test_check_all_reports_a_broken_package_and_checks_the_others(tmp_path: Path) -> None:
+    modules = {"raises": "1 / 0", "good_game": CARD.format(id="good/Game-v0")}
+    install(tmp_path, "bad-game", {"bad/Raises-v0": "raises:CARD", "good/Game-v0": "good_game:CARD"}, modules)
+    arguments = ["check", "--all", "--rules", "floor", "--seeds", "1", "--json"]
+    said = run_python(f"import sys; from roll_envs.cli import main; sys.exit(main({arguments}))", tmp_path, fails=True)
+    reports = {report["id"]: report for report in json.loads(said)}
+    assert [name for name, report in reports.items() if not report["ok"]] == ["bad/Raises-v0"]
+    assert "ZeroDivisionError" in reports["bad/Raises-v0"]["results"][0]["detail"]
+    assert {"good/Game-v0", "roll/SimpleSokoban-v0"} < set(reports)
+    said = run_python(
+        "import sys; from roll_envs.cli import main; sys.exit(main(['check', 'bad/Raises-v0']))", tmp_path, fails=True
+    )
+    assert "roll-envs: error: environment 'bad/Raises-v0' of bad-game 1.0 cannot be loaded" in said
+
+
 def test_two_packages_with_one_id_are_both_named(tmp_path: Path) -> None:
     modules = {"one": CARD.format(id="dup/Game-v0"), "two": CARD.format(id="dup/Game-v0")}
     install(tmp_path, "one-game", {"dup/Game-v0": "one:CARD"}, modules)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -143,13 +145,35 @@ def test_unregister_forgets_it(counter: str) -> None:
 
 
 def test_a_class_that_is_missing_is_reported(counter: str) -> None:
-    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy:Missing"), replace=True)
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.fakes:Missing"), replace=True)
     with pytest.raises(roll_envs.PluginError, match=r"test/Counter-v0.*Missing"):
         roll_envs.make(counter)
 
 
+def test_a_class_that_failed_is_listed_as_broken_until_it_can_be_loaded(
+    counter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    roll_envs.register(replace(COUNTER_CARD, entry_point="late_game:Game"), replace=True)
+    with pytest.raises(roll_envs.PluginError, match="No module named 'late_game'"):
+        roll_envs.make(counter)
+    (listed,) = [r for r in roll_envs.environments() if r.id == counter]
+    assert (listed.state, listed.reason) == ("broken", "ModuleNotFoundError: No module named 'late_game'")
+    (tmp_path / "late_game.py").write_text("from roll_envs.testing import CounterEnv as Game")
+    importlib.invalidate_caches()
+    roll_envs.make(counter)
+    (listed,) = [r for r in roll_envs.environments() if r.id == counter]
+    assert (listed.state, listed.reason) == ("ready", "")
+
+
+def test_an_entry_point_without_a_class_is_reported(counter: str) -> None:
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.fakes"), replace=True)
+    with pytest.raises(roll_envs.PluginError, match=r"'roll_envs.testing.fakes' names no class; write 'module:Class'"):
+        roll_envs.make(counter)
+
+
 def test_a_plain_gymnasium_environment_of_texts_is_made(counter: str) -> None:
-    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.toy:EchoEnv"), replace=True)
+    roll_envs.register(replace(COUNTER_CARD, entry_point="roll_envs.testing.fakes:EchoEnv"), replace=True)
     env = roll_envs.make(counter, max_turns=2)
     assert type(env) is EchoEnv
     env.reset(seed=1)
@@ -221,9 +245,13 @@ def test_a_text_longer_than_the_shared_memory_names_the_way_out() -> None:
     space = roll_envs.AnyText()
     memory = create_shared_memory(space, n=2)
     view = read_from_shared_memory(space, memory, n=2)
-    for text in ("", "é √ \ud800", "x" * MAX_BYTES):
+    for text in ("", "é √ \ud800", "x" * MAX_BYTES, "\x00.\x00", "."):
         write_to_shared_memory(space, 1, text, memory)
         assert list(view) == ["", text]
         assert view[-1] == text
+        assert type(view[-1]) is str
+    assert (view[:], view[1:], copy.deepcopy(view)) == (("", "."), (".",), ("", "."))
+    with pytest.raises(IndexError):
+        _ = view[2]
     with pytest.raises(ValueError, match="'shared_memory': False"):
         write_to_shared_memory(space, 0, "x" * (MAX_BYTES + 1), memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -264,3 +265,30 @@ def test_shared_pools_are_one_for_equal_settings() -> None:
 def test_wrong_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         PoolSettings(module="x", **wrong)
+
+
+def test_an_interrupted_task_never_answers_the_next(
+    make_pool: Callable[..., WorkerPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool()
+    value(pool, "echo", "warm")
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as planted:
+        planted.setattr(selectors.DefaultSelector, "select", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.call("echo", ["first"], deadline_s=5)
+    assert value(pool, "echo", "second") == "second"
+
+
+def test_a_closed_pool_answers_at_once(make_pool: Callable[..., WorkerPool]) -> None:
+    pool = make_pool()
+    value(pool, "echo", "warm")
+    pool.close()
+    started = time.monotonic()
+    for _ in range(3):
+        outcome = pool.call("echo", ["late"], deadline_s=5)
+        assert (outcome.status, "closed" in outcome.detail) == ("unavailable", True), outcome
+    assert time.monotonic() - started < 5

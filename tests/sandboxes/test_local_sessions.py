@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from local_made import local_sandbox
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, SandboxSession
 from sandboxes.local import LocalSandbox
+from sandboxes.local.slot import Slot
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +171,23 @@ def test_zombies_are_buried(session: SandboxSession) -> None:
     for _ in range(2):
         result = session.run(source, limits=Limits(processes=150, wall_s=60))
         assert result.stdout == b"100\n"
+
+
+def test_a_session_that_cannot_begin_gives_its_slot_back_once(
+    sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[object] = []
+    give_back = LocalSandbox._give_back
+    monkeypatch.setattr(LocalSandbox, "_give_back", lambda self, slot: (given.append(slot), give_back(self, slot))[1])
+
+    def refuses(_: Slot) -> None:
+        raise SandboxError("cannot begin")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(Slot, "begin", refuses)
+        with pytest.raises(SandboxError, match="cannot begin"):
+            sandbox.session()
+        gc.collect()
+    assert len(given) == 1
+    with sandbox.session() as session:
+        assert session.run("1 + 1").stdout == b"2\n"

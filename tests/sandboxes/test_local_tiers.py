@@ -10,6 +10,7 @@ from local_made import local_sandbox
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox
+from sandboxes.local.inside.root import mount_point
 
 
 @pytest.fixture
@@ -68,3 +69,8 @@ def test_a_session_under_the_watchdog(watched: LocalSandbox) -> None:
         session.upload("kept", b"k")
         assert session.run("x = bytearray(4 << 30)").status == "memory"
         assert session.run("open('kept').read()").stdout == b"'k'\n"
+
+
+def test_a_mount_point_is_read_as_the_kernel_writes_it() -> None:
+    line = "36 35 98:0 / /tmp/jos\u00e9\\040a\\134b rw,noatime shared:1 - ext4 /dev/root rw".encode()
+    assert mount_point(line) == "/tmp/jos\u00e9 a\\b"

@@ -1,17 +1,15 @@
-"""A disk that fills up: a real one of 256 KiB where the tests may mount it, and one made of a patched ``os.write``."""
+"""A disk that fills up: a real one of 256 KiB where the tests may mount it, and a limit on the size of files."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from trainer.run import folder as run_folder
 
 
 @contextlib.contextmanager
@@ -39,17 +37,13 @@ def fill(folder: Path, *, leave: int = 0) -> None:
     os.truncate(filler, max(0, filler.stat().st_size - leave))
 
 
-def full_after(monkeypatch: pytest.MonkeyPatch, byte_count: int) -> None:
-    """From now on ``os.write`` of the trainer's file writing accepts ``byte_count`` bytes and then the disk is full."""
-    left = byte_count
-    real = os.write
-
-    def write(handle: int, data: bytes) -> int:
-        nonlocal left
-        if left <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = real(handle, bytes(data[:left]))
-        left -= written
-        return written
-
-    monkeypatch.setattr(run_folder.os, "write", write)
+@contextlib.contextmanager
+def full_after(byte_count: int) -> Iterator[None]:
+    """No file of this process can grow beyond ``byte_count`` bytes: writing further fails as on a full disk, and cuts
+    what is written at just that byte."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (byte_count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from roll_envs.types import Completion, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
 from trainer.data.batches import Batch, Denominators, denominators_of, make_batches, scatter_back
-from trainer.data.sequences import TokenSequence
-from trainer.data.table import tokens_of
+from trainer.data.table import TokenSequence, tokens_of
 
 TASK = Task(env_id="roll/Test-v0", split="train", index=0, seed=7)
 
@@ -120,7 +119,12 @@ def scattered(sequences: Sequence[TokenSequence], batches: Sequence[Batch], valu
     return on_ids(sequences, scatter_back(batches, values, tokens_of(sequences)))
 
 
-TOKENS = st.integers(0, 15)
+# What is drawn is few choices each, because drawing takes most of the time of these tests: ids are the bytes of a text
+# modulo 16, a mask is the bits of one number.
+_TEXTS = [st.binary(min_size=1, max_size=4), st.binary(max_size=4)]
+_TURNS, _MEMBERS = st.integers(0, 5), st.integers(1, 4)
+_REWARDS, _ANCHORS = st.floats(-2, 2), st.sampled_from("abc")
+_FIRST_LOGPROBS = st.integers(0, 88)
 
 
 @st.composite
@@ -128,19 +132,18 @@ def trajectories(draw: st.DrawFn, kind: OutcomeKind = "completed", member: int =
     """Episodes whose prompts sometimes extend what came before, sometimes not; completions are sometimes empty."""
     turns: list[Turn] = []
     seen: list[int] = []
-    for index in range(draw(st.integers(0, 5))):
-        fresh = draw(st.lists(TOKENS, min_size=1, max_size=4))
+    for index in range(draw(_TURNS)):
+        fresh, sampled = ([byte % 16 for byte in draw(texts)] for texts in _TEXTS)
         prompt = seen + fresh if draw(st.booleans()) else fresh
-        sampled = draw(st.lists(TOKENS, max_size=4))
-        logprobs = draw(st.lists(st.floats(-9, -0.1), min_size=len(sampled), max_size=len(sampled)))
+        first = draw(_FIRST_LOGPROBS)
         turns.append(
             turn(
                 prompt,
                 sampled,
-                logprobs=logprobs,
+                logprobs=[-0.1 * (1 + (first + 37 * i) % 89) for i in range(len(sampled))],  # all different
                 version=index,
-                reward=draw(st.floats(-2, 2)),
-                anchor=draw(st.sampled_from("abc")),
+                reward=draw(_REWARDS),
+                anchor=draw(_ANCHORS),
             )
         )
         if sampled:
@@ -151,7 +154,7 @@ def trajectories(draw: st.DrawFn, kind: OutcomeKind = "completed", member: int =
 @st.composite
 def groups(draw: st.DrawFn) -> Group:
     """One to four scored episodes of one task."""
-    return group(*(draw(trajectories(member=m)) for m in range(draw(st.integers(1, 4)))))
+    return group(*(draw(trajectories(member=m)) for m in range(draw(_MEMBERS))))
 
 
 @st.composite
@@ -159,7 +162,8 @@ def rows(draw: st.DrawFn, max_rows: int = 12, max_length: int = 12) -> list[Toke
     """Sequences of one to ``max_length`` ids with any mask, in up to five groups."""
     result = []
     for member in range(draw(st.integers(1, max_rows))):
-        ids = draw(st.lists(TOKENS, min_size=1, max_size=max_length))
-        mask = draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
+        ids = [byte % 16 for byte in draw(st.binary(min_size=1, max_size=max_length))]
+        bits = draw(st.integers(0, 2 ** len(ids) - 1))
+        mask = [bits >> i & 1 for i in range(len(ids))]
         result.append(row(ids, mask, group=draw(st.integers(0, 4)), member=member))
     return result

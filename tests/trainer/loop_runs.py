@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from forked import Forked
 
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
@@ -64,21 +62,6 @@ def run(tmp_path: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
         return folder.path, train(config, folder, Report.silent())
 
 
-PROGRAM = "import sys; from trainer.cli import main; sys.exit(main(sys.argv[1:]))"
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """roll-train in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
 def write_config(tmp_path: Path, **changes: Any) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(values(output=str(tmp_path / "runs"), **changes)))
@@ -90,18 +73,16 @@ def the_run(tmp_path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def stop_when(
-    process: subprocess.Popen[str], due: Callable[[], bool], number: int = signal.SIGKILL, timeout_s: float = 90
-) -> bool:
+def stop_when(process: Forked, due: Callable[[], bool], number: int = signal.SIGKILL, timeout_s: float = 90) -> bool:
     """Send a signal as soon as ``due``; whether it was sent before the process ended by itself."""
     until = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < until:
         if due():
             process.send_signal(number)
             return True
-        time.sleep(0.0005)
+        time.sleep(0.002)  # a busy wait would take the processor from the run
     if process.poll() is None:
-        process.kill()
+        process.send_signal(signal.SIGKILL)
         raise AssertionError("the moment to stop the run never came")
     return False
 

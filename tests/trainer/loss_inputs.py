@@ -90,13 +90,13 @@ class Packed:
     def inputs(self, logp: torch.Tensor | None = None) -> LossInputs:
         return LossInputs(
             logp=self.logp if logp is None else logp,
-            old_logp=self.batch.old_logprobs,
-            sampler_logp=self.batch.sampler_logprobs,
+            old_logp=self.batch.old_logp,
+            sampler_logp=self.batch.sampler_logp,
             advantages=self.batch.advantages,
             mask=self.batch.label_mask,
             sequence=self.batch.sequence,
             turn=self.batch.turn,
-            reference_logp=self.batch.reference_logprobs,
+            reference_logp=self.batch.reference_logp,
             selected=self.batch.selected,
         )
 
@@ -135,12 +135,12 @@ def packed(rows: Sequence[LossRow], *, dtype: torch.dtype = torch.float64, bins:
             labels=zeros,
             label_mask=turns >= 0,
             advantages=numbers["advantages"],
-            sampler_logprobs=numbers["sampler"],
-            old_logprobs=numbers["old"],
+            sampler_logp=numbers["sampler"],
+            old_logp=numbers["old"],
             sequence=index,
             turn=turns,
             token=index,
-            reference_logprobs=numbers["reference"],
+            reference_logp=numbers["reference"],
             selected=selected,
         ),
         logp=numbers["logp"].requires_grad_(),

@@ -9,7 +9,7 @@ import numpy as np
 from oracle_advantages import ESTIMATORS, GAE
 from oracle_rewards import Settings
 
-from roll_envs.types import Completion, FinishReason, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
+from roll_envs.types import Completion, FinishReason, Group, Outcome, OutcomeKind, Task, Trajectory, Turn, VersionSpan
 
 ESTIMATOR_NAMES = [*ESTIMATORS, *GAE]
 LOSS_NAMES = (
@@ -360,6 +360,11 @@ def _copy(rng: np.random.Generator, plan: list[tuple[list[int], list[int]]]) -> 
     return [(prompt, sampled[:1]), (prompt + sampled[:1], sampled[1:]), *plan[1:]]
 
 
+def new_weights_after_one(old: int, new: int, count: int) -> tuple[VersionSpan, ...]:
+    """Spans of an answer of ``count`` ids in which the weights were replaced after the first; none of a shorter one."""
+    return (VersionSpan(old, 1), VersionSpan(new, count - 1)) if old < new and count > 1 else ()
+
+
 def _turn(
     rng: np.random.Generator, prompt: list[int], ids: list[int], alike: bool, version: int, policy: LogProbs
 ) -> Turn:
@@ -376,6 +381,7 @@ def _turn(
             ),
             finish=finish,
             weight_version=version - lag,
+            spans=new_weights_after_one(version - lag, version, len(ids)),
         ),
         prompt_observation=f"state {rng.integers(3)}",
         text="",

@@ -31,14 +31,13 @@ class Fault(NamedTuple):
 
 
 UPDATE, LOOP, SOURCE = "trainer/run/update.py", "trainer/run/loop.py", "trainer/rollout/source.py"
-TABLE, BATCHES, SEQUENCES = "trainer/data/table.py", "trainer/data/batches.py", "trainer/data/sequences.py"
-REWARDS, FILTERS = "trainer/algorithms/rewards.py", "trainer/algorithms/filters.py"
+TABLE, BATCHES = "trainer/data/table.py", "trainer/data/batches.py"
+SHAPING = "trainer/algorithms/shaping.py"
 ESTIMATORS = "trainer/algorithms/estimators/"
-ADVANTAGES, RETURNS = ESTIMATORS + "types.py", ESTIMATORS + "returns.py"
-GROUPS, STATES, GAE = ESTIMATORS + "group_relative.py", ESTIMATORS + "states.py", ESTIMATORS + "gae.py"
+ADVANTAGES, RETURNS, GROUPS = ESTIMATORS + "__init__.py", ESTIMATORS + "returns.py", ESTIMATORS + "group_relative.py"
 LOSSES = "trainer/algorithms/losses/"
 OBJECTIVE, CLIPPED, WEIGHTED = LOSSES + "objective.py", LOSSES + "clipped.py", LOSSES + "weighted.py"
-COVARIANCE, LEVELS = LOSSES + "covariance.py", LOSSES + "types.py"
+COVARIANCE = LOSSES + "covariance.py"
 TORCH, CRITIC, GRADIENTS = "trainer/learner/torch.py", "trainer/learner/critic.py", "trainer/learner/gradients.py"
 OPTIMIZERS, ADAPTERS = "trainer/learner/optimizers.py", "trainer/learner/adapters.py"
 
@@ -46,10 +45,10 @@ FAULTS = [
     Fault(
         "the reference is scored at temperature 1",
         TORCH,
-        "TorchScorer(self._plain, self._temperature, self._settings)",
-        "TorchScorer(self._plain, 1.0, self._settings)",
+        "TorchScorer(frozen, self._temperature, self._settings)",
+        "TorchScorer(frozen, 1.0, self._settings)",
     ),
-    Fault("the version is never bumped", LOOP, "self.counters.version += 1", "self.counters.version += 0"),
+    Fault("the version is never bumped", LOOP, "counters.version += 1\n        counters.ledger", "counters.ledger"),
     Fault(
         "the same ids with another mask are one",
         UPDATE,
@@ -76,7 +75,7 @@ FAULTS = [
     ),
     Fault(
         "the sign of the KL in the reward",
-        REWARDS,
+        SHAPING,
         "tokens.reward - coefficient * estimates",
         "tokens.reward + coefficient * estimates",
     ),
@@ -122,7 +121,7 @@ FAULTS = [
         "advantage[tokens.of([first])] = together / len(copies)",
     ),
     Fault(
-        "merged though corrected", UPDATE, "and not config.correction.weighs and not everything", "and not everything"
+        "merged though corrected", UPDATE, "and objective.correction is None and not everything", "and not everything"
     ),
     Fault(
         "merged with several minibatches", UPDATE, "if on_policy and _single(config) and part", "if on_policy and part"
@@ -154,15 +153,20 @@ FAULTS = [
     Fault(
         "one epoch",
         UPDATE,
-        "for _ in range(settings.epochs)\n        for minibatch in (",
-        "for _ in range(1)\n        for minibatch in (",
+        "_minibatches(parts.ranks, config.learner, sequences, rng)",
+        '_minibatches(parts.ranks, config.learner.model_copy(update={"epochs": 1}), sequences, rng)',
     ),
-    Fault("the critic has one epoch", UPDATE, "    for _ in range(settings.epochs):\n", "    for _ in range(1):\n"),
+    Fault(
+        "the critic has one epoch",
+        UPDATE,
+        "_minibatches(parts.ranks, settings, sequences, rng)",
+        '_minibatches(parts.ranks, settings.model_copy(update={"epochs": 1}), sequences, rng)',
+    ),
     Fault(
         "the critic has one minibatch",
         UPDATE,
-        "minibatches = split_minibatches(sequences, settings.minibatches, rng)",
-        "minibatches = split_minibatches(sequences, 1, rng)",
+        "_minibatches(parts.ranks, settings, sequences, rng)",
+        '_minibatches(parts.ranks, settings.model_copy(update={"minibatches": 1}), sequences, rng)',
     ),
     Fault("the critic shuffles as the policy", UPDATE, "[config.seed, step, 1]", "[config.seed, step]"),
     Fault(
@@ -177,7 +181,7 @@ FAULTS = [
         "returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of(copies)].reshape(len(copies), -1)",
         "returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of([first])]",
     ),
-    Fault("the critic's rate is the policy's", UPDATE, "lr=settings.lr).items()", "lr=config.optimizer.lr).items()"),
+    Fault("the critic's rate is the policy's", UPDATE, "lr=settings.lr)", "lr=config.optimizer.lr)"),
     Fault("no second moment", UPDATE, "advantage[learnt] *= kept", "advantage[learnt] *= 1"),
     Fault(
         "the choice of tokens looks at all of the step",
@@ -226,7 +230,12 @@ FAULTS = [
         '"segments": place(np.repeat(layout.segments, lengths)',
         '"segments": place(np.repeat(layout.segments // 2, lengths)',
     ),
-    Fault("turns of labels", BATCHES, "place(tokens.turn_number[lines]", "place(tokens.turn_number[lines] // 2"),
+    Fault(
+        "turns of labels",
+        BATCHES,
+        "place(column[lines], at, dtype",
+        "place(column[lines] // 2 if n == 'turn' else column[lines], at, dtype",
+    ),
     Fault(
         "groups are split among minibatches",
         BATCHES,
@@ -245,13 +254,13 @@ FAULTS = [
     Fault("first ids have a loss", TABLE, "predicted=position > 0", "predicted=position >= 0"),
     Fault(
         "a turn that continues begins a sequence",
-        SEQUENCES,
-        "len(prompt_ids) >= len(self.ids) and",
-        "len(prompt_ids) > len(self.ids) and",
+        TABLE,
+        "if not sequences or tuple(",
+        "if not sequences or len(turn.prompt_ids) == len(sequences[-1]) or tuple(",
     ),
     Fault(
         "failed episodes are trained on",
-        SEQUENCES,
+        TABLE,
         "if not trajectory.scored:",
         'if trajectory.outcome.kind == "cancelled":',
     ),
@@ -268,49 +277,50 @@ FAULTS = [
         "turn.prompt_observation",
     ),
     Fault("cut answers", TABLE, 'turn.completion.finish == "length" for', 'turn.completion.finish == "abort" for'),
-    Fault("the shift on every turn", REWARDS, "rewards[last] += config.shift", "rewards += config.shift"),
-    Fault("no scale", REWARDS, "rewards = rewards * config.scale", "rewards = rewards * 1.0"),
+    Fault("the shift on every turn", SHAPING, "rewards[last] += config.shift", "rewards += config.shift"),
+    Fault("no scale", SHAPING, "rewards = rewards * config.scale", "rewards = rewards * 1.0"),
     Fault(
         "overlong without a buffer",
-        REWARDS,
+        SHAPING,
         "lengths - (config.overlong_tokens - config.overlong_buffer)",
         "lengths - config.overlong_tokens",
     ),
     Fault(
-        "overlong answers are paid", REWARDS, "-config.overlong_factor * np.clip", "config.overlong_factor * np.clip"
+        "overlong answers are paid", SHAPING, "-config.overlong_factor * np.clip", "config.overlong_factor * np.clip"
     ),
     Fault(
         "by environment is by group",
-        REWARDS,
+        SHAPING,
         "np.unique(table.episodes.env, return_inverse=True)[1]",
         "table.episodes.group",
     ),
     Fault(
         "running numbers of the step before",
-        REWARDS,
-        "    state.returns.add(np.sort(returns))\n    mean = _means(config.normalize_mean, table, returns, state)\n",
-        "    mean = _means(config.normalize_mean, table, returns, state)\n    state.returns.add(np.sort(returns))\n",
+        SHAPING,
+        "    state.returns.add(np.sort(returns))\n"
+        "    mean, _ = _normalization(config.normalize_mean, table, returns, state)",
+        "    mean, _ = _normalization(config.normalize_mean, table, returns, state)\n    state.returns.add(returns)",
     ),
     Fault(
         "greedy returns are not normalised",
-        REWARDS,
+        SHAPING,
         "(episodes.greedy_return * config.scale + config.shift - mean) * factor",
         "episodes.greedy_return * config.scale + config.shift - mean",
     ),
     Fault(
         "the coefficient does not adapt",
-        REWARDS,
+        SHAPING,
         "state.kl_coef if config.kl_target is not None else config.kl_coef",
         "config.kl_coef",
     ),
-    Fault("the coefficient adapts the wrong way", REWARDS, "kl / target - 1.0", "1.0 - kl / target"),
-    Fault("the horizon of the coefficient", REWARDS, "min(episodes / horizon, 1.0)", "1.0"),
-    Fault("abs is k1", REWARDS, "value = np.abs(d)", "value = d"),
-    Fault("k3 backwards", REWARDS, "np.exp(-d) - 1.0 + d", "np.exp(d) - 1.0 - d"),
-    Fault("no bound of k3", REWARDS, "np.minimum(np.exp(-d) - 1.0 + d, K3_BOUND)", "np.exp(-d) - 1.0 + d"),
+    Fault("the coefficient adapts the wrong way", SHAPING, "kl / target - 1.0", "1.0 - kl / target"),
+    Fault("the horizon of the coefficient", SHAPING, "min(episodes / horizon, 1.0)", "1.0"),
+    Fault("abs is k1", SHAPING, '"abs": lambda d, exp: abs(d)', '"abs": lambda d, exp: d'),
+    Fault("k3 backwards", SHAPING, "exp(-d) - 1.0 + d", "exp(d) - 1.0 - d"),
+    Fault("no bound of k3", SHAPING, "(exp(-d) - 1.0 + d).clip(max=K3_BOUND)", "exp(-d) - 1.0 + d"),
     Fault(
         "KL of tokens that nothing predicts",
-        REWARDS,
+        SHAPING,
         "np.where(tokens.predicted, tokens.proximal_logp - tokens.reference_logp, 0.0)",
         "tokens.sampler_logp - tokens.reference_logp",
     ),
@@ -331,19 +341,19 @@ FAULTS = [
     ),
     Fault(
         "GAE without the next value",
-        GAE,
+        RETURNS,
         "accumulate_back(rewards + gamma * following - values",
         "accumulate_back(rewards - values",
     ),
-    Fault("GAE without lambda", GAE, "label, gamma * lam)", "label, gamma)"),
+    Fault("GAE without lambda", RETURNS, "label, gamma * lam)", "label, gamma)"),
     Fault(
         "RLOO is Dr. GRPO", GROUPS, "centred_returns(table) * size / np.maximum(size - 1, 1)", "centred_returns(table)"
     ),
     Fault("lengths take no part in OPO", GROUPS, '"mean", 0.0, weight=lengths)', '"mean", 0.0)'),
-    Fault("GiGPO without its step advantage", STATES, "settings.step_weight * step", "step"),
+    Fault("GiGPO without its step advantage", GROUPS, "settings.step_weight * step", "step"),
     Fault(
         "states span groups",
-        STATES,
+        GROUPS,
         "number.setdefault(leader[g, text], len(number))",
         "number.setdefault(leader[g, text][1], len(number))",
     ),
@@ -355,23 +365,23 @@ FAULTS = [
     ),
     Fault(
         "discounts per turn",
-        RETURNS,
+        ADVANTAGES,
         "accumulate_back(table.turn_rewards, table.turns.episode, gamma)",
         "accumulate_back(table.turn_rewards, table.turns.episode, 1.0)",
     ),
     Fault("deviations with ddof 0", TABLE, "np.maximum(total - ddof, 1.0)", "np.maximum(total, 1.0)"),
     Fault(
         "easy tasks weigh more",
-        FILTERS,
+        SHAPING,
         "config.difficulty_weight * (1.0 - solved)",
         "config.difficulty_weight * solved",
     ),
-    Fault("weights are not normalised", FILTERS, "mean = float(weights.mean()) if len(learnt) else 1.0", "mean = 1.0"),
-    Fault("long answers weigh more", FILTERS, "(sampled.max() - lengths)", "(lengths - sampled.min())"),
+    Fault("weights are not normalised", SHAPING, "mean = float(weights.mean()) if len(learnt) else 1.0", "mean = 1.0"),
+    Fault("long answers weigh more", SHAPING, "(sampled.max() - lengths)", "(lengths - sampled.min())"),
     Fault(
-        "errors that are left out are successes", FILTERS, "~episodes.success & (lengths", "episodes.success & (lengths"
+        "errors that are left out are successes", SHAPING, "~episodes.success & (lengths", "episodes.success & (lengths"
     ),
-    Fault("truncated episodes are kept", FILTERS, "left_out |= episodes.truncated", "left_out |= False"),
+    Fault("truncated episodes are kept", SHAPING, "left_out |= episodes.truncated", "left_out |= False"),
     Fault(
         "the sign of the entropy bonus",
         OBJECTIVE,
@@ -392,19 +402,22 @@ FAULTS = [
         "log_ratio(inputs.logp, inputs.old_logp).exp() if",
     ),
     Fault(
-        "k3 of the loss has no bound", OBJECTIVE, "((-d).exp() - 1.0 + d).clamp(max=K3_BOUND)", "(-d).exp() - 1.0 + d"
+        "k3 of the loss has no bound",
+        OBJECTIVE,
+        "KL_ESTIMATORS[estimator](d, lambda x: x.exp())",
+        '(-d).exp() - 1.0 + d if estimator == "k3" else KL_ESTIMATORS[estimator](d, lambda x: x.exp())',
     ),
     Fault(
         "a mean over tokens for a mean over sequences",
         OBJECTIVE,
-        'if mode == "seq-mean-token-sum":\n        return kept.sum() / max(denominators.sequences, 1)',
-        'if mode == "seq-mean-token-sum":\n        return kept.sum() / max(denominators.tokens, 1)',
+        '"seq-mean-token-sum": sequences,',
+        '"seq-mean-token-sum": max(denominators.tokens, 1),',
     ),
     Fault(
         "the constant without sequences",
         OBJECTIVE,
-        "(max(denominators.sequences, 1) * constant_tokens)",
-        "constant_tokens",
+        '"constant": sequences * constant_tokens',
+        '"constant": constant_tokens',
     ),
     Fault(
         "tis has a lower bound",
@@ -431,7 +444,7 @@ FAULTS = [
         "(inputs.advantages < 0) & (fallen",
         "(inputs.advantages < 9) & (fallen",
     ),
-    Fault("turns are whole sequences", LEVELS, 'if over == "turn":', 'if over == "none":'),
+    Fault("turns are whole sequences", OBJECTIVE, 'if over == "turn":', 'if over == "none":'),
     Fault(
         "clip bounds are swapped", CLIPPED, "ratio.clamp(1.0 - low, 1.0 + high)", "ratio.clamp(1.0 - high, 1.0 + low)"
     ),
@@ -445,33 +458,38 @@ FAULTS = [
         "chosen tokens keep their loss", COVARIANCE, "inputs.advantages.masked_fill(chosen, 0.0)", "inputs.advantages"
     ),
     Fault("the smallest covariance", COVARIANCE, "np.argsort(-_covariance(tokens)", "np.argsort(_covariance(tokens)"),
-    Fault("the penalty on all tokens", COVARIANCE, "log_r.abs().masked_fill(~chosen, 0.0)", "log_r.abs()"),
+    Fault("the penalty on all tokens", COVARIANCE, "chosen & (log_r.detach()", "(log_r.detach()"),
     Fault(
         "the policy at temperature 1",
         TORCH,
-        "forward = _Forward(network, self._temperature, self._settings)",
-        "forward = _Forward(network, 1.0, self._settings)",
+        "policy = TorchScorer(network, self._temperature, self._settings)",
+        "policy = TorchScorer(network, 1.0, self._settings)",
     ),
-    Fault("the learning rate is not set", TORCH, 'group["lr"] = lr', "pass"),
+    Fault("the learning rate is not set", OPTIMIZERS, 'group["lr"] = lr', "pass"),
     Fault(
         "no correction",
         TORCH,
-        "self._correction = correction or CorrectionConfig()",
-        "self._correction = CorrectionConfig()",
+        "make_objective(loss, correction)",
+        "make_objective(loss)",
     ),
-    Fault("never on policy", TORCH, "batch.with_old_logprobs(logp.detach()) if on_policy else batch", "batch"),
+    Fault("never on policy", TORCH, "replace(batch, old_logp=logp.detach()) if on_policy else batch", "batch"),
     Fault("gradients are kept", TORCH, "self._masters.clear_gradients()\n        sums", "sums"),
     Fault("the reference follows the policy", TORCH, "        scorer.load_weights(self.weights())\n", ""),
     Fault("adapters stay on in the reference", ADAPTERS, "layer.enable_adapters(False)", "layer.enable_adapters(True)"),
     Fault("adapters' scale", ADAPTERS, "lora_alpha=alpha,", "lora_alpha=rank,"),
-    Fault("weights without adapters", ADAPTERS, "            if merged:\n", "            if not merged:\n"),
     Fault(
-        "no clip of the gradient", GRADIENTS, "clip_grad_norm_(values, self._max_norm)", "clip_grad_norm_(values, 1e9)"
+        "weights without adapters", ADAPTERS, "base.float() + layer.get_delta_weight(_ADAPTER).float()", "base.float()"
+    ),
+    Fault(
+        "no clip of the gradient",
+        GRADIENTS,
+        "clip_grad_norm_(values, self._config.max_grad_norm)",
+        "clip_grad_norm_(values, 1e9)",
     ),
     Fault(
         "large steps are taken",
         GRADIENTS,
-        "limit = math.inf if self._skip_norm is None else self._skip_norm",
+        "limit = math.inf if self._config.skip_norm is None else self._config.skip_norm",
         "limit = math.inf",
     ),
     Fault("the critic has no clip", CRITIC, "batch.return_mask, self._config.clip", "batch.return_mask, None"),
@@ -481,7 +499,12 @@ FAULTS = [
         "self._parameters, self._config.max_grad_norm",
         "self._parameters, 1e9",
     ),
-    Fault("the critic's rate is not set", CRITIC, 'group["lr"] = lr', "pass"),
+    Fault(
+        "the critic's rate is not set",
+        CRITIC,
+        "take_step(self._optimizers, lr)",
+        "take_step(self._optimizers, self._config.lr / 2)",
+    ),
     Fault(
         "values are clipped around 0",
         CRITIC,
@@ -510,15 +533,15 @@ FAULTS = [
     Fault(
         "the engine keeps old weights",
         LOOP,
-        "        self._engine_is_current = False\n\n    def _failed",
-        "\n    def _failed",
+        "if self._engine_version != version:",
+        "if self._engine_version < 0:",
     ),
-    Fault("greedy returns are not passed on", LOOP, "greedy=found.greedy_returns", "greedy=()"),
+    Fault("greedy returns are not passed on", LOOP, "greedy=greedy", "greedy=()"),
     Fault(
         "all that was played is trained on",
         LOOP,
-        "config, self.parts, found.kept,",
-        "config, self.parts, found.played,",
+        "config, parts, found.kept,",
+        "config, parts, found.played,",
     ),
     Fault(
         "greedy returns in another order",
@@ -529,8 +552,64 @@ FAULTS = [
     Fault(
         "episodes of the version before",
         LOOP,
-        "        version = counters.version\n",
-        "        version = counters.version - 1\n",
+        "version, greedy = counters.version, found",
+        "version, greedy = counters.version - 1, found",
+    ),
+    Fault("the critic's old values are its targets", BATCHES, '("values", "value",', '("values", "return_",'),
+    Fault(
+        "the critic learns 0 where a sequence has no return",
+        BATCHES,
+        "layout.place(there, predicting, np.bool_)",
+        "layout.place(np.ones_like(there), predicting, np.bool_)",
+    ),
+    Fault(
+        "rewards on the first token of their turn",
+        TABLE,
+        "last = np.maximum(np.cumsum(self.turns.tokens) - 1, first",
+        "last = np.maximum(np.cumsum(self.turns.tokens) - np.maximum(self.turns.tokens, 1), first",
+    ),
+    Fault(
+        "one version for all tokens of a turn",
+        TABLE,
+        "tuple(v for v, tokens in said.spans for _ in range(tokens))",
+        "(said.weight_version,) * len(said.ids)",
+    ),
+    Fault(
+        "successes are truncations",
+        TABLE,
+        "success=episodes.success[episode_of_token]",
+        "success=episodes.truncated[episode_of_token]",
+    ),
+    Fault(
+        "weights are normalised over tokens",
+        SHAPING,
+        "of_episode[table.episode_of_token[trained][first]]",
+        "of_episode[table.episode_of_token[trained]]",
+    ),
+    Fault(
+        "advantages are cut before they are whitened",
+        ADVANTAGES,
+        "    advantages = whitened(advantages, table.ranks) if config.whiten else advantages\n",
+        "    advantages = np.clip(advantages, -(config.clip or np.inf), config.clip or np.inf)\n"
+        "    advantages = whitened(advantages, table.ranks) if config.whiten else advantages\n",
+    ),
+    Fault(
+        "groups without spread are whitened",
+        GROUPS,
+        "Estimate(np.where(differs, white, 0.0), {})",
+        "Estimate(white, {})",
+    ),
+    Fault(
+        "an entropy bonus without a gradient",
+        OBJECTIVE,
+        "if entropies is not None and not config.entropy_coef and not objective.part.entropy_gradient:",
+        "if entropies is not None and not objective.part.entropy_gradient:",
+    ),
+    Fault(
+        "the critic's gradients of a step before",
+        CRITIC,
+        "self._network.zero_grad(set_to_none=True)\n        sums",
+        "sums",
     ),
 ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,12 +32,17 @@ def _norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + shape.norm_eps).sqrt()
 
 
+@cache
+def _cos_and_sin(length: int, half: int, theta: float) -> tuple[Tensor, Tensor]:
+    speeds = (1.0 / theta ** (torch.arange(half, dtype=torch.float) / half)).double()
+    angles = torch.arange(length).double()[:, None] * speeds
+    return angles.cos(), angles.sin()
+
+
 def _rotated(x: Tensor, shape: Shape) -> Tensor:
     """Rotary positions of [H, T, E]; the angles begin as float32 numbers, as in transformers."""
     half = x.shape[-1] // 2
-    speeds = (1.0 / shape.rope_theta ** (torch.arange(half, dtype=torch.float) / half)).double()
-    angles = torch.arange(x.shape[1]).double()[:, None] * speeds
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = _cos_and_sin(x.shape[1], half, shape.rope_theta)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -124,8 +130,9 @@ def _sequences(trajectory: Trajectory, group: int) -> list[TokenSequence]:
         prompt = list(turn.prompt_ids)
         if not result or prompt[: len(result[-1].ids)] != result[-1].ids:
             result.append(TokenSequence(ids=[], tokens=[], group=group))
+        versions = [version for version, count in turn.completion.spans for _ in range(count)]
         result[-1].tokens += [
-            Token(position=len(prompt) + i, turn=number, sampler=logp, version=turn.completion.weight_version)
+            Token(position=len(prompt) + i, turn=number, sampler=logp, version=versions[i])
             for i, logp in enumerate(turn.completion.logprobs)
         ]
         result[-1].ids = prompt + list(turn.completion.ids)

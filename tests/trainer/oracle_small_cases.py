@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from oracle_cases import LogProbs
+from oracle_cases import LogProbs, new_weights_after_one
 from oracle_rewards import Settings
 
 from roll_envs.types import Completion, FinishReason, Group, Outcome, OutcomeKind, Task, Trajectory, Turn
@@ -251,6 +251,7 @@ def _turn(
             logprobs=tuple(min(-1e-3, p + float(e)) for p, e in zip(found, noise, strict=True)),
             finish=turn.finish,
             weight_version=version - number % 2,
+            spans=new_weights_after_one(version - number % 2, version, len(turn.sampled)),
         ),
         prompt_observation=f"state {number % 2}",
         text="",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from hypothesis import strategies as st
 
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.managers import EpisodeSettings
-from roll_envs.managers.context import Context, everything
-from roll_envs.managers.episode import play_episode
+from roll_envs.managers.episode import Context, everything, play_episode
 from roll_envs.parsing import FreeFormat
 from roll_envs.testing import ScriptedPolicy
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.types import ToolCall, ToolResult
 from roll_envs.types import Completion, SamplingParams, Task, Trajectory, Turn
-from trainer.data.sequences import to_sequences
+from trainer.data.table import to_sequences
 from trainer.model.renderer import ChatRenderer
 
 INSTRUCTIONS = "You walk on a grid.\nThink in <think></think>, answer in <answer></answer>."
@@ -69,16 +69,21 @@ class Reply:
     """Sample all that the template writes before the stop id, too."""
 
     def ids(self, renderer: ChatRenderer) -> tuple[int, ...]:
-        parts = list(self.text) if self.split else [self.text]
-        ids = [i for part in parts for i in renderer._inner(part)]
-        ids += [i % len(renderer.tokenizer) for i in self.raw]
-        ids = [i for i in ids if i not in renderer.stop_ids]  # sampling would have ended there
-        if self.end is not None:
-            stop = renderer.stop_ids[self.end % len(renderer.stop_ids)]
-            if self.closed and stop in renderer._closing:
-                ids += renderer._closing[: renderer._closing.index(stop)]
-            ids.append(stop)
-        return tuple(ids) or renderer.stop_ids[:1]
+        return _ids_of(self, renderer)
+
+
+@lru_cache(maxsize=100)  # an episode's replies are asked for several times
+def _ids_of(reply: Reply, renderer: ChatRenderer) -> tuple[int, ...]:
+    parts = list(reply.text) if reply.split else [reply.text]
+    ids = [i for part in parts for i in renderer._inner(part)]
+    ids += [i % len(renderer.tokenizer) for i in reply.raw]
+    ids = [i for i in ids if i not in renderer.stop_ids]  # sampling would have ended there
+    if reply.end is not None:
+        stop = renderer.stop_ids[reply.end % len(renderer.stop_ids)]
+        if reply.closed and stop in renderer._closing:
+            ids += renderer._closing[: renderer._closing.index(stop)]
+        ids.append(stop)
+    return tuple(ids) or renderer.stop_ids[:1]
 
 
 def play(

@@ -15,12 +15,11 @@ from view_builders import EpisodeView, estimated, view
 
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.types import Group, Trajectory
-from trainer.algorithms.estimators import Estimate, estimate_advantages
+from trainer.algorithms.estimators import Estimate, accumulate_back, make_estimator
 from trainer.algorithms.estimators.group_relative import PASS_AT_K, grpo
 from trainer.config import AdvantageConfig
 from trainer.config.parts import ESTIMATORS
-from trainer.data.sequences import sequences_of
-from trainer.data.table import StepTable, accumulate_back, make_table
+from trainer.data.table import StepTable, make_table, sequences_of
 
 MEAN = AdvantageConfig(normalize="mean")
 MEAN_STD = AdvantageConfig(normalize="mean_std")
@@ -43,7 +42,7 @@ def tabled(step: Sequence[Group]) -> StepTable:
 
 def estimate(config: AdvantageConfig, step: Sequence[Group]) -> list[list[float]]:
     """The advantages of every id of the step's sequences."""
-    column = estimate_advantages(config, tabled(step))[0].tokens.advantage
+    column = make_estimator(config)(tabled(step))[0].tokens.advantage
     assert column is not None
     return [a.tolist() for a in on_ids(sequences_of(step), column)]
 
@@ -147,7 +146,7 @@ def test_estimate_spreads_over_sampled_ids_only() -> None:
     step = [group(episode)]
     config = AdvantageConfig(name="reinforce", gamma=0.5)
     assert estimate(config, step) == [[0, 2, 2, 0, 2], [0, 0]]
-    column = estimate_advantages(config, tabled(step))[0].tokens.advantage
+    column = make_estimator(config)(tabled(step))[0].tokens.advantage
     assert column is not None
     assert (column.shape, column.dtype) == ((4,), np.float64)
 
@@ -165,7 +164,7 @@ def test_estimate_counts_by_hand() -> None:
         group(trajectory(turn(reward=3.0), member=0), failed),
         group(trajectory(member=0, kind="cancelled")),
     ]
-    assert estimate_advantages(MEAN, tabled(step))[1] == {
+    assert make_estimator(MEAN)(tabled(step))[1] == {
         "advantage/groups": 3.0,
         "advantage/groups_without_episodes": 1.0,
         "advantage/episodes_left_out": 2.0,
@@ -181,8 +180,8 @@ def test_estimate_counts_by_hand() -> None:
 def test_groups_that_differ_in_token_rewards_alone_are_not_equal() -> None:
     step = [group_of_returns(1, 1)]
     table = tabled(step)
-    assert estimate_advantages(MEAN, table)[1]["advantage/zero_variance_groups"] == 1.0
-    taxed, metrics = estimate_advantages(MEAN, table.with_tokens(reward=np.array([0.0, -0.1])))
+    assert make_estimator(MEAN)(table)[1]["advantage/zero_variance_groups"] == 1.0
+    taxed, metrics = make_estimator(MEAN)(table.with_tokens(reward=np.array([0.0, -0.1])))
     assert metrics["advantage/zero_variance_groups"] == 0.0
     assert taxed.tokens.advantage == pytest.approx([0.05, -0.05])
 

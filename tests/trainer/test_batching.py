@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from loss_inputs import entropy, label_logprobs
 from torch import nn
 
-from trainer.algorithms.losses.objective import policy_loss
+from trainer.algorithms.losses.objective import make_objective, policy_loss
 from trainer.config import LossConfig
 from trainer.data.batches import Denominators, pack, padding_share, split_minibatches
-from trainer.data.sequences import TokenSequence, to_sequences
-from trainer.data.table import tokens_of
+from trainer.data.table import TokenSequence, to_sequences, tokens_of
 
 
 def attention_mask(segments: torch.Tensor) -> torch.Tensor:
@@ -73,11 +72,11 @@ def test_a_batch_by_hand() -> None:
     assert batch.label_mask.int().tolist() == [[1, 1, 0, 1, 0], [0, 0, 0, 0, 0]]
     assert batch.advantages.tolist() == [[1, 2, 0, 3, 0], [0, 0, 0, 0, 0]]
     expected = torch.tensor([[-0.06, -0.07, 0, -0.09, 0], [0, 0, 0, 0, 0]])
-    assert torch.equal(batch.sampler_logprobs, expected)
-    assert torch.equal(batch.old_logprobs, expected)
+    assert torch.equal(batch.sampler_logp, expected)
+    assert torch.equal(batch.old_logp, expected)
     assert {f.name: str(getattr(batch, f.name).dtype) for f in fields(batch) if getattr(batch, f.name) is not None} == {
         **dict.fromkeys(("ids", "positions", "segments", "labels", "sequence", "turn", "token"), "torch.int64"),
-        **dict.fromkeys(("advantages", "sampler_logprobs", "old_logprobs"), "torch.float32"),
+        **dict.fromkeys(("advantages", "sampler_logp", "old_logp"), "torch.float32"),
         "label_mask": "torch.bool",
     }
     assert batch.turn.tolist() == [[0, 0, -1, 0, -1], [-1] * 5]
@@ -116,9 +115,9 @@ def test_pack_and_scatter_back_lose_nothing(rows: list[TokenSequence], pack_toke
     predicted = [np.array([False, *r.mask[1:]]) for r in rows]
     for field, values in (
         ("labels", [r.ids for r in rows]),
-        ("sampler_logprobs", [r.logprobs for r in rows]),
+        ("sampler_logp", [r.logprobs for r in rows]),
         ("advantages", credit),
-        ("old_logprobs", old),
+        ("old_logp", old),
     ):
         back = scattered(rows, batches, [getattr(b, field) for b in batches])
         assert len(back) == len(rows)
@@ -228,7 +227,11 @@ def gradient(
     for b in batches_of(rows, credit_of(rows), pack_tokens=pack_tokens, tokens_per_microbatch=limit):
         logits = model(b.ids, b.positions, attention_mask(b.segments))
         loss, _ = policy_loss(
-            config, b, label_logprobs(logits, b.labels, TEMPERATURE), counts, entropy(logits, TEMPERATURE)
+            make_objective(config),
+            b,
+            label_logprobs(logits, b.labels, TEMPERATURE),
+            counts,
+            entropy(logits, TEMPERATURE),
         )
         loss.backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

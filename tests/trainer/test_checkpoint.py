@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
-import subprocess
-import sys
+import signal
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,19 +17,20 @@ import numpy as np
 import pytest
 import torch
 from disks import fill, full_after, small_disk
+from forked import Forked
 from safetensors.torch import load_file
 
 from roll_envs.errors import CheckpointError, RollError
 from trainer.model.network import WeightSource
+from trainer.run import checkpoint
 from trainer.run.checkpoint import (
     CheckpointState,
     best_checkpoints,
-    capture_random_states,
-    clean_unfinished,
+    capture_random,
     latest_good,
     list_checkpoints,
     load_checkpoint,
-    restore_random_states,
+    restore_random,
     save_checkpoint,
     set_aside_after,
 )
@@ -56,7 +57,7 @@ def state(step: int, **more: Any) -> CheckpointState:
         "version": step + 1,
         "model": source(model.state_dict()),
         "optimizer": optimizer.state_dict(),
-        "random": capture_random_states(),
+        "random": capture_random(),
         "cursor": 10 * step,
         "progress": {"phase": "train", "seconds": 1.5, "names": ["ä", None]},
     }
@@ -135,18 +136,8 @@ def test_every_random_state_continues(tmp_path: Path) -> None:
     expected = draws()
     assert draws() != expected
     for _ in range(2):  # and restoring leaves what was loaded as it is
-        restore_random_states(load_checkpoint(tmp_path).random)
+        restore_random(load_checkpoint(tmp_path).random)
         assert draws() == expected
-
-
-def test_random_states_with_names_of_an_earlier_release_are_read(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, state(1))
-    saved = torch.load(path / "random.pt", weights_only=True)
-    torch.save({**saved, "generators": {}}, path / "random.pt")
-    data = (path / "random.pt").read_bytes()
-    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    edit_manifest(path, lambda m: m["files"].update({"random.pt": entry}))
-    assert load_checkpoint(path).random.python_state == saved["python_state"]
 
 
 def test_the_newest_are_kept_and_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -181,15 +172,15 @@ def edit_manifest(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     ("damage", "reason"),
     [
         (lambda p: flip(p / "model.safetensors"), r"model\.safetensors is corrupt \(its SHA-256"),
-        (lambda p: flip(p / "optimizer.pt"), r"optimizer\.pt is corrupt"),
-        (lambda p: flip(p / "random.pt"), r"random\.pt is corrupt"),
+        (lambda p: flip(p / "training.pt"), r"training\.pt is corrupt"),
         (lambda p: (p / "progress.json").write_text("{}"), r"progress\.json has 2 bytes where \d+ were written"),
-        (lambda p: (p / "optimizer.pt").unlink(), r"optimizer\.pt is missing"),
+        (lambda p: (p / "training.pt").unlink(), r"training\.pt is missing"),
         (lambda p: (p / "manifest.json").unlink(), r"manifest\.json is missing"),
-        (lambda p: (p / "manifest.json").write_text('{"format"'), r"manifest\.json is corrupt"),
-        (lambda p: (p / "manifest.json").write_text("[]"), r"manifest\.json is corrupt"),
-        (lambda p: edit_manifest(p, lambda m: m["files"].pop("random.pt")), r"does not list random\.pt"),
-        (lambda p: edit_manifest(p, lambda m: m.update(format=2)), r"its format is 2, this release reads 1; load it"),
+        (lambda p: (p / "manifest.json").write_text('{"format"'), r"manifest\.json cannot be read \("),
+        (lambda p: (p / "manifest.json").write_text("[]"), r"manifest\.json cannot be read \("),
+        (lambda p: edit_manifest(p, lambda m: m["files"].pop("training.pt")), r"does not list training\.pt"),
+        (lambda p: edit_manifest(p, lambda m: m.update(format=1)), r"its format is 1, this release reads 2; load it"),
+        (lambda p: edit_manifest(p, lambda m: m.update(format=3, files="x")), r"its format is 3, .* \(roll-envs \d"),
     ],
 )
 def test_a_damaged_checkpoint_names_file_reason_and_the_good_one_before(
@@ -223,10 +214,10 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "touched",))
 
     data = pickle.dumps(Evil())
-    (path / "optimizer.pt").write_bytes(data)
+    (path / "training.pt").write_bytes(data)
     entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    edit_manifest(path, lambda m: m["files"].update({"optimizer.pt": entry}))
-    with pytest.raises(CheckpointError, match=r"optimizer\.pt cannot be read"):
+    edit_manifest(path, lambda m: m["files"].update({"training.pt": entry}))
+    with pytest.raises(CheckpointError, match=r"training\.pt cannot be read"):
         load_checkpoint(path)
     assert not (tmp_path / "touched").exists()
 
@@ -238,7 +229,7 @@ def test_nothing_to_load(tmp_path: Path, place: str, reason: str) -> None:
 
 
 def test_only_plain_values_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"optimizer\['x'\]\[0\] is a object"):
+    with pytest.raises(TypeError, match=r"the optimiser's state has builtins\.object; tensors and plain values only"):
         save_checkpoint(tmp_path, state(1, optimizer={"x": [object()]}))
     with pytest.raises(ValueError, match="JSON"):
         save_checkpoint(tmp_path, state(1, progress={"x": float("nan")}))
@@ -260,65 +251,62 @@ def test_a_full_disk_while_saving_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("byte_count", [0, 100, 3000, 12_000])
-def test_a_disk_that_fills_up_anywhere_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_count: int
-) -> None:
+def test_a_disk_that_fills_up_anywhere_loses_nothing(tmp_path: Path, byte_count: int) -> None:
+    large = {"state": {0: {"exp_avg": torch.zeros(10_000)}}}
     save_checkpoint(tmp_path, state(1), keep=1)
-    with monkeypatch.context() as patch:
-        full_after(patch, byte_count)
-        with pytest.raises(RollError, match="the disk is full"):
-            save_checkpoint(tmp_path, state(2), keep=1)
+    with full_after(byte_count), pytest.raises(RollError, match="the disk is full"):
+        save_checkpoint(tmp_path, state(2, optimizer=large), keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
     assert load_checkpoint(tmp_path).step == 1
 
 
-KILLED = """
-import os, sys
-sys.path.insert(0, sys.argv[2])
-from test_checkpoint import state
-from trainer.run import checkpoint
-def die(*_): os.kill(os.getpid(), 9)
-if sys.argv[3] == "rename": os.rename = die
-else:
-    real, count = checkpoint.SyncedFile, 0
-    class File(real):
-        def __init__(self, path):
-            global count
-            count += 1
-            super().__init__(path)
-        def write(self, data):
-            if count != int(sys.argv[3]): return super().write(data)
-            super().write(data[: len(data) // 2]); die()
-    checkpoint.SyncedFile = File
-checkpoint.save_checkpoint(sys.argv[1], state(2), keep=1)
-"""
+def die_in_save(folder: Path, moment: str) -> None:
+    """Save a second checkpoint; killed in the middle of the file that ``moment`` writes, or at the first rename."""
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    class Half:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, data: Any) -> None:
+            self.file.write(data[: len(data) // 2])
+            self.file.flush()
+            die()
+
+        def flush(self) -> None:
+            pass
+
+    save, write_weights = torch.save, checkpoint.write_weights
+    if moment == "replace":
+        os.replace = die  # type: ignore[assignment]
+    elif moment == "save":
+        torch.save = lambda value, file: save(value, Half(file))
+    else:
+        checkpoint.write_weights = lambda file, source: write_weights(Half(file), source)  # type: ignore[assignment]
+    save_checkpoint(folder, state(2), keep=1)
 
 
-@pytest.mark.parametrize("moment", ["2", "rename"])
-def test_killed_while_saving(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize("moment", ["write_weights", "save", "replace"])
+def test_killed_while_saving(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, moment: str) -> None:
     good = save_checkpoint(tmp_path, state(1), keep=1)
-    here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here, moment], check=False, timeout=60)
-    assert done.returncode == -9
+    assert Forked(die_in_save, tmp_path, moment, log=tmp_path_factory.mktemp("logs") / "log").wait() == -signal.SIGKILL
     leftovers = [p for p in tmp_path.iterdir() if p != good]
     assert len(leftovers) == 1, "the kill did not hit the middle of a save"
     assert list_checkpoints(tmp_path) == [good]
     assert load_checkpoint(tmp_path).step == 1
     save_checkpoint(tmp_path, state(2), keep=2)
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-000001", "step-000002"]
-    assert clean_unfinished(tmp_path) == 0
 
 
 def test_the_best_are_kept_beside_the_newest(tmp_path: Path) -> None:
-    def success(progress: Any) -> float | None:
-        return progress["success"]  # type: ignore[no-any-return]
-
     for step, found in enumerate([0.2, 0.9, None, 0.9, 0.4, 0.3, None]):
-        save_checkpoint(tmp_path, state(step, progress={"success": found}), keep=2, keep_best=1, score=success)
+        save_checkpoint(tmp_path, state(step, success=found), keep=2, keep_best=1)
     assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000003", "step-000005", "step-000006"]
-    assert [p.name for p in best_checkpoints(tmp_path, success)] == ["step-000003", "step-000005"]
+    assert [p.name for p in best_checkpoints(tmp_path)] == ["step-000003", "step-000005"]
     (tmp_path / "step-000003" / "progress.json").write_text("{")
-    assert [p.name for p in best_checkpoints(tmp_path, success)] == ["step-000005"]
+    assert [p.name for p in best_checkpoints(tmp_path)] == ["step-000005"]
 
 
 def test_other_networks_come_back_and_are_checked_too(tmp_path: Path) -> None:

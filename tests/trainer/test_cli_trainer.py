@@ -17,9 +17,9 @@ from roll_envs.errors import CheckpointError, RollError
 from trainer.cli import main, main_eval
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
+from trainer.run.evaluate import PhaseResult
 from trainer.run.folder import RunFolder
 from trainer.run.report import Report
-from trainer.run.results import PhaseResult
 
 TEXT = "format: 1\nname: tiny\nsteps: 3\nenv: {id: roll/FrozenLake-v0}\n"
 RESULT = PhaseResult(

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from loss_inputs import LossRow, packed, random_rows
 from tiny import tiny_model
 
-from trainer.algorithms.losses.objective import correction_weights, policy_loss, within_second_moment
-from trainer.algorithms.rewards import AlgorithmState
+from trainer.algorithms.losses.objective import correction_weights, make_objective, policy_loss
+from trainer.algorithms.shaping import within_second_moment
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config.load import parse_config
-from trainer.data.sequences import sequences_of
+from trainer.data.table import sequences_of
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 
 def moved_row(
@@ -122,8 +122,12 @@ def test_metrics_by_hand() -> None:
 
 def test_nothing_configured_gives_no_weights() -> None:
     inside = packed(random_rows(0))
-    assert correction_weights(inside.inputs().masked(), CorrectionConfig()) == (None, {})
-    assert correction_weights(inside.inputs().masked(), CorrectionConfig(second_moment=0.1)) == (None, {})
+    plain = make_objective(LossConfig())
+    expected = policy_loss(plain, inside.batch, inside.logp, inside.denominators)
+    for correction in (CorrectionConfig(), CorrectionConfig(second_moment=0.1)):
+        assert (objective := make_objective(LossConfig(), correction)) == plain
+        assert policy_loss(objective, inside.batch, inside.logp, inside.denominators) == expected
+    assert not any(name.startswith("correction/") for name in expected[1])
 
 
 CONFIGS: list[dict[str, Any]] = [
@@ -167,13 +171,13 @@ def test_decoupled_ppo() -> None:
     for seed in range(4):
         inside = packed(random_rows(seed))
         loss, _ = policy_loss(
-            LossConfig(clip_low=0.1, clip_high=0.2), inside.batch, inside.logp, inside.denominators,
-            correction=CorrectionConfig(name="tis", high=1.3),
+            make_objective(LossConfig(clip_low=0.1, clip_high=0.2), CorrectionConfig(name="tis", high=1.3)),
+            inside.batch, inside.logp, inside.denominators,
         )  # fmt: skip
         mask = inside.batch.label_mask
-        u = (inside.logp - inside.batch.old_logprobs)[mask].exp()
+        u = (inside.logp - inside.batch.old_logp)[mask].exp()
         a = inside.batch.advantages[mask]
-        weight = (inside.batch.old_logprobs - inside.batch.sampler_logprobs)[mask].exp().clamp(max=1.3)
+        weight = (inside.batch.old_logp - inside.batch.sampler_logp)[mask].exp().clamp(max=1.3)
         expected = -(weight * torch.minimum(u * a, u.clamp(0.9, 1.2) * a)).mean()  # over all tokens, dropped ones too
         assert loss.item() == pytest.approx(expected.item())
         found, wanted = (torch.autograd.grad(x, inside.logp, retain_graph=True)[0] for x in (loss, expected))
@@ -186,7 +190,7 @@ def test_what_is_dropped_stays_in_the_denominators() -> None:
         inside = packed(rows, bins=1)
         config = LossConfig(aggregation=mode)  # type: ignore[arg-type]
         correction = CorrectionConfig(name="mis", high=2.0)
-        loss, _ = policy_loss(config, inside.batch, inside.logp, inside.denominators, correction=correction)
+        loss, _ = policy_loss(make_objective(config, correction), inside.batch, inside.logp, inside.denominators)
         assert loss.item() == pytest.approx(-0.5)
 
 
@@ -194,8 +198,8 @@ def test_entropy_and_kl_are_not_weighed() -> None:
     inside = packed([moved_row([3.0])], bins=1)
     config = LossConfig(entropy_coef=0.5, kl_coef=0.25, kl_estimator="k1")
     loss, _ = policy_loss(
-        config, inside.batch, inside.logp, inside.denominators, torch.full_like(inside.logp, 2.0),
-        correction=CorrectionConfig(name="mis", high=2.0),
+        make_objective(config, CorrectionConfig(name="mis", high=2.0)),
+        inside.batch, inside.logp, inside.denominators, torch.full_like(inside.logp, 2.0),
     )  # fmt: skip
     assert loss.item() == pytest.approx(-0.5 * 2.0 + 0.25 * (1.0 - 0.0))
 
@@ -266,7 +270,7 @@ def test_an_update_leaves_out_the_tokens_that_moved_most(cut: int) -> None:
         return [group(*made)]
 
     recorder = Recorder(learner)
-    parts = StepParts(learner=recorder, state=AlgorithmState(kl_coef=0.0))  # type: ignore[arg-type]
+    parts = make_parts(config, recorder)  # type: ignore[arg-type]
     groups = played(([0.1, 1.0, 0.2], [-0.2, 0.0]))
     metrics = update(config, parts, groups, step=0, version=0)
     (found,) = recorder.advantages

@@ -55,7 +55,7 @@ def together(engine: HFEngine, requests: list[tuple[tuple[int, ...], SamplingPar
 
 
 def free_slots(engine: HFEngine) -> int:
-    return len(engine._network.empty) + len(engine._network.left)
+    return len(engine._network.free_slots)
 
 
 def check_reference(model: LanguageModel, prompt: tuple[int, ...], sampling: SamplingParams, got: Completion) -> None:
@@ -289,7 +289,7 @@ def test_a_short_row_beside_a_long_one_takes_no_further_place(model: LanguageMod
         for (prompt, sampling), got in zip(requests, together(engine, requests), strict=True):
             check_reference(model, prompt, sampling, got)
         assert seen == [60]
-        assert engine._network.keys_values.keys.shape[3] == 64
+        assert engine._network.keys_values.keys.shape[1] == 4 * 64 + 1
     finally:
         engine.close()
 
@@ -652,23 +652,25 @@ def test_a_pass_on_another_device_touches_that_device_only() -> None:
     """On "meta" there are shapes only, and an operation that mixes it with the CPU fails."""
     network = CachedNetwork(tiny_model().network.to("meta"), 4)
     assert {x.device.type for x in (network.keys_values.keys, network.keys_values.values)} == {"meta"}
-    rules = tuple(range(5, 80))  # more than the slots have places for at first
+    rules = tuple(range(5, 305))  # more than there are places for at first
     sequences = [OpenSequence(ids) for ids in ((*rules, 7), (*rules, 8, 9), (6, 7), (6, 7))]
     for sequence in sequences:
         network.open(sequence)
     for turn in range(3):
         logits, sources = network.logits(sequences)
         assert (logits.device.type, logits.shape) == ("meta", (3, network.vocabulary))
-        assert sources.tolist() == [0, 1, 2, 2]
+        assert sources.tolist() == [1, 2, 0, 0]
         device = {"device": "meta", "dtype": torch.float64}
         chosen = choose_ids(logits, torch.ones(3, **device), torch.ones(3, 2, **device))
         assert [(x.device.type, x.shape) for x in chosen] == [("meta", (3, 2))] * 2
         for sequence in sequences:
             sequence.ids.append(turn)
             network.extend(sequence)
-    assert network.tokens_computed == 76 + 77 + 2 + 2 * 3
-    network.close(sequences[0], keep=True)
+    # Both begin with the rules, which the first of them runs.
+    assert network.tokens_computed == 301 + 2 + 2 + 2 * 3
+    assert network.keys_values.keys.shape[1] == 2 * (4 * 64 + 1)
+    network.close(sequences[0])
     following = OpenSequence((*rules, 7, 0, 1, 4))
     network.open(following)
     assert network.logits([following])[0].shape == (1, network.vocabulary)
-    assert network.tokens_computed == 76 + 77 + 2 + 2 * 3 + 1
+    assert network.tokens_computed == 301 + 2 + 2 + 2 * 3 + 1

@@ -40,7 +40,7 @@ def test_the_built_in_engine_by_name_gets_its_settings() -> None:
     try:
         assert isinstance(engine, HFEngine)
         assert isinstance(engine, Policy)
-        assert (len(engine._network.empty), engine._max_tokens) == (3, 77)
+        assert (len(engine._network.free_slots), engine._max_tokens) == (3, 77)
     finally:
         engine.close()
     assert HF.settings is HFSettings

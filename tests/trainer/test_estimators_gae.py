@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_builders import EpisodeView, estimated, flat, per_episode, table_of, view, views
 
-from trainer.algorithms.estimators import estimate_advantages
-from trainer.algorithms.estimators.gae import generalized_advantages
+from trainer.algorithms.estimators import make_estimator
+from trainer.algorithms.estimators.returns import generalized_advantages
 from trainer.config import AdvantageConfig
-from trainer.data.sequences import sequences_of
-from trainer.data.table import make_table
+from trainer.data.table import make_table, sequences_of
 
 MASKED = view(0.0, 1.0, lengths=(2, 1), values=(0.5, 0.4, 0.3))
 """Rewards 0, 0, 0, 0, 1 and values 0.5, 0.4, 0.9, 0.9, 0.3, of which the third and fourth are an observation's."""
@@ -51,7 +50,7 @@ def test_gae_skips_observations_inside_a_row_and_between_rows(joined: bool) -> N
     places = {5: 0.5, 6: 0.4, 7: 0.3}
     value = np.array([places[i] for s in sequences for i, m in zip(s.ids, s.mask, strict=True) if m])
     table = make_table(step, sequences).with_tokens(value=value)
-    found = estimate_advantages(AdvantageConfig(name="gae"), table)[0].tokens
+    found = make_estimator(AdvantageConfig(name="gae"))(table)[0].tokens
     assert found.advantage == pytest.approx([0.43675, 0.565, 0.7])
     assert found.return_ == pytest.approx([0.93675, 0.965, 1.0])
 
@@ -59,8 +58,8 @@ def test_gae_skips_observations_inside_a_row_and_between_rows(joined: bool) -> N
 def test_returns_of_the_critic_are_taken_before_whitening_and_clipping() -> None:
     step = [group(trajectory(turn((1,), (5, 6), reward=1.0)), trajectory(turn((1,), (7,)), member=1))]
     table = make_table(step, sequences_of(step)).with_tokens(value=np.full(3, 0.25))
-    plain = estimate_advantages(AdvantageConfig(name="gae"), table)[0].tokens
-    white = estimate_advantages(AdvantageConfig(name="gae", whiten=True, clip=0.5), table)[0].tokens
+    plain = make_estimator(AdvantageConfig(name="gae"))(table)[0].tokens
+    white = make_estimator(AdvantageConfig(name="gae", whiten=True, clip=0.5))(table)[0].tokens
     assert white.return_ == pytest.approx(plain.return_)
     assert white.advantage is not None
     assert np.abs(white.advantage).max() == 0.5

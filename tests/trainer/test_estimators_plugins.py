@@ -11,13 +11,12 @@ from plugin_builders import install
 from pydantic import ValidationError
 
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
-from trainer.algorithms.estimators import Estimate, estimate_advantages
+from trainer.algorithms.estimators import Estimate, make_estimator
 from trainer.algorithms.estimators.group_relative import GRPO
 from trainer.config import AdvantageConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import ESTIMATORS
-from trainer.data.sequences import sequences_of
-from trainer.data.table import make_table
+from trainer.data.table import make_table, sequences_of
 
 CODE = """
 import numpy as np
@@ -59,7 +58,7 @@ def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def advantages(config: AdvantageConfig, *returns: float) -> np.ndarray:
     step = [group_of_returns(*returns)]
-    column = estimate_advantages(config, make_table(step, sequences_of(step)))[0].tokens.advantage
+    column = make_estimator(config)(make_table(step, sequences_of(step)))[0].tokens.advantage
     assert column is not None
     return column
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_builders import EpisodeView, estimated, table_of, view
 
-from trainer.algorithms.estimators.states import alike, anchor_states
+from trainer.algorithms.estimators.group_relative import alike, anchor_states
 
 A = view(0.0, 0.0, 1.0, anchors=("s0", "s1", "s2"))
 B = view(0.0, 0.0, 0.0, anchors=("s0", "s1", "s1"))

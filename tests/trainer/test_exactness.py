@@ -15,21 +15,18 @@ import torch
 from loop_runs import values
 
 from roll_envs.types import Group, Outcome, Trajectory
-from trainer.algorithms.estimators import estimate_advantages
-from trainer.algorithms.rewards import AlgorithmState
+from trainer.algorithms.estimators import make_estimator
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import ESTIMATORS
 from trainer.config.recipes import PRESETS
 from trainer.config.yaml_text import dump_yaml
 from trainer.data.batches import balance, denominators_of, make_batches
-from trainer.data.sequences import sequences_of
-from trainer.data.table import make_table
+from trainer.data.table import make_table, sequences_of
 from trainer.learner import make_learner
 from trainer.model.network import LanguageModel
-from trainer.rollout.session import Session
-from trainer.rollout.source import draw_tasks
-from trainer.run.update import StepParts, update
+from trainer.rollout.source import Session, draw_tasks
+from trainer.run.update import make_parts, update
 
 Gradients = dict[str, torch.Tensor]
 
@@ -40,7 +37,7 @@ def configured(preset: str, **learner: Any) -> RunConfig:
         steps=4,
         output="unused",
         env={"id": "roll/FrozenLake-v0", "kwargs": {"action_format": "word", "max_turns": 3}},
-        rollout={"groups_per_step": 4, "group_size": 4, "max_running": 8},
+        rollout={"groups_per_step": 3, "group_size": 3, "max_running": 8},
         optimizer={"lr": 0.0, "lr_schedule": "constant", "max_grad_norm": 1e9},
         critic={"lr": 0.0},
         context={"kind": "last", "turns": 1},
@@ -55,7 +52,7 @@ def played() -> Iterator[tuple[LanguageModel, list[Group]]]:
     config = configured("reinforce")
     threads = torch.get_num_threads()
     with Session(config) as session:
-        groups = session.collect(draw_tasks(config.env, seed=0, indices=range(4)), 4)
+        groups = session.collect(draw_tasks(config.env, seed=0, indices=range(3)), 3)
         model = session.model
         with torch.no_grad():
             generator = torch.Generator().manual_seed(0)
@@ -68,7 +65,7 @@ def played() -> Iterator[tuple[LanguageModel, list[Group]]]:
 def _with_spread(group: Group) -> Group:
     """Rewards that differ within the group, so that no recipe finds it without information."""
     changed = [
-        replace(t, turns=(*t.turns[:-1], replace(t.turns[-1], reward=t.turns[-1].reward + (0.0, 1.0, 0.75, 0.5)[i])))
+        replace(t, turns=(*t.turns[:-1], replace(t.turns[-1], reward=t.turns[-1].reward + (0.0, 1.0, 0.75)[i])))
         for i, t in enumerate(group.trajectories)
     ]
     return replace(group, trajectories=tuple(changed))
@@ -89,9 +86,9 @@ def gradients(model: LanguageModel, config: RunConfig, groups: Sequence[Group]) 
     if critic is not None:
         with torch.no_grad():
             critic._network["head"].weight.fill_(0.1)
-    parts = StepParts(
-        learner=learner,
-        state=AlgorithmState(kl_coef=config.reward.kl_coef),
+    parts = make_parts(
+        config,
+        learner,
         critic=critic,
         reference=learner.reference() if config.loss.kl_coef or config.reward.kl_coef else None,
     )
@@ -194,7 +191,7 @@ def test_the_whole_is_the_sum_of_its_ranks(played: tuple[LanguageModel, list[Gro
     model, groups = played
     config = configured("dapo")
     rows = sequences_of(groups)
-    tokens = estimate_advantages(config.advantage, make_table(groups, rows))[0].tokens
+    tokens = make_estimator(config.advantage)(make_table(groups, rows))[0].tokens
 
     def gradient(share: Sequence[int]) -> Gradients:
         own = replace(model, network=copy.deepcopy(model.network))
@@ -217,4 +214,4 @@ def test_recorded_episodes_are_worth_the_trouble(played: tuple[LanguageModel, li
     _, groups = played
     turns = [len(t.turns) for g in groups for t in g.trajectories]
     assert max(turns) > 1
-    assert len(turns) == 16
+    assert len(turns) == 9

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.types import Group
-from trainer.algorithms.filters import keep_groups
+from trainer.algorithms.shaping import keep_groups
 from trainer.config import FilterConfig
 
 

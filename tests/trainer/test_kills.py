@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from loop_runs import the_run, without_times, write_config
-from mortal_runs import CARD, Death, Nursery
+from mortal_runs import CARD, Death, mortal_run
 
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
@@ -41,13 +40,6 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
-
-
 def ended(log: Path) -> dict[str, int]:
     """How often a run that ended by itself passed each place."""
     counts: dict[str, int] = json.loads(log.read_text().splitlines()[-1])
@@ -55,12 +47,12 @@ def ended(log: Path) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, int]]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, int]]]:
     """Each run uninterrupted, and how often it passed each place."""
     found = {}
     for name, changes in RUNS.items():
         folder = tmp_path_factory.mktemp(name)
-        assert nursery.run([str(write_config(folder, **changes))], None, folder / "log") == 0, (
+        assert mortal_run([str(write_config(folder, **changes))], None, folder / "log") == 0, (
             folder / "log"
         ).read_text()
         path = the_run(folder)
@@ -118,19 +110,19 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "seed"), CASES)
 def test_killed_late_in_a_save_and_in_an_evaluation(
-    nursery: Nursery, whole: dict[str, tuple[Path, dict[str, int]]], tmp_path: Path, name: str, seed: int
+    whole: dict[str, tuple[Path, dict[str, int]]], tmp_path: Path, name: str, seed: int
 ) -> None:
     path, counts = whole[name]
     arguments = [str(write_config(tmp_path, **RUNS[name]))]
     for death in deaths(seed, counts):
         log = tmp_path / "log"
-        assert nursery.run(arguments, death, log) == -9, (death, log.read_text())
+        assert mortal_run(arguments, death, log) == -9, (death, log.read_text())
         killed = the_run(tmp_path)
         assert killed is not None
         if death.place == "save":
             assert list((killed / "checkpoints").glob(".unfinished-*")), "the kill did not hit a save"
         assert not (killed / "summary.json").exists()
         arguments = ["resume", str(killed)]
-    assert nursery.run(arguments, None, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert mortal_run(arguments, None, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     assert_same_to_the_bit(path, killed)
     assert not list((killed / "checkpoints").glob(".unfinished*"))

@@ -21,18 +21,17 @@ import trainer.learner.torch
 from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
 from roll_envs.settings import Settings
 from roll_envs.types import SamplingParams
-from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig, RunConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import BACKENDS
 from trainer.data.batches import Batch
-from trainer.data.sequences import TokenSequence, sequences_of
+from trainer.data.table import TokenSequence, sequences_of
 from trainer.engines.hf import HFEngine
 from trainer.learner import BackendPart, Learner, TorchSettings, make_learner
 from trainer.learner.torch import TorchLearner
-from trainer.model.forward import up_to_the_last_label
-from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
-from trainer.run.update import StepParts, update
+from trainer.model.forward import load_weights, up_to_the_last_label, weights_of
+from trainer.model.network import LanguageModel, choose_device
+from trainer.run.update import make_parts, update
 
 CUTS = [(1, 1), (16, 16), (40, 80), (400, 4000)]
 """(pack_tokens, tokens_per_microbatch): each row alone, up to everything in one."""
@@ -186,8 +185,8 @@ def test_what_masked_positions_claim_changes_no_bit(seed: int) -> None:
                 batch,
                 labels=torch.where(masked, torch.from_numpy(rng.integers(0, 250, batch.ids.shape)), batch.labels),
                 advantages=torch.where(masked, junk, batch.advantages),
-                sampler_logprobs=torch.where(masked, junk, batch.sampler_logprobs),
-                old_logprobs=torch.where(masked, junk, batch.old_logprobs),
+                sampler_logp=torch.where(masked, junk, batch.sampler_logp),
+                old_logp=torch.where(masked, junk, batch.old_logp),
             )
         )
     if not any(row.mask[1:].count(True) for row in rows):
@@ -308,6 +307,19 @@ def test_on_policy_the_ratio_is_exactly_one() -> None:
     assert metrics["loss/old_kl"] == 0.0
     off, _ = learner_of(tiny_model()).step(batches, counted(rows), lr=0.0)
     assert off["loss/ratio"] != 1.0
+
+
+def test_metrics_are_means_over_the_tokens_that_are_run() -> None:
+    """Sequences that the caller leaves out count in the denominators of the loss, and have no numbers of their own."""
+    rows, advantages = some_rows()
+    batches = batches_of(rows, advantages, pack_tokens=40, tokens_per_microbatch=80)
+    whole = counted(rows)
+    more = replace(whole, tokens=3 * whole.tokens, sequences=3 * whole.sequences)
+    metrics, _ = learner_of(tiny_model()).step(batches, whole, lr=0.0, on_policy=True)
+    spread, _ = learner_of(tiny_model()).step(batches, more, lr=0.0, on_policy=True)
+    assert spread["loss/ratio"] == 1.0
+    assert spread["loss/entropy"] == pytest.approx(metrics["loss/entropy"])
+    assert spread["loss/total"] == pytest.approx(metrics["loss/total"] / 3)
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -585,14 +597,10 @@ class Recorder:
         return self.inner.step(batches, denominators, lr=lr, on_policy=on_policy)
 
 
-def parts_of(learner: Any) -> StepParts:
-    return StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0))
-
-
 def recorded(config: RunConfig, groups: list[Any], model: LanguageModel) -> tuple[Recorder, dict[str, float]]:
     inner = TorchLearner(model, loss=config.loss, optimizer=config.optimizer, temperature=config.sampling.temperature)
     learner = Recorder(inner)
-    return learner, update(config, parts_of(learner), groups, step=0, version=0)
+    return learner, update(config, make_parts(config, learner), groups, step=0, version=0)
 
 
 def test_one_step_is_on_policy_and_measures_the_mismatch() -> None:
@@ -626,7 +634,7 @@ def test_minibatches_and_epochs_take_the_ratio_to_the_policy_before_the_first_st
                     here = batch.segments[b] == segment
                     ids = tuple(batch.ids[b][here].tolist())
                     seen.append(ids)
-                    old = batch.old_logprobs[b][here].tolist()
+                    old = batch.old_logp[b][here].tolist()
                     assert np.allclose(old[:-1], expected[ids][1:], atol=1e-5)
     assert sorted(seen) == sorted([row.ids for row in rows] * 3)
 
@@ -684,7 +692,9 @@ def test_nothing_to_learn_takes_no_step() -> None:
     assert learner.steps == []
     assert metrics["learner/optimizer_steps"] == 0.0
     failed = [group(trajectory(turn(), kind="failed"))]
-    assert update(run_config(), parts_of(learner), failed, step=0, version=0) == {"learner/sequences": 0.0}
+    assert update(run_config(), make_parts(run_config(), learner), failed, step=0, version=0) == {
+        "learner/sequences": 0.0
+    }
     assert all(torch.equal(before[n], w) for n, w in model.network.state_dict().items())
 
 

@@ -22,6 +22,7 @@ from trainer.run.loop import resume
 from trainer.run.report import Report
 
 SLOW = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(autouse=True)

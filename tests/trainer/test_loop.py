@@ -20,16 +20,17 @@ from typing import Any
 
 import pytest
 import torch
+from forked import roll_train
 from loop_runs import (
     assert_same_curve,
     configured,
     run,
-    start,
     stop_when,
     the_run,
     without_times,
     write_config,
 )
+from safetensors.torch import load_file
 from word_env import CARD, fault_of
 
 import roll_envs
@@ -38,8 +39,7 @@ import trainer.run.loop
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Outcome, Task, Trajectory
 from trainer.config.load import load_config
-from trainer.rollout.session import Session
-from trainer.rollout.source import HELD_OUT_SEEDS, draw_tasks, held_out_tasks
+from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
@@ -47,6 +47,9 @@ from trainer.run.loop import resume, train
 from trainer.run.report import Report
 
 Whole = tuple[Path, dict[str, Any]]
+
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +67,7 @@ def nothing_is_left_running() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The uninterrupted run that others are compared to."""
+    """The uninterrupted run that others are compared to, with its picture."""
     return run(tmp_path_factory.mktemp("whole"))
 
 
@@ -142,6 +145,79 @@ def test_metrics_hold_every_step_once(whole: Whole) -> None:
         assert record["mismatch/logprob_diff_max"] < 1e-4
     rates = [r["learner/lr"] for r in read_metrics(path, "train")]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_what_is_saved_is_the_policy_as_it_is_then(whole: Whole) -> None:
+    """The model in Hugging Face form is the last one; a checkpoint has the success of its own weights, or none."""
+    path, summary = whole
+    trained, exported = dict(load_checkpoint(path).model()), load_file(path / "model" / "model.safetensors")
+    assert exported.keys() <= trained.keys()
+    assert all(torch.equal(exported[name], trained[name]) for name in exported)
+    measured = {phase["step"]: phase["success"] for phase in summary["phases"]}
+    found = []
+    for checkpoint in list_checkpoints(path):
+        state = load_checkpoint(checkpoint)
+        evaluated = [evaluation["step"] for evaluation in state.progress["evaluations"]]
+        steps = state.progress["steps"]
+        assert state.success == (measured[steps] if steps in evaluated else None)
+        found.append((steps, state.success is None))
+    assert found == [(4, False), (5, True), (5, False)]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "evaluation", "expected"),
+    [
+        ({"every": 1, "keep_best": 0}, 0, [(0, None), (0, 0), *((step, None) for step in range(1, 6)), (5, 5)]),
+        ({"every": 0, "keep_best": 1}, 2, [(0, None), (0, 0), (2, 2), (4, 4), (5, None), (5, 5)]),
+        ({"every": 0, "keep_best": 0}, 2, [(0, None), (0, 0), (5, None), (5, 5)]),
+    ],
+)
+def test_checkpoints_are_saved_when_they_are_due(
+    tmp_path: Path, checkpoint: dict[str, int], evaluation: int, expected: list[tuple[int, int | None]]
+) -> None:
+    """Training steps of each checkpoint, and the evaluation that its success is of."""
+    path, summary = run(
+        tmp_path,
+        warm_start={"steps": 1},
+        checkpoint={**checkpoint, "keep": 99},
+        evaluation={"tasks": 3, "every": evaluation},
+    )
+    measured = {phase["step"]: phase["success"] for phase in summary["phases"]}
+    found = [load_checkpoint(one) for one in list_checkpoints(path)]
+    assert [(state.progress["steps"], state.success) for state in found] == [
+        (steps, None if of is None else measured[of]) for steps, of in expected
+    ]
+
+
+def test_the_warm_start_learns_at_a_temperature_of_1(whole: Whole, tmp_path: Path) -> None:
+    """Demonstrations were not sampled from the model, at no temperature."""
+    path, _ = run(tmp_path, steps=0, sampling={"temperature": 0.5}, evaluation={"tasks": 1})
+    losses = [[r["loss/total"] for r in read_metrics(p, "warm_start")] for p in (whole[0], path)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_the_clocks_of_a_step_add_up(whole: Whole) -> None:
+    path, summary = whole
+    records = read_metrics(path, "train")
+    for record in records:
+        assert record["time/step_s"] == pytest.approx(record["time/rollout_s"] + record["time/learn_s"])
+        assert min(record["time/rollout_s"], record["time/learn_s"]) > 0
+    assert summary["training_seconds"]["train"] == pytest.approx(sum(r["time/step_s"] for r in records))
+    assert summary["total_seconds"] == pytest.approx(sum(summary["training_seconds"].values()))
+
+
+def test_every_step_of_the_warm_start_has_demonstrations_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demonstrate, drawn = Session.demonstrate, []
+
+    def watched(self: Session, tasks: Sequence[Task]) -> list[Trajectory]:
+        drawn.append([(task.split, task.index) for task in tasks])
+        return demonstrate(self, tasks)
+
+    monkeypatch.setattr(Session, "demonstrate", watched)
+    run(tmp_path, steps=0, warm_start={"steps": 3, "episodes_per_step": 2}, evaluation={"tasks": 2})
+    assert drawn == [[("demonstrations", 2 * step), ("demonstrations", 2 * step + 1)] for step in range(3)]
 
 
 def test_the_same_run_twice_is_the_same(whole: Whole, tmp_path: Path) -> None:
@@ -323,18 +399,18 @@ def test_all_that_an_algorithm_remembers_goes_on_the_same(
 @pytest.mark.parametrize("moment", ["in a save", pytest.param("in training", marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str) -> None:
     """SIGKILL to a process of its own, then `roll-train resume`."""
-    process = start(str(write_config(tmp_path)))
+    process = roll_train(str(write_config(tmp_path)), log=tmp_path / "log")
 
     def due() -> bool:
         path = the_run(tmp_path)
         if path is None or not list((path / "checkpoints").glob("step-*")):
             return False
         if moment == "in a save":
-            return len(read_metrics(path)) > 6 and bool(list((path / "checkpoints").glob(".unfinished-*")))
+            return bool(list((path / "checkpoints").glob(".unfinished-*"))) and len(read_metrics(path)) > 6
         return len(read_metrics(path)) > 7
 
     stop_when(process, due)
-    process.communicate(timeout=60)
+    process.wait()
     path = the_run(tmp_path)
     assert path is not None
     go_on(path)
@@ -357,6 +433,21 @@ def test_training_on_from_a_finished_run(tmp_path: Path) -> None:
     before = without_times(shorter)
     go_on(shorter)
     assert without_times(shorter) == before
+
+
+def test_a_resume_puts_back_what_no_metric_shows(whole: Whole, tmp_path: Path) -> None:
+    """The global random states, for parts that draw from them; the clocks; and what is refused changes nothing."""
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    saved = load_checkpoint(path)
+    torch.manual_seed(12345)
+    summary = go_on(path)
+    assert torch.equal(torch.get_rng_state(), saved.random["torch"])
+    assert summary["training_seconds"] == saved.progress["seconds"]
+    names = [p.name for p in list_checkpoints(path)]
+    with pytest.raises(ConfigError, match="has done 4 steps already"):
+        go_on(path, steps=3, checkpoint=list_checkpoints(path)[0])
+    assert [p.name for p in list_checkpoints(path)] == names, "a refused resume set checkpoints aside"
 
 
 def damage(checkpoint: Path) -> None:
@@ -396,7 +487,7 @@ def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number: signal.Signals) -> None:
-    process = start(str(write_config(tmp_path, checkpoint={"every": 0})))
+    process = roll_train(str(write_config(tmp_path, checkpoint={"every": 0})), log=tmp_path / "log")
     moment = 6 if number == signal.SIGINT else 8
 
     def due() -> bool:
@@ -404,12 +495,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number
         return path is not None and len(read_metrics(path)) >= moment
 
     assert stop_when(process, due, number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    status, said = process.wait(), process.log.read_text()
+    assert status == 130, said
     path = the_run(tmp_path)
     assert path is not None
-    assert f"roll-train resume {path}" in out
-    assert "Traceback" not in err
+    assert f"roll-train resume {path}" in said
+    assert "Traceback" not in said
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
     done = max(r["step"] for r in read_metrics(path, "train"))

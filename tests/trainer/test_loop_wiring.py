@@ -19,7 +19,7 @@ from oracle_cases import DEFAULTS
 from oracle_steps import learning_rate
 
 from roll_envs.types import Group, Task, Trajectory
-from trainer.rollout.session import Session
+from trainer.rollout.source import Session
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
 from trainer.run.update import update

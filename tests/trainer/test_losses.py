@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,12 +18,13 @@ from plugin_builders import install
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
 from trainer.algorithms.losses import LossInputs
 from trainer.algorithms.losses.clipped import CLIP, clip
-from trainer.algorithms.losses.objective import MODES, aggregate, policy_loss
+from trainer.algorithms.losses.objective import aggregate, make_objective, policy_loss
 from trainer.config import LossConfig
 from trainer.config.parts import LOSSES
 from trainer.data.batches import Denominators, make_batches
-from trainer.data.sequences import sequences_of
-from trainer.data.table import make_table
+from trainer.data.table import make_table, sequences_of
+
+MODES = get_args(LossConfig.model_fields["aggregation"].annotation)
 
 
 def inputs_of(
@@ -124,7 +126,7 @@ def test_unknown_names_name_the_nearest() -> None:
         aggregate(LOSS, MASK, ROWS, "tokenmean", DENOMINATORS)
     (batch,) = batches_of([row((1, 2), (0, 1))], pack_tokens=8, tokens_per_microbatch=8)
     with pytest.raises(UnknownNameError, match="did you mean 'clip'"):
-        policy_loss(LossConfig(name="clipp"), batch, batch.old_logprobs, DENOMINATORS)
+        policy_loss(make_objective(LossConfig(name="clipp")), batch, batch.old_logp, DENOMINATORS)
 
 
 def test_label_logprobs_and_entropy_by_hand() -> None:
@@ -145,15 +147,16 @@ def logit_gradients(
     out = ~batch.label_mask
     if masked is not None:
         overwritten = {
-            name: getattr(batch, name).masked_fill(out, masked)
-            for name in ("advantages", "old_logprobs", "sampler_logprobs")
+            name: getattr(batch, name).masked_fill(out, masked) for name in ("advantages", "old_logp", "sampler_logp")
         }
         overwritten["selected"] = batch.selected | out
         batch = replace(batch, **overwritten)
     if labels is not None:
         batch = replace(batch, labels=batch.labels.masked_fill(out, labels))
     leaf = logits.clone().requires_grad_()
-    loss, _ = policy_loss(config, batch, label_logprobs(leaf, batch.labels, 0.7), counted(rows), entropy(leaf, 0.7))
+    loss, _ = policy_loss(
+        make_objective(config), batch, label_logprobs(leaf, batch.labels, 0.7), counted(rows), entropy(leaf, 0.7)
+    )
     (gradient,) = torch.autograd.grad(loss, leaf)
     assert gradient[batch.label_mask].abs().sum() > 0
     return gradient
@@ -198,11 +201,11 @@ def test_entropy_bonus_needs_entropies_and_lowers_the_loss() -> None:
     (batch,) = batches_of(rows, pack_tokens=8, tokens_per_microbatch=8)
     config, denominators = LossConfig(entropy_coef=0.1), counted(rows)
     entropies = torch.full((1, 2), 2.0)
-    loss, metrics = policy_loss(config, batch, batch.old_logprobs, denominators, entropies)
+    loss, metrics = policy_loss(make_objective(config), batch, batch.old_logp, denominators, entropies)
     assert loss.item() == pytest.approx(-0.2)
     assert metrics["loss/entropy"].item() == 2.0  # the position that predicts nothing is left out
     with pytest.raises(ValueError, match="no entropies were given"):
-        policy_loss(config, batch, batch.old_logprobs, denominators)
+        policy_loss(make_objective(config), batch, batch.old_logp, denominators)
 
 
 def test_registered_losses_are_found_and_names_are_not_taken_twice() -> None:
@@ -214,7 +217,7 @@ def test_registered_losses_are_found_and_names_are_not_taken_twice() -> None:
         LOSSES.register("nothing", nothing)
         rows = [row((1, 2, 3), (0, 1, 1))]
         (batch,) = batches_of(rows, pack_tokens=8, tokens_per_microbatch=8)
-        loss, metrics = policy_loss(LossConfig(name="nothing"), batch, batch.old_logprobs, counted(rows))
+        loss, metrics = policy_loss(make_objective(LossConfig(name="nothing")), batch, batch.old_logp, counted(rows))
         assert (loss.item(), metrics["loss/mine"].item()) == (0.0, 2)  # what is masked out is not counted
         with pytest.raises(ConfigError, match="'nothing' exists already"):
             LOSSES.register("nothing", clip)
@@ -226,6 +229,7 @@ def test_registered_losses_are_found_and_names_are_not_taken_twice() -> None:
 LOSS_OF_ANOTHER_PACKAGE = """
 from roll_envs.settings import Settings
 from trainer.algorithms.losses import Loss
+
 
 class HalvedSettings(Settings):
     factor: float = 1.0
@@ -271,7 +275,7 @@ def test_a_loss_of_another_package_is_found_by_its_entry_point() -> None:
     (batch,) = batches_of(rows, [np.ones(2)], pack_tokens=8, tokens_per_microbatch=8)
     quadrupled = LossConfig(name="halved_part", factor=4.0)
     for config, factor in ((LossConfig(name="halved"), 1.0), (quadrupled, 4.0)):
-        loss, _ = policy_loss(config, batch, batch.old_logprobs, counted(rows))
+        loss, _ = policy_loss(make_objective(config), batch, batch.old_logp, counted(rows))
         assert loss.item() == pytest.approx(-0.5 * factor * -0.02)
     with pytest.raises(PluginError, match=r"'halved_number' of part-losses .*: it is 3; it must be of .*Loss, or a"):
         LOSSES.find("halved_number")
@@ -292,8 +296,8 @@ def test_a_loss_sees_entropy_return_success_truncation_and_weight(name: str, gra
     (batch,) = make_batches(sequences, tokens, (0, 1), pack_tokens=3, tokens_per_microbatch=99)
     entropies = torch.where(batch.label_mask, 0.125, float("nan")).requires_grad_()
     denominators = Denominators(tokens=1, sequences=2, sequence_tokens=torch.tensor([2, 1]))
-    logp = batch.old_logprobs.requires_grad_()
-    loss, _ = policy_loss(LossConfig(name=name), batch, logp, denominators, entropies)
+    logp = batch.old_logp.requires_grad_()
+    loss, _ = policy_loss(make_objective(LossConfig(name=name)), batch, logp, denominators, entropies)
     assert loss.item() == pytest.approx(2.0 * (0.75 * (2 + 10) + 1.0 * (3 + 100) - 1000 * 3 * 0.125))
     loss.backward()
     assert (0.0 if entropies.grad is None else entropies.grad[batch.label_mask].unique().item()) == gradient

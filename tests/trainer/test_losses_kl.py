@@ -9,8 +9,8 @@ import pytest
 import torch
 from loss_inputs import LossRow, packed, random_rows
 
-from trainer.algorithms.losses.objective import kl_loss, policy_loss
-from trainer.algorithms.rewards import kl_estimate
+from trainer.algorithms.losses.objective import kl_loss, make_objective, policy_loss
+from trainer.algorithms.shaping import kl_estimate
 from trainer.config import LossConfig
 
 LOGITS = torch.tensor([0.3, -1.2, 0.9, 0.1], dtype=torch.float64)
@@ -63,7 +63,7 @@ def expected_gradient(estimator: str, sampler: torch.Tensor, *, unbiased: bool) 
         given = packed([row], bins=1)
         logits = LOGITS.clone().requires_grad_()
         place = torch.where(given.batch.label_mask, logits.log_softmax(0)[outcome], 0.0)
-        loss, _ = policy_loss(config, given.batch, place, given.denominators)
+        loss, _ = policy_loss(make_objective(config), given.batch, place, given.denominators)
         total += sampler[outcome].exp() * torch.autograd.grad(loss, logits)[0]
     return total
 
@@ -92,5 +92,8 @@ def test_a_kl_without_a_reference_is_told() -> None:
     given = packed(random_rows(0))
     with pytest.raises(ValueError, match=r"loss\.kl_coef is 0\.1 but no log-probs of the reference"):
         policy_loss(
-            LossConfig(kl_coef=0.1), replace(given.batch, reference_logprobs=None), given.logp, given.denominators
+            make_objective(LossConfig(kl_coef=0.1)),
+            replace(given.batch, reference_logp=None),
+            given.logp,
+            given.denominators,
         )

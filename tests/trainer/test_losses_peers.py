@@ -19,7 +19,7 @@ from loss_inputs import LossRow, Packed, packed, random_rows
 
 from trainer.algorithms.losses import StepTokens
 from trainer.algorithms.losses.covariance import choose_between, choose_largest
-from trainer.algorithms.losses.objective import correction_weights, kl_loss, policy_loss
+from trainer.algorithms.losses.objective import correction_weights, kl_loss, make_objective, policy_loss
 from trainer.config import CorrectionConfig, LossConfig
 from trainer.config.parts import LOSSES, part_settings
 from trainer.learner.critic import value_loss
@@ -45,7 +45,9 @@ def lone_rows(seed: int = 0) -> Packed:
 
 
 def ours(given: Packed, loss: LossConfig, **correction: Any) -> tuple[float, torch.Tensor]:
-    share, _ = policy_loss(loss, given.batch, given.logp, given.denominators, correction=CorrectionConfig(**correction))
+    share, _ = policy_loss(
+        make_objective(loss, CorrectionConfig(**correction)), given.batch, given.logp, given.denominators
+    )
     return share.item(), torch.autograd.grad(share, given.logp)[0]
 
 
@@ -85,11 +87,11 @@ def trl_loss(trainer: Any, given: Packed, **options: Any) -> tuple[float, torch.
             "completion_ids": batch.ids,
             "completion_mask": mask.to(given.logp.dtype),
             "advantages": batch.advantages,
-            "old_per_token_logps": batch.old_logprobs,
-            "sampling_per_token_logps": batch.sampler_logprobs,
-            "ref_per_token_logps": batch.reference_logprobs,
+            "old_per_token_logps": batch.old_logp,
+            "sampling_per_token_logps": batch.sampler_logp,
+            "ref_per_token_logps": batch.reference_logp,
             "num_items_in_batch": mask.sum(),
-            "importance_sampling_ratio": torch.where(mask, (batch.old_logprobs - batch.sampler_logprobs).exp(), 1.0),
+            "importance_sampling_ratio": torch.where(mask, (batch.old_logp - batch.sampler_logp).exp(), 1.0),
         },
     )
     return loss.item(), torch.autograd.grad(loss, given.logp)[0]
@@ -117,7 +119,7 @@ TRL_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 def rows_for(case: str, seed: int) -> Packed:
     """Sequences that the case is compared on: k3 stays below our bound, which TRL does not have."""
     given = lone_rows(seed)
-    reference = given.batch.reference_logprobs
+    reference = given.batch.reference_logp
     if case == "kl" and reference is not None:
         reference.copy_(torch.minimum(reference, given.logp.detach() + 2.0))
     return given
@@ -146,7 +148,7 @@ def test_luspo_is_gspo_with_the_sum_of_each_row(trl: Any) -> None:
 def test_the_unbiased_kl_has_the_gradient_of_trls_corrected_one(trl: Any) -> None:
     """Its ratio is to the old policy, which is therefore the sampler here; values differ by that ratio."""
     given = lone_rows()
-    given.batch.sampler_logprobs.copy_(given.batch.old_logprobs)
+    given.batch.sampler_logp.copy_(given.batch.old_logp)
     given.batch.advantages.zero_()
     _, theirs = trl_loss(trl, given, beta=0.3, use_bias_correction_kl=True)
     _, gradient = ours(given, LossConfig(kl_coef=0.3, kl_unbiased=True))
@@ -247,7 +249,7 @@ def test_values_as_in_verl() -> None:
     record = VERL["value"]
     given = recorded(record["inputs"])
     batch, mask = given.batch, given.batch.label_mask
-    losses, _ = value_loss(given.logp, batch.sampler_logprobs, batch.old_logprobs, mask, record["clip"])
+    losses, _ = value_loss(given.logp, batch.sampler_logp, batch.old_logp, mask, record["clip"])
     total = losses.sum() / mask.sum()
     assert total.item() == pytest.approx(record["value"])
     (gradient,) = torch.autograd.grad(total, given.logp)
@@ -258,10 +260,10 @@ def test_values_as_in_verl() -> None:
 def test_kl_as_in_verl(record: dict[str, Any]) -> None:
     """verl's k3+ has the value of k3 and the gradient of k2, which is ours with a ratio of 1."""
     given = recorded(record["inputs"])
-    assert given.batch.reference_logprobs is not None
+    assert given.batch.reference_logp is not None
     unbiased = record["estimator"].endswith("+")
     ratio = torch.ones_like(given.logp) if unbiased else None
-    mine = kl_loss(given.logp, given.batch.reference_logprobs, record["estimator"].rstrip("+"), ratio)
+    mine = kl_loss(given.logp, given.batch.reference_logp, record["estimator"].rstrip("+"), ratio)
     assert flat(given.unpacked(mine)) == pytest.approx(flat(record["values"]))
     (gradient,) = torch.autograd.grad(mine.sum(), given.logp)
     assert flat(given.unpacked(gradient)) == pytest.approx(flat(record["gradient"]))

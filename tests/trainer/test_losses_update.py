@@ -10,12 +10,11 @@ import torch
 from episode_builders import batches_of, counted, group, scattered, trajectory, turn
 from tiny import tiny_model
 
-from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CorrectionConfig, LossConfig, OptimizerConfig
 from trainer.config.load import parse_config
-from trainer.data.sequences import sequences_of
+from trainer.data.table import sequences_of
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 BASE = (
     "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nadvantage: {name: reinforce}\n"
@@ -45,7 +44,7 @@ def stepped(groups: list[Any], *overrides: str) -> tuple[Recorder, dict[str, flo
         model, loss=config.loss, optimizer=config.optimizer, temperature=1.0, correction=config.correction
     )
     recorder = Recorder(inner)
-    parts = StepParts(learner=recorder, state=AlgorithmState(kl_coef=0.0))  # type: ignore[arg-type]
+    parts = make_parts(config, recorder)  # type: ignore[arg-type]
     metrics = update(config, parts, groups, step=0, version=0)
     found = {n: p.grad.clone() for n, p in model.network.named_parameters() if p.grad is not None}
     return recorder, metrics, found

@@ -162,6 +162,14 @@ def test_kl_cov_holds_the_chosen_back() -> None:
     assert (same[0], same[1]) == ([-1.0, -1.0], [-1.0, -1.0])
 
 
+def test_kl_cov_pushes_nothing_by_the_sign_of_a_rounding() -> None:
+    """Two computations of a log-prob differ by up to 1e-6 in float32; a move by 1e-4 has the whole slope."""
+    row = lone_row([1e-6, -1e-6, 1e-4, -1e-4], [0.0] * 4, [0.0] * 4, selected=[True] * 4)
+    losses, gradient, _ = worked(row, name="kl_cov")
+    assert losses == pytest.approx([0.0, 0.0, 1e-4, 1e-4])
+    assert gradient == pytest.approx([0.0, 0.0, 1.0, -1.0])
+
+
 def tokens(logp: list[float], advantages: list[float]) -> StepTokens:
     return StepTokens(old_logp=np.array(logp), advantages=np.array(advantages))
 

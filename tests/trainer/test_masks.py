@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from tiny import tiny_model
 
 from roll_envs.types import FinishReason, Group, OutcomeKind, Turn
-from trainer.algorithms.filters import apply_masks
-from trainer.algorithms.rewards import AlgorithmState
+from trainer.algorithms.shaping import apply_masks
 from trainer.config import MaskConfig
 from trainer.config.load import parse_config
-from trainer.data.sequences import sequences_of
-from trainer.data.table import Tokens, make_table
+from trainer.data.table import Tokens, make_table, sequences_of
 from trainer.learner import make_learner
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 
 def said(*sampled: int, prompt: tuple[int, ...] = (1,), finish: FinishReason = "stop", success: bool = False) -> Turn:
@@ -155,7 +153,7 @@ def stepped(kinds: tuple[OutcomeKind, OutcomeKind], **mask: Any) -> tuple[dict[s
         group(*(trajectory(turn((20 + g, 30), (40 + m,), reward=m), member=m, kind=kinds[m]) for m in (0, 1)))
         for g in range(3)
     ]
-    metrics = update(config, StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0)), step, step=0, version=0)
+    metrics = update(config, make_parts(config, learner), step, step=0, version=0)
     return metrics, any(not bool((before[n] == w).all()) for n, w in learner.weights())
 
 

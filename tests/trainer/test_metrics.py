@@ -20,8 +20,7 @@ from trainer.data.metrics import (
     token_mismatch_metrics,
     wilson_interval,
 )
-from trainer.data.sequences import sequences_of
-from trainer.data.table import make_table, tokens_of
+from trainer.data.table import make_table, sequences_of, tokens_of
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.metrics import mismatch_metrics, staleness_metrics, token_mismatch_metrics
-from trainer.data.sequences import TokenSequence
-from trainer.data.table import tokens_of
+from trainer.data.table import TokenSequence, tokens_of
 
 
 def mismatch(sequences: Sequence[TokenSequence], learner: Sequence[np.ndarray]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 from roll_envs.errors import RollError
 from trainer.config import OptimizerConfig
-from trainer.learner.gradients import StepGuard
+from trainer.learner.gradients import Ranks, StepGuard
 from trainer.learner.optimizers import TrainedWeight, make_optimizers, trained_weights
 
 MUON = OptimizerConfig(name="muon")
@@ -88,7 +88,7 @@ def guarded(guard: StepGuard, *gradient: float) -> tuple[bool, float, list[float
 
 
 def test_gradients_are_cut_to_the_norm() -> None:
-    guard = StepGuard(max_norm=1.0, skip_norm=10.0, max_skipped=0)
+    guard = StepGuard(OptimizerConfig(max_grad_norm=1.0, skip_norm=10.0, max_skipped=0), Ranks())
     admitted, norm, gradient = guarded(guard, 3.0, 4.0)
     assert (admitted, norm) == (True, 5.0)
     assert gradient == pytest.approx([0.6, 0.8], abs=1e-5)
@@ -96,7 +96,7 @@ def test_gradients_are_cut_to_the_norm() -> None:
 
 
 def test_skips_are_counted_in_a_row() -> None:
-    guard = StepGuard(max_norm=1.0, skip_norm=4.0, max_skipped=2)
+    guard = StepGuard(OptimizerConfig(max_grad_norm=1.0, skip_norm=4.0, max_skipped=2), Ranks())
     assert guarded(guard, 3.0, 4.0)[:2] == (False, 5.0)
     assert not guarded(guard, math.inf)[0]
     assert guard.skipped_in_a_row == 2
@@ -111,7 +111,7 @@ def test_skips_are_counted_in_a_row() -> None:
 
 
 def test_none_may_be_skipped() -> None:
-    guard = StepGuard(max_norm=1.0, skip_norm=None, max_skipped=0)
+    guard = StepGuard(OptimizerConfig(max_grad_norm=1.0, skip_norm=None, max_skipped=0), Ranks())
     assert guarded(guard, 1e30)[0]
     with pytest.raises(RollError, match=r"the gradient norm is nan; the step was not taken. Lower optimizer.lr"):
         guarded(guard, math.nan)

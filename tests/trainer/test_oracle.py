@@ -23,12 +23,16 @@ from oracle_small_cases import CASES, Case, written_groups
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from roll_envs.types import Group, Metrics
-from trainer.algorithms.rewards import AlgorithmState
-from trainer.config import RunConfig
+from trainer.algorithms.losses import LossInputs
+from trainer.algorithms.losses.objective import make_objective, policy_loss
+from trainer.config import LossConfig, RunConfig
+from trainer.config.parts import LOSSES
 from trainer.data import batches
+from trainer.data.batches import denominators_of
+from trainer.data.table import make_table, sequences_of
 from trainer.learner import gradients, make_learner
 from trainer.model.network import LanguageModel
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 _NARROW = np.float32
 VOCABULARY = 20
@@ -66,9 +70,9 @@ class Trainer:
             settings=config.learner,
         )
         values = settings["advantage.name"] in ("gae", "bi_level_gae")
-        self.parts = StepParts(
-            learner=self.learner,
-            state=AlgorithmState(kl_coef=config.reward.kl_coef),
+        self.parts = make_parts(
+            config,
+            self.learner,
             critic=self.learner.critic(config.critic) if values else None,
             reference=self.learner.reference() if config.reward.kl_coef or config.loss.kl_coef else None,
         )
@@ -127,7 +131,7 @@ def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
     monkeypatch.setattr(np, "float32", np.float64)
-    columns = ((*names, np.float64 if kind is _NARROW else kind) for *names, kind in batches._COLUMNS)
+    columns = ((*names, np.float64 if kind is _NARROW else kind, rest) for *names, kind, rest in batches._COLUMNS)
     monkeypatch.setattr(batches, "_COLUMNS", tuple(columns))
     monkeypatch.setitem(gradients.DTYPES, "float32", torch.float64)
 
@@ -200,3 +204,38 @@ def test_the_trainer_does_what_the_oracle_does(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(36, 400))
 def test_the_trainer_does_what_the_oracle_does_over_many_configurations(seed: int) -> None:
     compare(Case(settings=draw_settings(seed), steps=STEPS), drawn=True)
+
+
+def test_a_loss_reads_what_happened_in_the_episode_of_each_token() -> None:
+    """No built-in loss reads these columns, so that the comparison above does not see them."""
+    seen: list[LossInputs] = []
+
+    def watch(inputs: LossInputs, settings: object) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        seen.append(inputs)
+        return -inputs.advantages * inputs.logp, {}
+
+    groups = draw_groups(3, 0, 1, VOCABULARY, lambda ids: np.full((len(ids), VOCABULARY), -3.0))
+    sequences = sequences_of(groups)
+    table, used = make_table(groups, sequences), list(range(len(sequences)))
+    LOSSES.register("watch", watch)
+    try:
+        objective = make_objective(LossConfig(name="watch"))
+        for batch in batches.make_batches(sequences, table.tokens, used, pack_tokens=20, tokens_per_microbatch=40):
+            policy_loss(objective, batch, torch.zeros_like(batch.advantages), denominators_of(table.tokens, used))
+    finally:
+        LOSSES.unregister("watch")
+    episodes = {(g, t.member): t for g, group in enumerate(groups) for t in group.trajectories}
+    found = set()
+    for inputs in seen:
+        assert inputs.success is not None
+        assert inputs.truncated is not None
+        assert inputs.episode_return is not None
+        for place in inputs.mask.nonzero().tolist():
+            at = tuple(place)
+            sequence = sequences[int(inputs.sequence[at])]
+            episode = episodes[sequence.group, sequence.member]
+            assert bool(inputs.success[at]) == episode.success
+            assert bool(inputs.truncated[at]) == (episode.outcome.kind == "truncated")
+            assert float(inputs.episode_return[at]) == pytest.approx(episode.total_reward)
+            found.add((episode.success, episode.outcome.kind == "truncated"))
+    assert found >= {(True, False), (False, True)}  # episodes in which the two columns differ

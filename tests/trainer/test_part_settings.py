@@ -12,9 +12,9 @@ from pydantic import Field, ValidationError
 from roll_envs.errors import ConfigError
 from roll_envs.settings import Part, Settings
 from trainer.config import AdvantageConfig, EnvConfig, LearnerConfig, RunConfig
-from trainer.config.keys import part_keys
+from trainer.config.keys import part_keys, section_keys
 from trainer.config.load import dump_config, parse_config, resolve
-from trainer.config.parts import BACKENDS, ENGINES, PART_SECTIONS, chosen_part, part_settings, readers
+from trainer.config.parts import BACKENDS, ENGINES, PART_SECTIONS, part_settings, readers
 from trainer.config.yaml_text import read_yaml
 
 MINIMAL = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
@@ -56,7 +56,7 @@ def problems(text: str, *overrides: str) -> list[str]:
 
 def test_a_parts_settings_stand_in_its_section_with_their_defaults() -> None:
     config = parse_config(MINIMAL + "learner: {backend: tuned, depth: 3, epochs: 2}\n")
-    settings = part_settings(config.learner, chosen_part("learner", config.learner))
+    settings = part_settings(config.learner, BACKENDS.find(config.learner.backend))
     assert settings == TunedSettings(depth=3)
     assert config.learner.epochs == 2
     saved = read_yaml(dump_config(config)).data["learner"]
@@ -106,7 +106,7 @@ def test_a_key_that_the_part_does_not_read_names_those_that_do(section: str) -> 
 @pytest.mark.parametrize("section", sorted(PART_SECTIONS))
 def test_every_setting_of_a_built_in_part_has_a_description_and_is_no_key_of_its_section(section: str) -> None:
     kind = PART_SECTIONS[section]
-    common = set(type(getattr(resolve(made()), section)).model_fields)
+    common = {path[1] for path in section_keys() if path[0] == section and len(path) == 2}
     for name in kind.registry.built_in():
         for path, key in part_keys(section, kind.registry.find(name)).items():
             assert key.description, (name, path)
@@ -131,7 +131,7 @@ def test_overrides_of_a_configuration_made_in_code() -> None:
     assert (config.steps, config.optimizer.lr, config.advantage.gamma) == (3, 0.5, 0.9)
     other = resolve(config, {"advantage": {"name": "rloo"}})
     assert other.advantage.name == "rloo"
-    assert "gamma" not in (other.advantage.model_extra or {})
+    assert not hasattr(other.advantage, "gamma")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from tiny import tiny_model
 
 from roll_envs.errors import CheckpointError
 from trainer.config import LossConfig, OptimizerConfig
-from trainer.data.sequences import TokenSequence
+from trainer.data.table import TokenSequence
 from trainer.learner import TorchSettings
 from trainer.learner.gradients import MasterWeights, cast_weights
 from trainer.learner.torch import TorchLearner
-from trainer.model.network import LanguageModel, load_weights
+from trainer.model.forward import load_weights
+from trainer.model.network import LanguageModel
 
 HALF = TorchSettings(precision="bfloat16")
 

@@ -13,7 +13,7 @@ from test_attention import SHAPE
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from trainer.data.sequences import TokenSequence
+from trainer.data.table import TokenSequence
 from trainer.model.attention import LEAST_SHARED, share_prefixes, use_packed_attention
 from trainer.model.forward import label_states
 

@@ -10,21 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from episode_builders import batches_of, counted, group, trajectory, turn
+from forked import Forked
 from test_learner import some_rows
 from tiny import tiny_model
 from torch import distributed
 
 from roll_envs.types import Group
-from trainer.algorithms.rewards import AlgorithmState
 from trainer.config import CriticConfig, LossConfig, OptimizerConfig
 from trainer.config.load import parse_config
 from trainer.data.batches import Denominators
 from trainer.data.table import moments
-from trainer.learner.ranks import Ranks
+from trainer.learner.gradients import Ranks
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 DEALT = ([0, 3, 8], [1, 2, 4, 5, 6, 7])
 SCENES: dict[str, tuple[Sequence[Sequence[int]], Sequence[int]]] = {
@@ -97,7 +96,7 @@ def an_update(ranks: Ranks, mine: Sequence[int], configured: str) -> dict[str, A
     model = tiny_model()
     learner = TorchLearner(model, loss=config.loss, optimizer=config.optimizer, temperature=1.0, ranks=ranks)
     critic = learner.critic(config.critic) if "critic" in configured else None
-    parts = StepParts(learner=learner, state=AlgorithmState(kl_coef=0.0), critic=critic, ranks=ranks)
+    parts = make_parts(config, learner, critic=critic, ranks=ranks)
     groups = some_groups()
     metrics = update(config, parts, [groups[g] for g in mine], step=0, version=0)
     weights = {**dict(learner.weights()), **({} if critic is None else dict(critic.weights()))}
@@ -118,7 +117,8 @@ def rank_process(rank: int, folder: str) -> None:
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found, by scene."""
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(rank_process, (str(folder),), nprocs=2)
+    processes = [Forked(rank_process, rank, str(folder), log=folder / f"log-{rank}") for rank in range(2)]
+    assert [process.wait() for process in processes] == [0, 0], (folder / "log-0").read_text()
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

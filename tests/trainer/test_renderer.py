@@ -14,7 +14,7 @@ from roll_envs.errors import ConfigError
 from roll_envs.managers import History, load_context
 from roll_envs.policy import Renderer
 from roll_envs.types import Completion, Message, Outcome, Task, Trajectory, Turn
-from trainer.data.sequences import to_sequences
+from trainer.data.table import to_sequences
 from trainer.model.network import build_tokenizer
 from trainer.model.renderer import ChatRenderer
 

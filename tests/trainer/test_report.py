@@ -17,11 +17,10 @@ from roll_envs.types import Outcome, Trajectory
 from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RunConfig, WarmStartConfig
 from trainer.rollout.records import episode_board, episode_headline, episode_text
 from trainer.run import plot, report
+from trainer.run.evaluate import PhaseResult, phase_result, summary
 from trainer.run.folder import RunFolder
-from trainer.run.plan import estimate_parameters, make_plan
 from trainer.run.plot import plot_run, plot_runs, read_curve
-from trainer.run.report import Report, duration_words
-from trainer.run.results import PhaseResult, phase_result, summary
+from trainer.run.report import Report, duration_words, estimate_parameters, planned_phases
 
 CONFIG = RunConfig(
     format=1,
@@ -51,22 +50,18 @@ def board(text: str, answer: str, *, reward: float = 0.0, valid: bool = True, su
 
 
 def test_the_plan_counts_steps_and_episodes() -> None:
-    plan = make_plan(CONFIG)
-    assert [(p.name, p.steps, p.episodes) for p in plan.phases] == [
+    assert [(p.name, p.steps, p.episodes) for p in planned_phases(CONFIG)] == [
         ("warm start", 10, 640),
         ("evaluation before", 1, 256),
         ("training", 40, 40 * 16 * 8),
         ("evaluation during", 3, 3 * 256),
         ("evaluation after", 1, 256),
     ]
-    assert plan.seconds is None
-    timed = make_plan(CONFIG, seconds={p.name: 2.0 for p in plan.phases})
-    assert timed.seconds == 10.0
 
 
 def test_phases_of_no_steps_are_left_out() -> None:
     plain = RunConfig(format=1, name="a", steps=0, env=EnvConfig(id="x"))
-    assert [p.name for p in make_plan(plain).phases] == ["evaluation before"]
+    assert [p.name for p in planned_phases(plain)] == ["evaluation before"]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
@@ -85,9 +80,9 @@ def test_the_estimate_is_the_number_of_parameters(architecture: str) -> None:
 
 def test_the_plan_is_printed_with_what_matters() -> None:
     shown, out = printer()
-    shown.print_plan(make_plan(CONFIG, folder="runs/lake", parameters=12345, seconds={"training": 95.0}))
+    shown.print_plan(CONFIG, folder="runs/lake", parameters=12345)
     text = out.getvalue()
-    for words in ("roll/FrozenLake-v0 (size=4)", "12,345 parameters", "runs/lake", "40 steps", "5,120", "1 min 35 s"):
+    for words in ("roll/FrozenLake-v0 (size=4)", "12,345 parameters", "runs/lake", "40 steps", "5,120"):
         assert words in text
 
 
@@ -105,6 +100,23 @@ def test_lines_about_every_interval_when_no_terminal(monkeypatch: pytest.MonkeyP
         "training: 30/30 · 30 s · success 0.967 · episodes 29",
     ]
     assert "\x1b" not in out.getvalue()
+
+
+def test_the_time_left_of_a_resumed_phase_goes_by_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, out = printer(interval_s=10.0)
+    now = 0.0
+    monkeypatch.setattr(report.time, "monotonic", lambda: now)
+    with shown.phase("training", 30, 20) as progress:
+        for _ in range(10):
+            now += 5.0
+            progress.advance()
+    assert out.getvalue().splitlines() == [
+        "training: 22/30 · 10 s, about 40 s left",
+        "training: 24/30 · 20 s, about 30 s left",
+        "training: 26/30 · 30 s, about 20 s left",
+        "training: 28/30 · 40 s, about 10 s left",
+        "training: 30/30 · 50 s",
+    ]
 
 
 def test_an_interrupted_phase_says_so() -> None:
@@ -146,11 +158,11 @@ def test_the_evaluation_table() -> None:
 
 def test_closing_lines_say_where_and_how_to_go_on() -> None:
     shown, out = printer()
-    shown.print_closing("runs/lake-seed2", seconds=83.0, finished=False)
+    shown.print_closing("runs/lake-seed2", finished=False)
     shown.print_closing("my runs/lake")
     text = out.getvalue()
     assert "roll-eval 'my runs/lake'\n" in text
-    assert "Stopped after 1 min 23 s" in text
+    assert "Stopped" in text
     assert "tensorboard --logdir runs/lake-seed2/tensorboard" in text
     assert "roll-train resume runs/lake-seed2\n" in text
 
@@ -182,6 +194,23 @@ def test_an_episode_is_shown_with_boards_side_by_side() -> None:
     assert ["P0", "P1", "P2"] in [line[:3] for line in lines]
     assert [">", "Right", ">", "[b]x", ">", "Down"] in [line[:6] for line in lines]
     assert ["+0", "+0", "invalid", "+0"] in lines
+
+
+def test_before_and_after_are_of_the_task_that_was_gained() -> None:
+    lost, won = board("lost", "x"), board("won", "y", reward=1.0, success=True)
+    shown, out = printer()
+    shown.print_before_and_after([won, lost, lost], [won, lost, won])
+    assert "Held-out task 2 before training (the first task lost before and won after)" in out.getvalue()
+    assert out.getvalue().index("not solved in 1 turn") < out.getvalue().index("Held-out task 2 after training")
+    shown, out = printer()
+    shown.print_before_and_after([won, lost], [lost, lost])
+    assert "Held-out task 0 before training (the first task)" in out.getvalue()
+    shown, out = printer()
+    shown.print_before_and_after([], [won, lost])  # the first evaluation was in an earlier process
+    assert "An episode after training" in out.getvalue()
+    shown, out = printer()
+    shown.print_before_and_after([won], [])
+    assert out.getvalue() == ""
 
 
 def test_boards_fit_the_width_and_long_things_are_cut() -> None:
@@ -219,10 +248,9 @@ def test_a_phase_is_measured_over_scored_episodes_only() -> None:
 
 
 def test_the_summary_is_json_with_seed_versions_and_phases() -> None:
-    data = json.loads(
-        json.dumps(summary(name="lake", env_id="x", seed=2, phases=[BEFORE, AFTER], total_seconds=9.5, extra={"k": 1}))
-    )
-    assert data["seed"] == 2
+    data = json.loads(json.dumps(summary(CONFIG, [BEFORE, AFTER], {"train": 7.5, "evaluation": 2.0}, k=1)))
+    assert (data["name"], data["env"], data["seed"]) == ("lake", "roll/FrozenLake-v0", 2)
+    assert data["training_seconds"] == {"train": 7.5, "evaluation": 2.0}
     assert [p["success"] for p in data["phases"]] == [0.25, 0.875]
     assert set(data["versions"]) == {"python", "torch", "transformers", "gymnasium", "roll-envs", "numpy"}
     assert data["cores"] >= 1
@@ -239,7 +267,7 @@ def finished_run(output: Path, seed: int, env_id: str = "roll/FrozenLake-v0") ->
         ]
         records[3][plot.RETURN] = "nan"
         folder.metrics_path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        folder.save_summary(summary(name="lake", env_id=env_id, seed=seed, phases=[BEFORE, AFTER], total_seconds=1.0))
+        folder.save_summary(summary(config, [BEFORE, AFTER], {"train": 1.0}))
     return folder.path
 
 
@@ -294,7 +322,7 @@ def test_without_matplotlib_the_pip_command_is_named(tmp_path: Path, monkeypatch
 
 def test_a_silent_report_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     silent = Report.silent()
-    silent.print_plan(make_plan(CONFIG))
+    silent.print_plan(CONFIG)
     with silent.phase("training", 2) as progress:
         progress.advance()
     silent.print_closing("x")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from view_builders import EpisodeView, table_of, view
 
 from roll_envs.errors import CheckpointError
-from trainer.algorithms.rewards import AlgorithmState, Moments, kl_estimate, overlong_penalty, shape_rewards
+from trainer.algorithms.shaping import AlgorithmState, Moments, kl_estimate, overlong_penalty, shape_rewards
 from trainer.config import RewardConfig
 from trainer.data.table import StepTable
 

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.load import dump_config, load_config
-from trainer.run.folder import TEMPORARY_SUFFIX, RunFolder, read_metrics, write_atomic
+from trainer.run.folder import UNFINISHED, RunFolder, read_metrics, write_atomic
 
 
 def config(output: Path, **more: Any) -> RunConfig:
@@ -46,9 +46,10 @@ def test_the_configuration_comes_back(tmp_path: Path, monkeypatch: pytest.Monkey
     written = tmp_path / "config.yaml"
     written.write_text(dump_config(config(tmp_path)))
     made = load_config(written)
-    folder = RunFolder.create(made, output=tmp_path / "elsewhere")
+    folder = RunFolder.create(made.model_copy(update={"output": str(tmp_path / "elsewhere")}))
     assert folder.path.parent == tmp_path / "elsewhere"
-    assert RunFolder.open(folder.path).config == made
+    assert RunFolder.open(folder.path).config == folder.config
+    assert folder.config.model_copy(update={"output": made.output}) == made
     monkeypatch.chdir(folder.checkpoints_path)
     assert RunFolder.open("step-000002").path == folder.path
     assert RunFolder.open(folder.checkpoints_path / "step-000002").path == folder.path
@@ -74,7 +75,7 @@ def test_metrics_are_on_disk_at_once_and_in_tensorboard(tmp_path: Path) -> None:
     ]
     assert events(folder, "train/loss") == [(1, 0.5)]
     assert events(folder, "evaluation/success") == [(0, 0.25)]
-    assert [r["step"] for r in folder.read_metrics("train")] == [1, 2]
+    assert [r["step"] for r in read_metrics(folder.path, "train")] == [1, 2]
 
 
 def test_a_resume_drops_what_came_after_and_the_line_cut_off(tmp_path: Path) -> None:
@@ -86,18 +87,26 @@ def test_a_resume_drops_what_came_after_and_the_line_cut_off(tmp_path: Path) -> 
         with folder.metrics_path.open("a") as file:
             file.write('{"phase": "train", "st')
     with RunFolder.open(folder.path) as again:
-        assert again.truncate_metrics({"train": 3}) == 3
+        again.rewind({"train": 3})
+        assert len(again.metrics_path.read_text().splitlines()) == 10 + 3, "two steps and half a line were dropped"
         again.log({"loss": 9.0}, step=4)
-        assert [r["loss"] for r in again.read_metrics("train")] == [1.0, 0.5, 1 / 3, 9.0]
-        assert len(again.read_metrics("warm start")) == 10
+        assert [r["loss"] for r in read_metrics(again.path, "train")] == [1.0, 0.5, 1 / 3, 9.0]
+        assert len(read_metrics(again.path, "warm start")) == 10
     assert events(again, "train/loss") == [(1, 1.0), (2, 0.5), (3, 0.33333), (4, 9.0)]
     assert len(events(again, "warm start/loss")) == 10
 
 
+def test_a_resume_makes_the_folders_again_that_were_deleted(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        folder.episodes_path.rmdir()
+        folder.rewind({})
+        assert folder.save_episodes("after", [trajectory(turn(anchor="P"))]).is_file()
+
+
 def test_truncating_an_empty_run(tmp_path: Path) -> None:
     with RunFolder.create(config(tmp_path)) as folder:
-        assert folder.truncate_metrics({"train": 0}) == 0
-        assert folder.read_metrics() == []
+        folder.rewind({"train": 0})
+        assert read_metrics(folder.path) == []
 
 
 def test_a_line_after_one_cut_off_stands_alone(tmp_path: Path) -> None:
@@ -122,19 +131,16 @@ def test_a_full_disk_leaves_the_metrics_whole(tmp_path: Path) -> None:
         assert not folder.summary_path.exists()
         (disk / "filler").unlink()
         folder.log({"loss": 2.0}, step=2000)
-        assert folder.read_metrics()[-1]["loss"] == 2.0
+        assert read_metrics(folder.path)[-1]["loss"] == 2.0
 
 
 @pytest.mark.parametrize("byte_count", [0, 5])
-def test_write_atomic_keeps_the_old_file_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_count: int
-) -> None:
+def test_write_atomic_keeps_the_old_file_on_a_full_disk(tmp_path: Path, byte_count: int) -> None:
     path = tmp_path / "summary.json"
     write_atomic(path, "old")
-    with monkeypatch.context() as patch:
-        full_after(patch, byte_count)
-        with pytest.raises(RollError, match=r"disk is full.*summary\.json.*nothing saved before was touched.*resume"):
-            write_atomic(path, b"new and longer")
+    message = r"disk is full.*summary\.json.*nothing saved before was touched.*resume"
+    with full_after(byte_count), pytest.raises(RollError, match=message):
+        write_atomic(path, b"new and longer")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["summary.json"]
 
@@ -188,22 +194,23 @@ def test_episodes_as_text_and_records(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_cleaned_away(tmp_path: Path) -> None:
     folder = RunFolder.create(config(tmp_path))
-    stale = folder.episodes_path / f".after.txt.1-ab{TEMPORARY_SUFFIX}"
-    stale.write_text("half")
+    stale = [part / f"{UNFINISHED}1-ab-x" for part in (folder.path, folder.episodes_path)]
+    for path in stale:
+        path.write_text("half")
+    (folder.checkpoints_path / f"{UNFINISHED}1-ab-step-000001").mkdir()
     folder.save_summary({})
-    RunFolder.open(folder.path)
-    assert not stale.exists()
+    with RunFolder.open(folder.path) as again:
+        # Someone who only looks, roll-eval say, must not take away what the run is writing at this moment.
+        assert all(path.exists() for path in stale)
+        again.rewind({})
+    assert not list(folder.path.rglob(f"{UNFINISHED}*"))
     assert folder.summary_path.exists()
 
 
 def test_summary(tmp_path: Path) -> None:
     folder = RunFolder.create(config(tmp_path))
-    assert folder.read_summary() is None
-    folder.save_summary({"seed": 3})
-    assert folder.read_summary() == {"seed": 3}
-    folder.summary_path.write_text("{")
-    with pytest.raises(RollError, match="cannot be read"):
-        folder.read_summary()
+    folder.save_summary({"seed": 3, "name": "ä"})
+    assert json.loads(folder.summary_path.read_text(encoding="utf-8")) == {"seed": 3, "name": "ä"}
 
 
 def test_without_tensorboard_the_pip_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from episode_builders import group, trajectories, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_envs.types import Outcome, Trajectory
-from trainer.data.sequences import TokenSequence, sequences_of, to_sequences
+from roll_envs.types import Completion, Outcome, Trajectory, VersionSpan
+from trainer.data.table import TokenSequence, sequences_of, to_sequences
 
 
 def test_a_prompt_that_extends_the_sequence_joins_it() -> None:
@@ -27,6 +27,18 @@ def test_a_prompt_that_extends_the_sequence_joins_it() -> None:
             member=5,
         )
     ]
+
+
+def test_every_id_has_the_version_that_sampled_it() -> None:
+    said = Completion(
+        ids=(7, 8, 9),
+        logprobs=(-1.0, -1.0, -1.0),
+        finish="stop",
+        weight_version=3,
+        spans=(VersionSpan(3, 1), VersionSpan(5, 2)),
+    )
+    (sequence,) = to_sequences(trajectory(replace(turn((1, 2)), completion=said)), group=0)
+    assert sequence.versions == (-1, -1, 3, 5, 5)
 
 
 @pytest.mark.parametrize(

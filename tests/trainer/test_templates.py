@@ -17,7 +17,7 @@ from tokenizers import AddedToken, normalizers
 from roll_envs.errors import ConfigError
 from roll_envs.managers import load_context
 from roll_envs.types import Message
-from trainer.data.sequences import to_sequences
+from trainer.data.table import to_sequences
 from trainer.model.network import build_tokenizer
 from trainer.model.renderer import ChatRenderer
 

@@ -12,7 +12,7 @@ from test_prefixes import NETWORK
 
 import trainer.model.forward as forward
 from trainer.data.batches import Batch
-from trainer.data.sequences import TokenSequence
+from trainer.data.table import TokenSequence
 from trainer.model.forward import head_of
 
 

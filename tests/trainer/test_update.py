@@ -14,13 +14,11 @@ from episode_builders import group, scattered, trajectory, turn
 from tiny import full_logits, tiny_model
 
 from roll_envs.types import Group
-from trainer.algorithms.rewards import AlgorithmState
 from trainer.config.load import parse_config
 from trainer.data.batches import Batch, make_batches, scatter_back
-from trainer.data.sequences import sequences_of
-from trainer.data.table import tokens_of
+from trainer.data.table import sequences_of, tokens_of
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import StepParts, update
+from trainer.run.update import make_parts, update
 
 BASE = (
     "format: 1\nname: t\nsteps: 9\nenv: {id: roll/FrozenLake-v0}\nadvantage: {name: reinforce}\n"
@@ -67,9 +65,9 @@ class Run:
         self.reference = Recorder(inner.reference()) if wanted else None
         if self.reference is not None:
             self.reference.inner.load_weights((n, 0.8 * w) for n, w in inner.weights())
-        self.parts: Any = StepParts(
-            learner=self.learner,  # type: ignore[arg-type]
-            state=AlgorithmState(kl_coef=self.config.reward.kl_coef),
+        self.parts: Any = make_parts(
+            self.config,
+            self.learner,  # type: ignore[arg-type]
             critic=self.critic,  # type: ignore[arg-type]
             reference=self.reference,  # type: ignore[arg-type]
         )
@@ -104,7 +102,7 @@ def test_everything_is_scored_at_the_sampling_temperature() -> None:
     expected = [run.logp(ids, at) for ids in ((10, 11, 12, 13), (10, 14, 15, 16)) for at in (2, 3)]
     groups = two(1.0, 0.0)
     run.update([groups[0], groups[0]], step=0)
-    for name in ("old_logprobs", "reference_logprobs"):
+    for name in ("old_logp", "reference_logp"):
         found = column(run.learner.stepped[0], name)
         assert [found[n] for n in sorted(found)] == pytest.approx(expected, abs=1e-4)
 
@@ -117,11 +115,11 @@ def test_sequences_of_the_same_ids_but_another_mask_are_scored_apart() -> None:
     ids = (10, 11, 12, 13, 14)
     expected = [run.logp(ids, at) for at in (2, 3, 4, 3, 4)]
     run.update([group(said, asked)])
-    assert list(column(run.learner.stepped[0], "old_logprobs").values()) == pytest.approx(expected, abs=1e-4)
+    assert list(column(run.learner.stepped[0], "old_logp").values()) == pytest.approx(expected, abs=1e-4)
     twice = Run("learner.epochs=2", "optimizer.lr=0.0")
     twice.update([group(said, replace(said, member=1))])
     assert sum(int(b.label_mask.sum()) for b in twice.learner.scored[0]) == 3  # the same ids are scored once
-    assert list(column(twice.learner.stepped[0], "old_logprobs").values()) == pytest.approx(expected[:3] * 2, abs=1e-4)
+    assert list(column(twice.learner.stepped[0], "old_logp").values()) == pytest.approx(expected[:3] * 2, abs=1e-4)
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
@@ -165,7 +163,7 @@ def test_with_several_minibatches_the_ratio_is_to_the_policy_before_the_step() -
     assert first["loss/clip_fraction"] == 0.0
     assert abs(second["loss/ratio"] - 1.0) > 0.01
     assert second["loss/clip_fraction"] > 0.0
-    assert column(run.learner.stepped[0], "old_logprobs") == column(run.learner.stepped[1], "old_logprobs")
+    assert column(run.learner.stepped[0], "old_logp") == column(run.learner.stepped[1], "old_logp")
     single = Run()
     assert single.update(two(1.0, -1.0))["loss/ratio"] == 1.0
 

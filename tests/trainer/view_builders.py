@@ -13,7 +13,18 @@ from trainer.algorithms.estimators import Estimate
 from trainer.config.parts import ESTIMATORS
 from trainer.data.table import Episodes, StepTable, Tokens, Turns
 
-__all__ = ["EpisodeView", "by_group", "estimated", "flat", "of_returns", "per_episode", "table_of", "view", "views"]
+__all__ = [
+    "EpisodeView",
+    "by_group",
+    "close",
+    "estimated",
+    "flat",
+    "of_returns",
+    "per_episode",
+    "table_of",
+    "view",
+    "views",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +118,17 @@ def table_of(episodes: Sequence[EpisodeView]) -> StepTable:
     )
 
 
-def estimated(name: str, episodes: Sequence[EpisodeView], **settings: Any) -> Estimate:
-    """What the estimator ``name`` gives with ``settings`` of its own."""
+def estimated(name: str, step: Sequence[EpisodeView] | StepTable, **settings: Any) -> Estimate:
+    """What the estimator ``name`` gives with ``settings`` of its own, of episodes or of the table that holds them."""
     part = ESTIMATORS.find(name)
-    found: Estimate = part.estimate(table_of(episodes), part.settings(**settings))
+    found: Estimate = part.estimate(step if isinstance(step, StepTable) else table_of(step), part.settings(**settings))
     return found
+
+
+def close(found: Sequence[float] | np.ndarray, wanted: Sequence[float] | np.ndarray, *, rel: float, abs: float) -> bool:
+    """Numbers as equal as ``pytest.approx`` has it, which takes many times as long over long lists."""
+    one, other = np.asarray(found, dtype=np.float64), np.asarray(wanted, dtype=np.float64)
+    return one.shape == other.shape and bool((np.abs(one - other) <= np.maximum(abs, rel * np.abs(other))).all())
 
 
 def per_episode(episodes: Sequence[EpisodeView], column: np.ndarray) -> list[np.ndarray]:
@@ -129,8 +146,10 @@ def flat(numbers: Sequence[np.ndarray]) -> list[float]:
     return np.concatenate([np.empty(0), *numbers]).tolist()
 
 
-GRID = st.integers(-8, 8).map(lambda n: n / 4)
+_QUARTERS = st.integers(-8, 8)
+GRID = _QUARTERS.map(lambda n: n / 4)
 """Coarse enough that numbers are equal or clearly not."""
+_ANCHORS = st.sampled_from("abc")
 
 
 @st.composite
@@ -138,15 +157,19 @@ def _episode(draw: st.DrawFn) -> EpisodeView:
     turns = draw(st.integers(1, 4))
     lengths = draw(st.lists(st.integers(0, 3), min_size=turns, max_size=turns))
     tokens = sum(lengths)
-    numbers = st.lists(GRID, min_size=tokens, max_size=tokens)
-    return view(
-        *draw(st.lists(GRID, min_size=turns, max_size=turns)),
-        lengths=lengths,
-        anchors=[draw(st.sampled_from("abc")) if n else None for n in lengths],
+
+    def numbers(count: int) -> np.ndarray:
+        # Divided together: to draw each number through GRID takes twice as long.
+        return np.array(draw(st.lists(_QUARTERS, min_size=count, max_size=count)), dtype=np.float64) / 4
+
+    return EpisodeView(
+        rewards=numbers(turns),
+        lengths=tuple(lengths),
+        anchors=tuple(draw(_ANCHORS) if n else None for n in lengths),
         group=draw(st.integers(0, 2)),
-        values=draw(numbers),
-        tokens=draw(st.none() | numbers),
-        greedy=draw(st.none() | GRID),
+        values=numbers(tokens),
+        token_rewards=numbers(tokens) if draw(st.booleans()) else None,
+        greedy_return=draw(st.none() | GRID),
     )
 
 

@@ -12,23 +12,6 @@ from pydantic import ConfigDict, Field, model_validator
 
 from roll_envs.settings import Settings
 
-__all__ = [
-    "AdvantageConfig",
-    "CorrectionConfig",
-    "Count",
-    "CriticConfig",
-    "FilterConfig",
-    "LossConfig",
-    "MaskConfig",
-    "PartSection",
-    "Positive",
-    "ReferenceConfig",
-    "RewardConfig",
-    "Section",
-    "Share",
-    "correction_problems",
-]
-
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -272,7 +255,7 @@ class CriticConfig(Section):
     minibatches: Positive = 1
     """Optimiser steps per training step. Default: ours: one step for one step of the policy."""
     epochs: Positive = 1
-    """Passes over the rows of a training step. Default: ours: one step for one step of the policy."""
+    """Passes over the sequences of a training step. Default: ours: one step for one step of the policy."""
     tokens_per_microbatch: Positive = 8192
     """Tokens per forward and backward pass. Default: memory alone; changes nothing else."""
     max_grad_norm: AboveZero = 1.0

@@ -10,17 +10,13 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
 from roll_envs.settings import Part, description_and_origin
 from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.schema import RunConfig
-
-__all__ = ["Key", "allowed_words", "built_in_keys", "nearest_keys", "part_keys", "refusal", "section_keys"]
-
-KeyTable = dict[tuple[str, ...], "Key"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,19 +36,21 @@ class Key:
     """Where the default is from; empty where nothing was said."""
 
 
-@cache
-def section_keys() -> Mapping[tuple[str, ...], Key]:
+KeyTable: TypeAlias = Mapping[tuple[str, ...], Key]
+
+
+def section_keys() -> KeyTable:
     """The keys that every configuration has, by path, in the order of the models; sections stand before their keys."""
-    return _keys_of(RunConfig, ())
+    return keys_of(RunConfig)
 
 
-def part_keys(section: str, part: Part) -> Mapping[tuple[str, ...], Key]:
+def part_keys(section: str, part: Part) -> KeyTable:
     """The keys that ``part`` adds to the section that chose it."""
-    return _keys_of(part.settings, (section,))
+    return keys_of(part.settings, section)
 
 
 @cache
-def built_in_keys() -> Mapping[tuple[str, ...], Key]:
+def built_in_keys() -> KeyTable:
     """The keys of the sections and of all built-in parts; where parts share a key, that of the first."""
     found = dict(section_keys())
     for section, kind in PART_SECTIONS.items():
@@ -61,9 +59,11 @@ def built_in_keys() -> Mapping[tuple[str, ...], Key]:
     return found
 
 
-def _keys_of(model: type[BaseModel], prefix: tuple[str, ...]) -> KeyTable:
+@cache
+def keys_of(model: type[BaseModel], *prefix: str) -> KeyTable:
+    """The keys of a model, whose own path is ``prefix``."""
     schema = model.model_json_schema()
-    found: KeyTable = {}
+    found: dict[tuple[str, ...], Key] = {}
 
     def walk(model: type[BaseModel], properties: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
         for name, info in model.model_fields.items():
@@ -141,7 +141,7 @@ def unread_advice(section: str, key: str, name: str) -> str | None:
     )
 
 
-def nearest_keys(path: tuple[str, ...], known: Mapping[tuple[str, ...], Key], count: int = 3) -> list[str]:
+def nearest_keys(path: tuple[str, ...], known: KeyTable, count: int = 3) -> list[str]:
     """Dotted names of the ``known`` keys closest to the unknown ``path``, best first, without those far behind.
 
     A key counts by how alike the dotted names read, how alike its name is to that of a neighbour in the same section,

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, create_model
 
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.settings import Part
 from trainer.config.keys import (
-    Key,
+    KeyTable,
     built_in_keys,
+    keys_of,
     nearest_keys,
-    part_keys,
     refusal,
     renamed_value,
     section_keys,
@@ -30,8 +31,6 @@ from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.recipes import find_preset
 from trainer.config.schema import FORMAT, RunConfig
 from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
-
-__all__ = ["Resolved", "dump_config", "load_config", "load_resolved", "parse_config", "parse_resolved", "resolve"]
 
 
 class Resolved(NamedTuple):
@@ -245,32 +244,38 @@ def _check_format(data: Mapping[str, Any], place: _Places) -> str:
 def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, list[str]]:
     """The configuration that ``data`` make, with every setting of its parts; and what is wrong with them."""
     parts, problems = _chosen_parts(data, place)
-    keys = {**section_keys()}
-    for section, part in parts.items():
-        keys.update(part_keys(section, part))
-    problems += _drop_unknown(data, (), place, keys, parts)
-    settings: dict[str, Any] = {}
-    for section, part in parts.items():
-        values = data.get(section, {})
-        own = (
-            {key: values[key] for key in part.settings.model_fields if key in values}
-            if isinstance(values, dict)
-            else {}
-        )
+    model = _with_settings(tuple(parts.items()))
+    keys = keys_of(model)
+    while True:
         try:
-            settings[section] = part.settings.model_validate_json(json.dumps(own))
+            # Through JSON: strict about types, yet lists fill tuples and integers fill numbers.
+            config = model.model_validate_json(json.dumps(data))
         except ValidationError as error:
-            problems += _all_sentences(error, (section,), place, keys)
-    try:
-        # Through JSON: strict about types, yet lists fill tuples and integers fill numbers.
-        config = RunConfig.model_validate_json(json.dumps(data))
-    except ValidationError as error:
-        return None, problems + _all_sentences(error, (), place, keys)
-    filled = {name: getattr(config, name).model_copy(update=found.model_dump()) for name, found in settings.items()}
-    config = config.model_copy(update=filled)
+            found = error.errors(include_url=False)
+        else:
+            break
+        unknown = [tuple(map(str, each["loc"])) for each in found if each["type"] == "extra_forbidden"]
+        problems += [_unknown_key(data, path, place, keys) for path in unknown]
+        # Checks of a whole section or file only run when there are no unknown keys: once more without them.
+        if not unknown:
+            sentences = [sentence for each in found for sentence in _sentences(each, place, keys)]
+            return None, problems + list(dict.fromkeys(sentences))
     if not problems:
         problems = [f"{place((s,))}: {problem}" for s, part in parts.items() for problem in part.problems(config)]
     return config, problems
+
+
+@cache
+def _with_settings(parts: tuple[tuple[str, Part], ...]) -> type[RunConfig]:
+    """The model of a run whose sections also hold, and check, the settings of the parts that they choose."""
+    sections: dict[str, Any] = {}
+    for section, part in parts:
+        own = type(RunConfig.model_fields[section].get_default(call_default_factory=True))
+        bases = (own,) if issubclass(own, part.settings) else (part.settings, own)  # fields of the last come first
+        both = create_model(own.__name__, __base__=bases, __cls_kwargs__={"extra": "forbid"})
+        both.__doc__ = own.__doc__
+        sections[section] = (both, Field(default_factory=both))
+    return create_model("RunConfig", __base__=RunConfig, **sections)
 
 
 def _chosen_parts(data: Mapping[str, Any], place: _Places) -> tuple[dict[str, Part], list[str]]:
@@ -278,9 +283,7 @@ def _chosen_parts(data: Mapping[str, Any], place: _Places) -> tuple[dict[str, Pa
     parts: dict[str, Part] = {}
     problems = []
     for section, kind in PART_SECTIONS.items():
-        values = data.get(section, {})
-        default = section_keys()[section, kind.key].default
-        name = values.get(kind.key, default) if isinstance(values, dict) else default
+        name = _name_of(data, section)
         if not isinstance(name, str):
             continue  # which validation tells
         try:
@@ -290,41 +293,28 @@ def _chosen_parts(data: Mapping[str, Any], place: _Places) -> tuple[dict[str, Pa
     return parts, problems
 
 
-def _drop_unknown(
-    data: dict[str, Any],
-    prefix: tuple[str, ...],
-    place: _Places,
-    keys: Mapping[tuple[str, ...], Key],
-    parts: Mapping[str, Part],
-) -> list[str]:
-    """Take the keys that nothing reads out of ``data``; one sentence for each."""
-    problems = []
-    for name in list(data):
-        path = (*prefix, name)
-        key = keys.get(path)
-        if key is not None:
-            if key.section and isinstance(data[name], dict):
-                problems += _drop_unknown(data[name], path, place, keys, parts)
-            continue
-        value = data.pop(name)
-        section = prefix[0] if prefix else ""
-        if section in PART_SECTIONS and section not in parts:
-            continue  # nobody knows what the missing part reads
-        kind = PART_SECTIONS.get(section)
-        told = None if kind is None else unread_advice(section, name, _name_of(data, kind.key, section))
-        while isinstance(value, dict) and len(value) == 1 and told is None:
-            (inner, value), *_ = value.items()
-            path = (*path, inner)
-        told = told or f"unknown key '{dotted(path)}'; {_advice(path, keys)}"
-        problems.append(f"{place(path)}: {told}")
-    return problems
+def _name_of(data: Mapping[str, Any], section: str) -> Any:
+    """The part that a section names, else its default."""
+    key, values = PART_SECTIONS[section].key, data.get(section, {})
+    default = section_keys()[section, key].default
+    return values.get(key, default) if isinstance(values, dict) else default
 
 
-def _name_of(values: Mapping[str, Any], key: str, section: str) -> str:
-    return str(values.get(key, section_keys()[section, key].default))
+def _unknown_key(data: dict[str, Any], path: tuple[str, ...], place: _Places, keys: KeyTable) -> str:
+    """Take a key that nothing reads out of ``data``; what to say of it."""
+    section, inside = path[0], data
+    for part in path[:-1]:
+        inside = inside[part]
+    value = inside.pop(path[-1])
+    if section in PART_SECTIONS and (told := unread_advice(section, path[-1], _name_of(data, section))):
+        return f"{place(path)}: {told}"
+    while isinstance(value, dict) and len(value) == 1:
+        (inner, value), *_ = value.items()
+        path = (*path, inner)
+    return f"{place(path)}: unknown key '{dotted(path)}'; {_advice(path, keys)}"
 
 
-def _advice(path: tuple[str, ...], keys: Mapping[tuple[str, ...], Key]) -> str:
+def _advice(path: tuple[str, ...], keys: KeyTable) -> str:
     reason = refusal(path)
     if reason is not None:
         return reason
@@ -335,18 +325,7 @@ def _advice(path: tuple[str, ...], keys: Mapping[tuple[str, ...], Key]) -> str:
     return "known here: " + ", ".join(p[-1] for p in keys if p[:-1] == parent)
 
 
-def _all_sentences(
-    error: ValidationError, prefix: tuple[str, ...], place: _Places, keys: Mapping[tuple[str, ...], Key]
-) -> list[str]:
-    problems: list[str] = []
-    for found in error.errors(include_url=False):
-        problems += [
-            p for p in _sentences({**found, "loc": (*prefix, *found["loc"])}, place, keys) if p not in problems
-        ]
-    return problems
-
-
-def _sentences(found: Mapping[str, Any], place: _Places, keys: Mapping[tuple[str, ...], Key]) -> list[str]:
+def _sentences(found: Mapping[str, Any], place: _Places, keys: KeyTable) -> list[str]:
     path: KeyPath = tuple(found["loc"])
     if found["type"] == "value_error":
         return [f"{place(path)}: {line}" for line in str(found["ctx"]["error"]).splitlines()]

@@ -15,19 +15,6 @@ from roll_envs.registry import Registry
 from roll_envs.settings import Part
 from trainer.config.algorithm import PartSection
 
-__all__ = [
-    "BACKENDS",
-    "ENGINES",
-    "ESTIMATORS",
-    "LOSSES",
-    "OPTIMIZERS",
-    "PART_SECTIONS",
-    "PartKind",
-    "chosen_part",
-    "part_settings",
-    "readers",
-]
-
 
 def _part(name: str, found: object) -> Any:
     if not isinstance(found, Part):
@@ -54,15 +41,15 @@ def _part_or_function(place: str, field: str) -> Callable[[str, object], Any]:
 ESTIMATORS: Registry[Any] = Registry(
     "advantage estimator",
     "roll_envs.estimators",
-    _part_or_function("trainer.algorithms.estimators.types:Estimator", "estimate"),
+    _part_or_function("trainer.algorithms.estimators:Estimator", "estimate"),
     built_in={
-        "bi_level_gae": "trainer.algorithms.estimators.gae:BI_LEVEL_GAE",
+        "bi_level_gae": "trainer.algorithms.estimators.returns:BI_LEVEL_GAE",
         "dr_grpo": "trainer.algorithms.estimators.group_relative:DR_GRPO",
-        "gae": "trainer.algorithms.estimators.gae:GAE",
-        "gigpo": "trainer.algorithms.estimators.states:GIGPO",
+        "gae": "trainer.algorithms.estimators.returns:GAE",
+        "gigpo": "trainer.algorithms.estimators.group_relative:GIGPO",
         "gpg": "trainer.algorithms.estimators.group_relative:GPG",
         "grpo": "trainer.algorithms.estimators.group_relative:GRPO",
-        "hgpo": "trainer.algorithms.estimators.states:HGPO",
+        "hgpo": "trainer.algorithms.estimators.group_relative:HGPO",
         "lite_ppo": "trainer.algorithms.estimators.group_relative:LITE_PPO",
         "maxrl": "trainer.algorithms.estimators.group_relative:MAXRL",
         "opo": "trainer.algorithms.estimators.group_relative:OPO",
@@ -81,7 +68,7 @@ ESTIMATORS: Registry[Any] = Registry(
 LOSSES: Registry[Any] = Registry(
     "policy loss",
     "roll_envs.losses",
-    _part_or_function("trainer.algorithms.losses.types:Loss", "loss"),
+    _part_or_function("trainer.algorithms.losses.objective:Loss", "loss"),
     built_in={
         "cispo": "trainer.algorithms.losses.weighted:CISPO",
         "clip": "trainer.algorithms.losses.clipped:CLIP",
@@ -138,20 +125,16 @@ PART_SECTIONS: Mapping[str, PartKind] = {
 """By the name of the section."""
 
 
-def chosen_part(section: str, values: PartSection) -> Part:
-    """The part that ``values``, the configuration's ``section``, chooses. Raises as :meth:`Registry.find` does."""
-    kind = PART_SECTIONS[section]
-    part: Part = kind.registry.find(getattr(values, kind.key))
-    return part
-
-
 def part_settings(section: PartSection, part: Part) -> Any:
     """The settings of ``part`` as the configuration's ``section`` says them; defaults where it does not.
 
     Raises pydantic's ``ValidationError`` for a key that the part does not read, or a value that it does not take.
     """
     # Through JSON: strict about types, yet lists fill tuples and integers fill numbers.
-    return part.settings.model_validate_json(json.dumps(section.model_extra or {}))
+    given = section.model_dump(
+        mode="json", exclude=set(section.__class__.model_fields) - set(part.settings.model_fields)
+    )
+    return part.settings.model_validate_json(json.dumps(given))
 
 
 def readers(section: str, key: str) -> list[str]:

@@ -11,8 +11,6 @@ import yaml
 
 from roll_envs.errors import UnknownNameError
 
-__all__ = ["PRESETS", "Preset", "find_preset"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:

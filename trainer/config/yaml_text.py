@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 
 import yaml
 
-__all__ = ["KeyPath", "Read", "dotted", "dump_yaml", "parse_value", "read_yaml"]
-
 KeyPath: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the root: ``("optimizer", "betas", 0)``."""
 
@@ -111,6 +109,11 @@ def parse_value(text: str) -> Any:
 def dump_yaml(data: Any) -> str:
     """YAML text that :func:`read_yaml` reads back to equal data; keys keep their order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=110)
+
+
+def value_text(value: object) -> str:
+    """One value as a reader of a table wants it: YAML, with numbers as short as they can be."""
+    return f"{value:g}" if isinstance(value, float) else dump_yaml(value).removesuffix("...\n").strip()
 
 
 class _Reader:

@@ -3,7 +3,7 @@
 Shapes: B packed lines ("bins") of a micro-batch, T positions, V vocabulary; N sampled tokens of the step.
 
 Convention, everywhere: tensors are aligned to the *predicting* position. Index t of ``labels``, ``label_mask``,
-``advantages``, ``sampler_logprobs`` and all other columns of tokens concerns the prediction of the id that follows
+``advantages``, ``sampler_logp`` and all other columns of tokens concerns the prediction of the id that follows
 ``ids[t]`` in the same sequence. So a learner does ``logits_BTV -> log_softmax(logits / temperature) -> gather(labels)``
 with no further shift. The first id of a sequence is never predicted, its last position predicts nothing.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -24,21 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from roll_envs.errors import ConfigError
-from trainer.data.sequences import TokenSequence
-from trainer.data.table import FloatArray, IntArray, Tokens
-
-__all__ = [
-    "Batch",
-    "Denominators",
-    "balance",
-    "denominators_of",
-    "imbalance",
-    "make_batches",
-    "pack",
-    "padding_share",
-    "scatter_back",
-    "split_minibatches",
-]
+from trainer.data.table import FloatArray, IntArray, Tokens, TokenSequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,9 +46,9 @@ class Batch:
     """bool; True exactly where the label was sampled by the policy and is trained on."""
     advantages: torch.Tensor
     """float32; of the label, its weight included."""
-    sampler_logprobs: torch.Tensor
+    sampler_logp: torch.Tensor
     """float32; of the label under the sampler."""
-    old_logprobs: torch.Tensor
+    old_logp: torch.Tensor
     """float32; of the label under the policy that the ratio is taken to; the sampler's where nothing else is known."""
     sequence: torch.Tensor
     """int64; place of the sequence in ``used``, what :func:`make_batches` was asked for."""
@@ -70,7 +56,7 @@ class Batch:
     """int64; turn of the label within its episode, -1 where the mask is False."""
     token: torch.Tensor
     """int64; line of the label in the table's tokens, -1 where the mask is False."""
-    reference_logprobs: torch.Tensor | None = None
+    reference_logp: torch.Tensor | None = None
     """float32; of the label under the reference policy."""
     selected: torch.Tensor | None = None
     """bool; whether the label is among the tokens that the loss chose for the step."""
@@ -89,10 +75,6 @@ class Batch:
     return_mask: torch.Tensor | None = None
     """bool [K, B, T]; where ``returns`` holds one."""
 
-    def with_old_logprobs(self, old_logprobs: torch.Tensor) -> Batch:
-        """The same batch with the ratio taken to ``old_logprobs`` [B, T]."""
-        return replace(self, old_logprobs=old_logprobs)
-
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on ``device``."""
         present = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
@@ -109,10 +91,6 @@ class Denominators:
     """Sequences with at least one such id."""
     sequence_tokens: torch.Tensor
     """int64 [S]; such ids of each sequence, looked up by ``Batch.sequence``."""
-
-
-def _lengths(sequences: Sequence[TokenSequence]) -> IntArray:
-    return np.fromiter((len(s.ids) for s in sequences), dtype=np.int64, count=len(sequences))
 
 
 def denominators_of(tokens: Tokens, used: Sequence[int]) -> Denominators:
@@ -158,21 +136,25 @@ def _microbatches(widths: IntArray, tokens_per_microbatch: int) -> list[list[int
     return batches
 
 
-_COLUMNS: tuple[tuple[str, str, type], ...] = (
-    ("reference_logprobs", "reference_logp", np.float32),
-    ("selected", "selected", np.bool_),
-    ("values", "value", np.float32),
-    ("episode_return", "episode_return", np.float32),
-    ("success", "success", np.bool_),
-    ("truncated", "truncated", np.bool_),
-    ("weights", "weight", np.float32),
+_COLUMNS: tuple[tuple[str, str, type, int], ...] = (
+    ("turn", "turn_number", np.int64, -1),
+    ("sampler_logp", "sampler_logp", np.float32, 0),
+    ("reference_logp", "reference_logp", np.float32, 0),
+    ("selected", "selected", np.bool_, 0),
+    ("values", "value", np.float32, 0),
+    ("episode_return", "episode_return", np.float32, 0),
+    ("success", "success", np.bool_, 0),
+    ("truncated", "truncated", np.bool_, 0),
+    ("weights", "weight", np.float32, 0),
 )
-"""Tensors of a batch that are made of a column of tokens, where there is one."""
+"""Tensors of a batch that are a column of tokens, where there is one; and what stands where no token is."""
 
 
 class _Layout(NamedTuple):
     """Where sequences stand in one flat buffer that holds all micro-batches, one after the other."""
 
+    lengths: IntArray
+    """Of each sequence, in ids."""
     starts: IntArray
     """Of each sequence."""
     segments: IntArray
@@ -196,7 +178,7 @@ def _layout(lengths: IntArray, pack_tokens: int, tokens_per_microbatch: int) -> 
     """Sequences of these lengths in bins, and the bins in micro-batches as wide as their widest bin."""
     bins = pack(lengths, pack_tokens)
     widths = np.array([lengths[members].sum() for members in bins], dtype=np.int64)
-    starts, segments = np.empty(len(lengths), dtype=np.int64), np.empty(len(lengths), dtype=np.int64)
+    starts, segments = np.empty_like(lengths), np.empty_like(lengths)
     shapes: list[tuple[int, int]] = []
     size = 0
     for batch in _microbatches(widths, tokens_per_microbatch):
@@ -207,7 +189,7 @@ def _layout(lengths: IntArray, pack_tokens: int, tokens_per_microbatch: int) -> 
             segments[members] = np.arange(len(members))
         shapes.append((len(batch), width))
         size += len(batch) * width
-    return _Layout(starts, segments, shapes)
+    return _Layout(lengths, starts, segments, shapes)
 
 
 def make_batches(
@@ -234,43 +216,51 @@ def make_batches(
     if not used:
         return []
     chosen = [sequences[i] for i in used]
-    lengths = _lengths(chosen)
-    total = int(lengths.sum())
+    lengths = np.fromiter((len(s) for s in chosen), dtype=np.int64, count=len(chosen))
     layout = _layout(lengths, pack_tokens, tokens_per_microbatch)
-    place = layout.place
+    lines = tokens.of(used)
+    lines = lines[tokens.learnt[lines]]
+    starts = np.zeros(len(sequences), dtype=np.int64)
+    starts[list(used)] = layout.starts
+    # A token of the table stands where it is predicted, one position before its own.
+    predicting = starts[tokens.sequence[lines]] + tokens.position[lines] - 1
+    columns = {**_of_ids(chosen, layout), **_of_labels(tokens, lines, predicting, layout)}
+    if returns is not None:
+        there = ~np.isnan(returns[:, lines])
+        columns["returns"] = layout.place(np.where(there, returns[:, lines], 0.0), predicting, np.float32)
+        columns["return_mask"] = layout.place(there, predicting, np.bool_)
+    return [Batch(**{name: column[i] for name, column in columns.items()}) for i in range(len(layout.shapes))]
+
+
+def _of_ids(chosen: Sequence[TokenSequence], layout: _Layout) -> dict[str, list[torch.Tensor]]:
+    """The tensors that say something of every id, sampled or not, by their names in :class:`Batch`."""
+    place, lengths = layout.place, layout.lengths
+    total = int(lengths.sum())
     position = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     everywhere = np.repeat(layout.starts, lengths) + position
     ids = np.fromiter(chain.from_iterable(s.ids for s in chosen), dtype=np.int64, count=total)
-    # A token of the table stands where it is predicted, one position before its own.
-    lines = tokens.of(used)
-    lines = lines[tokens.learnt[lines]]
-    where_starts = np.zeros(len(sequences), dtype=np.int64)
-    where_starts[list(used)] = layout.starts
-    predicting = where_starts[tokens.sequence[lines]] + tokens.position[lines] - 1
-    advantage = np.zeros(len(tokens.sequence)) if tokens.advantage is None else tokens.advantage
-    old = tokens.sampler_logp if tokens.proximal_logp is None else tokens.proximal_logp
-    columns = {
+    return {
         "ids": place(ids, everywhere, np.int64),
         "positions": place(position, everywhere, np.int64),
         "segments": place(np.repeat(layout.segments, lengths), everywhere, np.int64, -1),
         "sequence": place(np.repeat(np.arange(len(chosen)), lengths), everywhere, np.int64, -1),
         "labels": place(ids[position > 0], everywhere[position > 0] - 1, np.int64),
-        "label_mask": place(np.ones(len(lines)), predicting, np.bool_),
-        "token": place(lines, predicting, np.int64, -1),
-        "turn": place(tokens.turn_number[lines], predicting, np.int64, -1),
-        "advantages": place(advantage[lines], predicting, np.float32),
-        "sampler_logprobs": place(tokens.sampler_logp[lines], predicting, np.float32),
-        "old_logprobs": place(old[lines], predicting, np.float32),
     }
-    for name, column, kind in _COLUMNS:
-        values = getattr(tokens, column)
-        if values is not None:
-            columns[name] = place(values[lines], predicting, kind)
-    if returns is not None:
-        there = ~np.isnan(returns[:, lines])
-        columns["returns"] = place(np.where(there, returns[:, lines], 0.0), predicting, np.float32)
-        columns["return_mask"] = place(there, predicting, np.bool_)
-    return [Batch(**{name: column[i] for name, column in columns.items()}) for i in range(len(layout.shapes))]
+
+
+def _of_labels(tokens: Tokens, lines: IntArray, at: IntArray, layout: _Layout) -> dict[str, list[torch.Tensor]]:
+    """The tensors that say something of the labels: the ``lines`` of the table that have a loss."""
+    place = layout.place
+    advantage = np.zeros(len(tokens.sequence)) if tokens.advantage is None else tokens.advantage
+    old = tokens.sampler_logp if tokens.proximal_logp is None else tokens.proximal_logp
+    given = [(name, getattr(tokens, column), dtype, padding) for name, column, dtype, padding in _COLUMNS]
+    return {
+        "label_mask": place(np.ones(len(lines)), at, np.bool_),
+        "token": place(lines, at, np.int64, -1),
+        "advantages": place(advantage[lines], at, np.float32),
+        "old_logp": place(old[lines], at, np.float32),
+        **{n: place(column[lines], at, dtype, padding) for n, column, dtype, padding in given if column is not None},
+    }
 
 
 def scatter_back(batches: Sequence[Batch], values: Sequence[torch.Tensor], tokens: Tokens) -> FloatArray:
@@ -351,9 +341,3 @@ def balance(lengths: Sequence[int], ranks: int, *, quadratic: float = QUADRATIC)
         number += 1
     shares = [sorted(indices) for _, indices in heap[0][2]] if heap else [[] for _ in range(ranks)]
     return sorted(shares, key=lambda share: share or [len(lengths)])
-
-
-def imbalance(lengths: Sequence[int], shares: Sequence[Sequence[int]], *, quadratic: float = QUADRATIC) -> float:
-    """Load of the busiest rank over the mean load: 1 is even, 1.25 makes every rank wait a fifth of the time."""
-    loads = [sum(cost(lengths[i], quadratic) for i in share) for share in shares]
-    return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0

@@ -17,16 +17,6 @@ from numpy.typing import NDArray
 from roll_envs.types import Group, Metrics, OutcomeKind, Trajectory, Turn
 from trainer.data.table import BoolArray, FloatArray, IntArray, StepTable, Tokens
 
-__all__ = [
-    "explained_variance",
-    "mismatch_metrics",
-    "rollout_metrics",
-    "sequence_metrics",
-    "staleness_metrics",
-    "token_mismatch_metrics",
-    "wilson_interval",
-]
-
 RATIO_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
@@ -57,52 +47,55 @@ def rollout_metrics(groups: Sequence[Group], prefix: str = "rollout/") -> Metric
     everyone = [t for g in groups for t in g.trajectories]
     scored = [t for t in everyone if t.scored]
     kinds = Counter(t.outcome.kind for t in everyone)
-    metrics: Metrics = {"episodes": float(len(everyone))}
-    metrics.update({f"outcome/{kind}": float(kinds[kind]) for kind in get_args(OutcomeKind)})
-    if everyone:
-        metrics["attempts_mean"] = _mean([t.attempts for t in everyone])
-    if scored:
-        metrics.update(_episode_metrics(scored))
-    turns = [turn for t in scored for turn in t.turns]
-    if turns:
-        metrics.update(_turn_metrics(turns))
+    metrics: Metrics = {
+        "episodes": float(len(everyone)),
+        **{f"outcome/{kind}": float(kinds[kind]) for kind in get_args(OutcomeKind)},
+        **_means(attempts_mean=[t.attempts for t in everyone]),
+        **_episode_metrics(scored),
+        **_turn_metrics([turn for t in scored for turn in t.turns]),
+    }
     return {prefix + name: value for name, value in metrics.items()}
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(sum(values) / len(values))
+def _means(**values: Sequence[float]) -> Metrics:
+    """The mean of each, without those that have no values."""
+    return {name: float(sum(each) / len(each)) for name, each in values.items() if each}
 
 
 def _episode_metrics(scored: Sequence[Trajectory]) -> Metrics:
     returns = [t.total_reward for t in scored]
     parts: dict[str, float] = defaultdict(float)
-    for trajectory in scored:
-        for turn in trajectory.turns:
-            for name, value in turn.info.get("reward_parts", {}).items():
-                parts[f"reward_part/{name}"] += float(value) / len(scored)
-    penalties = [sum(float(turn.info.get("format_penalty", 0.0)) for turn in t.turns) for t in scored]
+    for turn in (turn for trajectory in scored for turn in trajectory.turns):
+        for name, value in turn.info.get("reward_parts", {}).items():
+            parts[f"reward_part/{name}"] += float(value) / len(scored)
     return {
-        "success_rate": _mean([t.success for t in scored]),
-        "return_mean": _mean(returns),
-        "return_std": float(np.std(returns)),
-        "turns_mean": _mean([len(t.turns) for t in scored]),
-        "format_penalty_mean": _mean(penalties),
+        **_means(
+            success_rate=[t.success for t in scored],
+            return_mean=returns,
+            turns_mean=[len(t.turns) for t in scored],
+            format_penalty_mean=[sum(float(u.info.get("format_penalty", 0.0)) for u in t.turns) for t in scored],
+        ),
+        **({"return_std": float(np.std(returns))} if returns else {}),
         **parts,
     }
 
 
 def _turn_metrics(turns: Sequence[Turn]) -> Metrics:
     lengths = [len(turn.completion.ids) for turn in turns]
-    metrics: Metrics = {
-        "completion_tokens": float(sum(lengths)),
-        "completion_tokens_per_turn": _mean(lengths),
-        "length_finish_rate": _mean([turn.completion.finish == "length" for turn in turns]),
+    return {
+        **({"completion_tokens": float(sum(lengths))} if turns else {}),
+        **_means(
+            completion_tokens_per_turn=lengths,
+            length_finish_rate=[turn.completion.finish == "length" for turn in turns],
+            valid_action_rate=_flags(turns, "action_is_valid"),
+            effective_action_rate=_flags(turns, "action_is_effective"),
+        ),
     }
-    for name, key in (("valid_action_rate", "action_is_valid"), ("effective_action_rate", "action_is_effective")):
-        flags = [bool(turn.info[key]) for turn in turns if key in turn.info]
-        if flags:
-            metrics[name] = _mean(flags)
-    return metrics
+
+
+def _flags(turns: Sequence[Turn], key: str) -> list[bool]:
+    """What the turns that say anything under ``key`` say."""
+    return [bool(turn.info[key]) for turn in turns if key in turn.info]
 
 
 def sequence_metrics(table: StepTable, prefix: str = "rollout/") -> Metrics:
@@ -134,32 +127,10 @@ def mismatch_metrics(sampler: NDArray[Any], learner: NDArray[Any], prefix: str =
     if diff.size == 0:
         return {}
     return {
-        f"{prefix}kl": float(np.mean(_k3(diff))),
         f"{prefix}logprob_diff_max": float(np.abs(diff).max()),
         f"{prefix}logprob_diff_mean": float(np.abs(diff).mean()),
-        **_ratio_metrics(-diff, prefix),
-        f"{prefix}effective_sample_share": _effective_share(-diff),
+        **_span_metrics(diff, np.arange(diff.size), prefix),  # each token is a span of its own
     }
-
-
-def _k3(diff: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.exp(np.clip(-diff, -50.0, 50.0)) - 1.0 + diff
-
-
-def _ratio_metrics(log_ratios: NDArray[np.float64], prefix: str) -> Metrics:
-    ratio = np.exp(np.clip(log_ratios, -50.0, 50.0))
-    quantiles = np.quantile(ratio, list(RATIO_QUANTILES.values()))
-    return {
-        f"{prefix}ratio_min": float(ratio.min()),
-        f"{prefix}ratio_max": float(ratio.max()),
-        **{f"{prefix}ratio_{n}": float(q) for n, q in zip(RATIO_QUANTILES, quantiles, strict=True)},
-    }
-
-
-def _effective_share(log_ratios: NDArray[np.float64]) -> float:
-    """``(sum w)^2 / (N sum w^2)`` of weights given by their logarithms, whatever their size."""
-    weights = np.exp(log_ratios - log_ratios.max())
-    return float(weights.sum() ** 2 / (weights.size * np.square(weights).sum()))
 
 
 def token_mismatch_metrics(
@@ -187,11 +158,17 @@ def token_mismatch_metrics(
 def _span_metrics(diff: FloatArray, keys: IntArray, prefix: str) -> Metrics:
     """Of the spans of ids that have the same key."""
     _, span, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    sums = np.bincount(span, weights=-diff).astype(np.float64)
+    k3 = np.exp(np.clip(-diff, -50.0, 50.0)) - 1.0 + diff
+    products = np.bincount(span, weights=-diff).astype(np.float64)  # logarithms of the ratios of whole spans
+    ratio = np.exp(np.clip(products / counts, -50.0, 50.0))
+    weights = np.exp(products - products.max())  # a common factor changes no share, and nothing can overflow
+    quantiles = np.quantile(ratio, list(RATIO_QUANTILES.values()))
     return {
-        f"{prefix}kl": float(np.bincount(span, weights=_k3(diff)).mean()),
-        **_ratio_metrics(sums / counts, prefix),
-        f"{prefix}effective_sample_share": _effective_share(sums),
+        f"{prefix}kl": float(np.bincount(span, weights=k3).mean()),
+        f"{prefix}ratio_min": float(ratio.min()),
+        f"{prefix}ratio_max": float(ratio.max()),
+        **{f"{prefix}ratio_{n}": float(q) for n, q in zip(RATIO_QUANTILES, quantiles, strict=True)},
+        f"{prefix}effective_sample_share": float(weights.sum() ** 2 / (weights.size * np.square(weights).sum())),
     }
 
 

@@ -1,10 +1,13 @@
-"""The table of a training step: aligned columns over its sampled tokens, turns and episodes.
+"""From trajectories to the table of a training step: token sequences, and aligned columns over what was sampled.
 
-Everything of a step is a column here: rewards, log-probs, values, advantages, weights. What is known of an episode or a
+Sequences follow from trajectories by the exact-prefix rule (:func:`to_sequences`). Ids and log-probabilities are copied
+from what the engine received and returned; nothing is tokenised here.
+
+Everything else of a step is a column: rewards, log-probs, values, advantages, weights. What is known of an episode or a
 turn reaches its tokens by indexing, ``x[table.episode_of_token]`` and ``x[table.turn_of_token]``, and back by
 ``np.bincount``. Tokens stand in the order of their sequences and, within a sequence, of time; so those of an episode,
 of a turn and of a sequence are next to each other. Only ids that the policy sampled have a line: what the environment
-said is no token here, and nothing has to skip it.
+said is no token here, and nothing has to skip it. Tensors start in :mod:`trainer.data.batches`.
 
 Shapes: N sampled tokens, S sequences, M turns, E scored episodes.
 """
@@ -19,25 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from roll_envs.types import Group, Trajectory
-from trainer.data.sequences import TokenSequence
-
-__all__ = [
-    "BoolArray",
-    "Comparison",
-    "Episodes",
-    "FloatArray",
-    "IntArray",
-    "Reduction",
-    "StepTable",
-    "Tokens",
-    "Turns",
-    "accumulate_back",
-    "compare",
-    "make_table",
-    "sum_by",
-    "tokens_of",
-]
+from roll_envs.types import Group, Trajectory, Turn
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -46,6 +31,82 @@ BoolArray = NDArray[np.bool_]
 NO_SPREAD = 1e-9
 """Values whose range is at most this (times the largest, where that is above 1) are equal: their advantage is exactly 0
 and their group is counted."""
+
+
+# -- sequences ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSequence:
+    """A prompt and every completion that continues it to the letter. All tuples have the length of ``ids``."""
+
+    ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+    """True exactly on the ids that the policy sampled."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each sampled id under the sampler; 0.0 elsewhere."""
+    turns: tuple[int, ...]
+    """Index into ``Trajectory.turns`` of each sampled id; -1 elsewhere."""
+    versions: tuple[int, ...]
+    """Weight version that sampled each id; -1 elsewhere."""
+    group: int
+    """Position of the trajectory's group in the step's list of groups."""
+    member: int
+    """``Trajectory.member``."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def to_sequences(trajectory: Trajectory, *, group: int) -> list[TokenSequence]:
+    """The sequences of one trajectory, in the order of its turns; ``group`` is copied into each.
+
+    The exact-prefix rule: a turn whose prompt starts with the previous prompt + completion, id for id, joins the
+    sequence; any other starts a new one. Prompts ``(1, 2)`` and ``(1, 2, 7, 3)`` with completions ``(7,)`` and ``(8,)``
+    give one sequence ``(1, 2, 7, 3, 8)`` with mask ``(0, 0, 1, 0, 1)``; had the second prompt been ``(1, 2, 9, 3)``,
+    two.
+
+    Turns whose completion is empty (aborted requests) contribute nothing. A trajectory that is not ``scored`` (failed
+    or cancelled) gives none.
+
+    Raises:
+        ValueError: A completion does not have one log-prob per id.
+    """
+    if not trajectory.scored:
+        return []
+    empty = TokenSequence(ids=(), mask=(), logprobs=(), turns=(), versions=(), group=group, member=trajectory.member)
+    sequences: list[TokenSequence] = []
+    for index, turn in enumerate(trajectory.turns):
+        if not turn.completion.ids:
+            continue
+        if not sequences or tuple(turn.prompt_ids[: len(sequences[-1])]) != sequences[-1].ids:
+            sequences.append(empty)
+        sequences[-1] = _continued(sequences[-1], index, turn)
+    return sequences
+
+
+def _continued(sequence: TokenSequence, index: int, turn: Turn) -> TokenSequence:
+    """``sequence`` with turn ``index``, whose prompt begins with it."""
+    said = turn.completion
+    if len(said.ids) != len(said.logprobs):
+        raise ValueError(f"turn {index} has {len(said.ids)} ids but {len(said.logprobs)} log-probs")
+    given = turn.prompt_ids[len(sequence) :]  # what the chat template and the environment put before the answer
+    return replace(
+        sequence,
+        ids=(*sequence.ids, *given, *said.ids),
+        mask=sequence.mask + (False,) * len(given) + (True,) * len(said.ids),
+        logprobs=(*sequence.logprobs, *(0.0,) * len(given), *said.logprobs),
+        turns=sequence.turns + (-1,) * len(given) + (index,) * len(said.ids),
+        versions=sequence.versions + (-1,) * len(given) + tuple(v for v, tokens in said.spans for _ in range(tokens)),
+    )
+
+
+def sequences_of(groups: Iterable[Group]) -> list[TokenSequence]:
+    """The sequences of all scored trajectories of a step; their ``group`` counts through ``groups`` from 0."""
+    return [s for g, group in enumerate(groups) for t in group.trajectories for s in to_sequences(t, group=g)]
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,7 +125,7 @@ class Tokens:
     predicted: BoolArray
     """False for the first id of a sequence, which no position of the model predicts: no log-prob, value or loss."""
     trained: BoolArray
-    """Whether it is in the loss; :func:`trainer.algorithms.filters.apply_masks` leaves some out."""
+    """Whether it is in the loss; :func:`trainer.algorithms.shaping.apply_masks` leaves some out."""
     reward: FloatArray
     """Reward of the token itself beside that of its turn, such as the KL penalty."""
     proximal_logp: FloatArray | None = None
@@ -111,7 +172,7 @@ class Turns:
 
     episode: IntArray
     reward: FloatArray
-    """As it is learnt from: the environment's, until :func:`trainer.algorithms.rewards.shape_rewards`."""
+    """As it is learnt from: the environment's, until :func:`trainer.algorithms.shaping.shape_rewards`."""
     tokens: IntArray
     """How many were sampled; 0 for an aborted answer."""
     anchor: tuple[str | None, ...]
@@ -137,7 +198,7 @@ class Episodes:
 
 
 class Reduction(Protocol):
-    """Joins the numbers of several processes, each with a table of its own: ``trainer.learner.ranks.Ranks``."""
+    """Joins the numbers of several processes, each with a table of its own: ``trainer.learner.gradients.Ranks``."""
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]: ...
 
@@ -179,9 +240,7 @@ class StepTable:
     @property
     def returns(self) -> FloatArray:
         """Undiscounted return of each episode [E], rewards of tokens included: what episodes are compared by."""
-        count = len(self.episodes.group)
-        of_turns = sum_by(self.turns.episode, self.turns.reward, count)
-        return of_turns + sum_by(self.episode_of_token, self.tokens.reward, count)
+        return sum_by(self.turns.episode, self.turn_rewards, len(self.episodes.group))
 
     @property
     def token_rewards(self) -> FloatArray:
@@ -193,6 +252,7 @@ class StepTable:
         result = self.tokens.reward.copy()
         counts = self.episode_tokens
         first = np.cumsum(counts) - counts
+        # The last token of turns up to this one: for a turn without tokens, that of an earlier turn of the episode.
         last = np.maximum(np.cumsum(self.turns.tokens) - 1, first[self.turns.episode])
         present = counts[self.turns.episode] > 0
         np.add.at(result, last[present], self.turns.reward[present])
@@ -225,7 +285,7 @@ def tokens_of(sequences: Sequence[TokenSequence]) -> Tokens:
 def make_table(
     groups: Sequence[Group], sequences: Sequence[TokenSequence], greedy: Sequence[float | None] = ()
 ) -> StepTable:
-    """The table of a step; ``sequences`` are those of :func:`trainer.data.sequences.sequences_of`.
+    """The table of a step; ``sequences`` are those of :func:`trainer.data.table.sequences_of`.
 
     ``greedy`` is the return of the greedy episode of each group, where one was played.
 
@@ -233,6 +293,7 @@ def make_table(
         ValueError: A reward is not finite, or two trajectories of a group claim the same place in it.
     """
     scored = [(g, t) for g, group in enumerate(groups) for t in group.trajectories if t.scored and t.turns]
+    # Sequences know their group and member, tables count through the episodes that have a line.
     line = {(g, t.member): e for e, (g, t) in enumerate(scored)}
     if len(line) != len(scored):
         raise ValueError("two trajectories of a group have the same `member`; their sequences cannot be told apart")
@@ -247,7 +308,7 @@ def make_table(
         environment_return=np.array([_finite_return(t) for _, t in scored], dtype=np.float64),
         success=np.array([t.success for _, t in scored], dtype=np.bool_),
         truncated=np.array([t.outcome.kind == "truncated" for _, t in scored], dtype=np.bool_),
-        greedy_return=_column([greedy[g] if greedy else None for g, _ in scored]),
+        greedy_return=np.array([greedy[g] if greedy else None for g, _ in scored], dtype=np.float64),  # None is NaN
     )
     return StepTable(
         tokens=tokens.with_columns(
@@ -268,10 +329,6 @@ def make_table(
         groups=len(groups),
         left_out=sum(len(g.trajectories) for g in groups) - len(scored),
     )
-
-
-def _column(numbers: Iterable[float | None]) -> FloatArray:
-    return np.array([np.nan if number is None else number for number in numbers], dtype=np.float64)
 
 
 def _finite_return(trajectory: Trajectory) -> float:
@@ -336,19 +393,3 @@ def moments(values: FloatArray, ranks: Reduction | None = None) -> tuple[int, fl
     if count < 2 or high + low <= NO_SPREAD * max(1.0, high, low):
         return count, mean, 0.0
     return count, mean, total(float(np.square(values - mean).sum())) / (count - 1)
-
-
-def accumulate_back(values: FloatArray, label: IntArray, factor: float) -> FloatArray:
-    """``G_n = v_n + factor * G_{n+1}`` within each stretch of equal labels: the discounted return to go.
-
-    Values 0, 0, 1 under one label at 0.95 give 0.9025, 0.95, 1.
-    """
-    result = values.astype(np.float64, copy=True)
-    if not len(result):
-        return result
-    ends = np.flatnonzero(np.append(np.diff(label) != 0, True))
-    lengths = np.diff(ends, prepend=-1)
-    for step in range(1, int(lengths.max())):  # the last but one of every stretch, then the one before, and so on
-        at = ends[lengths > step] - step
-        result[at] += factor * result[at + 1]
-    return result

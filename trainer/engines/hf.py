@@ -26,9 +26,8 @@ from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
 from trainer.engines import Capabilities, Engine
 from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
-from trainer.model.network import LanguageModel, choose_device, load_weights
-
-__all__ = ["HFEngine"]
+from trainer.model.forward import load_weights
+from trainer.model.network import LanguageModel, choose_device
 
 _GATHER_S = 0.002
 """How long an idle engine lets further requests join before its first pass."""
@@ -41,7 +40,6 @@ class _Request:
     sampling: SamplingParams
     timeout_s: float
     deadline: float
-    prompt_tokens: int
     sequence: OpenSequence
     """The prompt and what was sampled."""
     future: Future[Completion] = field(default_factory=Future)
@@ -114,8 +112,7 @@ class HFEngine(Engine):
                 f"prompt of {len(prompt)} tokens + max_new_tokens {sampling.max_new_tokens} exceed "
                 f"engine.max_tokens {self._max_tokens}; raise it or shorten the prompt"
             )
-        deadline = time.monotonic() + timeout_s
-        request = _Request(sampling, timeout_s, deadline, len(prompt), OpenSequence(prompt))
+        request = _Request(sampling, timeout_s, time.monotonic() + timeout_s, OpenSequence(prompt))
         with self._wake:
             self._raise_if_unusable()
             self._queue.append(request)
@@ -131,10 +128,9 @@ class HFEngine(Engine):
         with self._between_passes():
             with self._wake:
                 self._raise_if_unusable(updating=True)
-            self._network.forget()
             for request in self._running:
                 request.end_span(self.version)
-                self._network.renew(request.sequence)
+            self._network.forget([request.sequence for request in self._running])
             try:
                 load_weights(self._network.network, source, "the update", error=EngineError)
             except BaseException as error:
@@ -159,11 +155,7 @@ class HFEngine(Engine):
     def abort(self) -> None:
         """End every queued and running request with ``finish="abort"``, keeping what was sampled so far."""
         with self._between_passes():
-            with self._wake:
-                waiting = [*self._running, *self._queue]
-                self._running.clear()
-                self._queue.clear()
-            for request in waiting:
+            for request in self._take_all():
                 self._finish(request, "abort")
 
     def health(self) -> None:
@@ -208,14 +200,17 @@ class HFEngine(Engine):
             self._fault = error
             self._fail_all(EngineError(f"the engine stopped: {type(error).__name__}: {error}"))
 
-    def _fail_all(self, error: EngineError) -> None:
-        """End every request with ``error``."""
+    def _take_all(self) -> list[_Request]:
+        """All requests, which are then to be answered."""
         with self._wake:
             waiting = [*self._running, *self._queue]
             self._running.clear()
             self._queue.clear()
-        for request in waiting:
-            self._release(request, error, keep=False)
+        return waiting
+
+    def _fail_all(self, error: EngineError) -> None:
+        for request in self._take_all():
+            self._release(request, error)
 
     def _raise_if_unusable(self, *, updating: bool = False) -> None:
         if self._fault is not None:
@@ -268,14 +263,14 @@ class HFEngine(Engine):
             request.sequence.ids.append(token)
             if not math.isfinite(logprob):
                 reason = f"the model's logits are not finite (weight version {self.version})"
-                self._release(request, EngineError(reason), keep=False)
+                self._release(request, EngineError(reason))
             elif token in request.sampling.stop_ids:
                 self._finish(request, "stop")
             elif len(request.logprobs) >= request.sampling.max_new_tokens:
                 self._finish(request, "length")
             elif request.deadline < now:
                 self._expire(request)
-            elif request.future.cancelled():
+            elif len(request.logprobs) % 8 == 0 and request.future.cancelled():  # asking takes a lock: not every time
                 self._finish(request, "abort")
             else:
                 self._network.extend(request.sequence)
@@ -285,42 +280,30 @@ class HFEngine(Engine):
     def _next_ids(self, requests: Sequence[_Request]) -> Iterable[tuple[int, float]]:
         """For each of ``requests`` an id and its log-prob."""
         logits, sources = self._network.logits([request.sequence for request in requests])
-        # Requests at the same ids and temperature draw from one distribution: which one, and their place among those.
-        distributions: dict[tuple[int, float], int] = {}
-        keys = zip(sources.tolist(), (request.sampling.temperature for request in requests), strict=True)
-        which = np.array([distributions.setdefault(key, len(distributions)) for key in keys])
-        order = which.argsort(kind="stable")
-        column = np.empty_like(which)
-        column[order] = np.arange(len(which)) - np.searchsorted(which[order], which[order])
-        uniform = np.zeros((len(distributions), int(column.max()) + 1))
-        uniform[which, column] = [request.draws[len(request.logprobs)] for request in requests]
-        tensor = partial(torch.tensor, device=logits.device)
-        chosen = choose_ids(
-            logits[tensor([source for source, _ in distributions])],
-            tensor([temperature for _, temperature in distributions], dtype=torch.float64),
-            tensor(uniform),
+        tensor = partial(torch.tensor, dtype=torch.float64, device=logits.device)
+        ids, logprobs = choose_ids(
+            logits.index_select(0, torch.from_numpy(sources).to(logits.device)),
+            tensor([request.sampling.temperature for request in requests]),
+            tensor([[request.draws[len(request.logprobs)]] for request in requests]),
         )
-        ids, logprobs = (values.numpy(force=True)[which, column].tolist() for values in chosen)
-        return zip(ids, logprobs, strict=True)
+        return zip(ids[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True)
 
     def _finish(self, request: _Request, reason: FinishReason) -> None:
-        keep = reason != "abort" and not request.spans  # keys and values of older weights are of no use
         request.end_span(self.version)
         completion = Completion(
-            ids=tuple(request.sequence.ids[request.prompt_tokens :]),
+            ids=tuple(request.sequence.ids[len(request.sequence.ids) - len(request.logprobs) :]),
             logprobs=tuple(request.logprobs),
             finish=reason,
             weight_version=min((span.version for span in request.spans), default=self.version),
             spans=tuple(request.spans) if len(request.spans) > 1 else (),  # one span is made by Completion itself
         )
-        self._release(request, completion, keep=keep)
+        self._release(request, completion)
 
     def _expire(self, request: _Request) -> None:
-        self._release(request, DeadlineExceededError(self.answer_name, request.timeout_s), keep=False)
+        self._release(request, DeadlineExceededError(self.answer_name, request.timeout_s))
 
-    def _release(self, request: _Request, result: Completion | Exception, *, keep: bool) -> None:
-        """Answer a request; ``keep`` what was run for it."""
-        self._network.close(request.sequence, keep=keep)
+    def _release(self, request: _Request, result: Completion | Exception) -> None:
+        self._network.close(request.sequence)
         with contextlib.suppress(InvalidStateError):  # the caller cancelled it
             if isinstance(result, Completion):
                 request.future.set_result(result)

@@ -1,220 +1,82 @@
-"""A network and what was run through it: keys and values of the sequences, and the logits that came after them.
+"""A network and what was run through it: a tree of tokens, with the keys, values and logits of each.
 
 With the same weights the same ids have the same next-token distribution. So a sequence that was run before costs
 nothing, and one that begins like another pays for what is new in it: the next turn of an episode, a state that another
 episode met, the same rules. What was run with older weights is forgotten.
+
+A token of the tree has a place, which is also where its keys and values lie, so that sequences share them without a
+copy. A place is held by the tokens behind it and by the open sequences that end there. Places that nobody holds are
+kept for sequences to come, and are given away when there is no other place left, the one let go first coming first.
 """
 
-# Shapes: S slots, N sequences of this pass, H key-value heads, T new tokens, C capacity, D head width, V vocabulary.
+# Shapes: N sequences of a pass, T new tokens, P places, H key-value heads, D head width, V vocabulary.
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
-from transformers.masking_utils import sdpa_mask
 
-__all__ = ["CachedNetwork", "KeyValueSlots", "OpenSequence", "PrefixIndex"]
+from trainer.model.attention import bucket_layout, use_packed_attention
 
-_LEAST_SHARED = 8
-"""A common prefix of fewer tokens than this is run again rather than copied."""
 _PASS_TOKENS = 2**14
 """More new tokens than this are run in several passes, to bound the memory of one."""
 _LOGITS_BYTES = 64 * 2**20
 _KEPT_LOGITS = 2**15
 """Memory, and at most how many of them, for logits that are kept for sequences that come again."""
+_FIRST_PLACES = 64
+"""Places for each sequence that may be open, to begin with."""
+_ROOT = 0
+"""The place before every first token."""
 
 
-class Prefix:
-    """A sequence of ids under the present weights: its logits, where its keys and values lie, and what follows it."""
+class KeyValuePool(Cache):  # type: ignore[misc]
+    """Keys and values [layers][P, H, D], one place for each token of the tree."""
 
-    __slots__ = ("container", "key", "next", "row", "slot", "slot_use")
-
-    def __init__(self, container: dict[Any, Prefix], key: Any) -> None:
-        self.container, self.key = container, key
-        """Where it is found: among all prompts by its ids, or in ``next`` of the prefix before it by its last id."""
-        self.row = -1
-        """Its row in the table of logits; -1 when it has none (any more)."""
-        self.slot, self.slot_use = -1, -1
-        """The slot that holds its keys and values, as long as the slot is in the same use as then."""
-        self.next: dict[int, Prefix] = {}
-
-
-class OpenSequence:
-    """A sequence that grows while it is sampled, and what it has in a :class:`CachedNetwork`."""
-
-    __slots__ = ("before", "held", "ids", "prefix", "slot")
-
-    prefix: Prefix
-    """Of all its ids, once it is open."""
-
-    def __init__(self, ids: tuple[int, ...]) -> None:
-        self.ids = list(ids)
-        self.before: Prefix | None = None
-        """Of all but the last id, when that was sampled here."""
-        self.slot = -1
-        self.held = 0
-        """How many of its first ids ``slot`` holds keys and values of."""
-
-
-class PrefixIndex:
-    """Which token ids the slots hold: at most one sequence a slot.
-
-    The sequences are sorted. The one that shares the longest prefix with a prompt then stands next to where the prompt
-    would stand, so that finding it is a binary search.
-    """
-
-    def __init__(self) -> None:
-        self._ordered: list[tuple[tuple[int, ...], int]] = []
-        self._ids: dict[int, tuple[int, ...]] = {}
-
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._ids
-
-    def ids(self, slot: int) -> tuple[int, ...]:
-        """The sequence in ``slot``; empty when there is none."""
-        return self._ids.get(slot, ())
-
-    def put(self, slot: int, ids: tuple[int, ...]) -> None:
-        """Note that ``slot`` holds ``ids``, instead of what it held."""
-        self.drop(slot)
-        self._ids[slot] = ids
-        insort(self._ordered, (ids, slot))
-
-    def drop(self, slot: int) -> None:
-        """Note that ``slot`` holds nothing that may be used."""
-        ids = self._ids.pop(slot, None)
-        if ids is not None:
-            del self._ordered[bisect_left(self._ordered, (ids, slot))]
-
-    def clear(self) -> None:
-        """Forget all slots."""
-        self._ordered.clear()
-        self._ids.clear()
-
-    def has(self, ids: tuple[int, ...]) -> bool:
-        """Whether a slot holds exactly ``ids``."""
-        at = bisect_left(self._ordered, (ids, -1))
-        return at < len(self._ordered) and self._ordered[at][0] == ids
-
-    def longest(self, prompt: tuple[int, ...]) -> tuple[int, int]:
-        """The slot that shares the longest prefix with ``prompt``, and its length; (-1, 0) when none shares any.
-
-        Slots with 1 2 3 and 1 2 9 and the prompt 1 2 3 4: the first, 3.
-        """
-        at = bisect_left(self._ordered, (prompt, -1))
-        best, length = -1, 0
-        for ids, slot in self._ordered[max(at - 1, 0) : at + 1]:
-            shared = _shared(ids, prompt)
-            if shared > length:
-                best, length = slot, shared
-        return best, length
-
-
-def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """Length of the longest common prefix, by bisection: comparing slices is quicker than comparing ids one by one."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-class KeyValueSlots(Cache):  # type: ignore[misc]
-    """Keys and values [layers][S, H, C, D]; ``C`` doubles when a sequence needs more."""
-
-    def __init__(self, config: Any, slots: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: Any, places: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(layers=[])
-        heads = config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, slots, heads, capacity, width)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self._slots = self._places = torch.zeros(0, dtype=torch.long, device=device)
+        # Attention in bfloat16 is slow on a CPU and therefore done in float32.
+        kind = torch.float32 if dtype == torch.bfloat16 and device.type == "cpu" else dtype
+        shape = (config.num_hidden_layers, places, config.num_key_value_heads, width)
+        self.keys, self.values = (torch.empty(shape, dtype=kind, device=device) for _ in range(2))
+        self.written = torch.empty(0, dtype=torch.long, device=device)
+        """Where the T tokens of the next forward pass are written, [T]."""
 
-    def begin(self, slots: torch.Tensor, places: torch.Tensor, visible: int) -> None:
-        """Say where the next forward pass writes: its T tokens go to ``slots`` [T] at ``places`` [T], all below
-        ``visible``."""
-        self._slots, self._places = slots, places
-        capacity = self.keys.shape[3]
-        if visible > capacity:
-            extra = max(visible, 2 * capacity) - capacity
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
-
-    def copy(self, pairs: Sequence[tuple[int, int]], places: int) -> None:
-        """Give slot ``b`` the first ``places`` places of slot ``a``, for every pair (a, b). All are read before any is
-        written: a slot may be on both sides."""
-        sources, targets = (torch.tensor(slots, device=self.keys.device) for slots in zip(*pairs, strict=True))
-        self.keys[:, targets, :, :places] = self.keys[:, sources, :, :places]
-        self.values[:, targets, :, :places] = self.values[:, sources, :, :places]
+    def grow(self, places: int) -> None:
+        """Have room for ``places`` tokens."""
+        extra = (0, 0, 0, 0, 0, places - self.keys.shape[1])
+        self.keys, self.values = (torch.nn.functional.pad(x, extra) for x in (self.keys, self.values))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [1, H, T, D]; returns all that the slots hold of this layer, [S, H, C, D]."""
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
-        keys[self._slots, :, self._places] = key_states[0].transpose(0, 1)
-        values[self._slots, :, self._places] = value_states[0].transpose(0, 1)
+        """Write [1, H, T, D]; returns all that there is of this layer, [1, H, P, D]."""
+        pools = (self.keys[layer_idx], self.values[layer_idx])
+        for pool, states in zip(pools, (key_states, value_states), strict=True):
+            pool.index_copy_(0, self.written, states[0].transpose(0, 1).to(pool.dtype))
+        keys, values = (pool.transpose(0, 1)[None] for pool in pools)
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
 
-class _Group(NamedTuple):
-    """Sequences of a pass with about as many new tokens, which attend to their slots together."""
+class OpenSequence:
+    """A sequence that grows while it is sampled, and where it is in the tree of a :class:`CachedNetwork`."""
 
-    slots: torch.Tensor
-    """int64 [N]."""
-    tokens: torch.Tensor
-    """int64 [N, Q]; which tokens of the pass are each sequence's new ones."""
-    mask: torch.Tensor
-    """bool [N, 1, Q, visible]; each token sees the places up to its own."""
+    __slots__ = ("ids", "place", "slot")
 
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    groups: Sequence[_Group],
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of the tokens of a pass, [1, T, H, D], to what their slots hold."""
-    queries = query[0].transpose(0, 1)
-    found = torch.empty_like(queries)
-    for group in groups:
-        visible = group.mask.shape[-1]
-        seen = scaled_dot_product_attention(
-            queries[group.tokens].transpose(1, 2),
-            key[group.slots, :, :visible],
-            value[group.slots, :, :visible],
-            attn_mask=group.mask,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        found[group.tokens] = seen.transpose(1, 2)
-    return found[None], None
-
-
-ATTENTION = "slots"
-"""The name of this attention in transformers."""
-AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = list(ids)
+        self.place = -1
+        """Of its last id, while it is open."""
+        self.slot = -1
+        """The row of the table of places that lists those of all its ids."""
 
 
 class CachedNetwork:
@@ -225,209 +87,214 @@ class CachedNetwork:
 
     def __init__(self, network: Any, slots: int) -> None:
         self.network = network
-        network.set_attn_implementation(ATTENTION)
+        use_packed_attention(network)
         weight = next(network.parameters())
         self.device = weight.device
         self.vocabulary = int(network.get_input_embeddings().num_embeddings)
         self.passes = 0
         self.tokens_computed = 0
-        self.keys_values = KeyValueSlots(network.config, slots, 64, weight.dtype, weight.device)
-        self.empty = dict.fromkeys(range(slots))
-        """Free slots that hold nothing of use."""
-        self.left = dict[int, None]()
-        """Free slots that hold a sequence which ended, the one that was left first coming first."""
-        self._uses = [0] * slots  # counts up whenever a slot is taken for another sequence
-        self._index = PrefixIndex()
-        self._table: torch.Tensor | None = None
-        self._owners: list[Prefix | None] = [None] * max(1, min(_KEPT_LOGITS, _LOGITS_BYTES // (4 * self.vocabulary)))
+        self.free_slots = list(range(slots))
+        self._places_of = np.zeros((slots, _FIRST_PLACES), dtype=np.int64)
+        # The tree, by place. Plain lists: most of what is asked is one number at a time.
+        count = slots * _FIRST_PLACES + 1
+        self.keys_values = KeyValuePool(network.config, count, weight.dtype, weight.device)
+        self._following: dict[int, int] = {}  # from place * vocabulary + id to the place of that id behind it
+        self._edge = [-1] * count  # the key in _following that leads here
+        self._before = [_ROOT] * count
+        self._holders = [1] * count  # tokens behind it, and open sequences that end there; the root is its own
+        self._was_run = [True] * count
+        self._row = [-1] * count  # of the logits after it; -1 when they are not kept
+        self._unheld: dict[int, None] = {}  # places that are kept for sequences to come, by when they were let go
+        self.free_places = list(range(1, count))
+        # Logits that are kept are overwritten in turn.
+        self._logits: torch.Tensor | None = None
+        self._place_of_row = [-1] * max(1, min(_KEPT_LOGITS, _LOGITS_BYTES // (4 * self.vocabulary)))
         self._next_row = 0
-        self._prompts: dict[tuple[int, ...], Prefix] = {}
 
     # -- sequences ---------------------------------------------------------------------------------------------------
 
     def open(self, sequence: OpenSequence) -> None:
         """Begin with a sequence; :meth:`close` ends it. No more than there are slots may be open."""
-        ids = tuple(sequence.ids)
-        prefix = self._prompts.get(ids)
-        if prefix is None:
-            prefix = self._prompts[ids] = Prefix(self._prompts, ids)
-        sequence.prefix = prefix
+        sequence.slot = self.free_slots.pop()
+        following, vocabulary = self._following, self.vocabulary
+        places = [_ROOT]
+        for token in sequence.ids:
+            place = following.get(places[-1] * vocabulary + token)
+            if place is None:
+                break
+            places.append(place)
+        self._hold(places[-1])
+        for token in sequence.ids[len(places) - 1 :]:
+            places.append(self._step(places[-1], token))
+        sequence.place = places[-1]
+        self._list(sequence.slot, 0, places[1:])
 
-    @staticmethod
-    def extend(sequence: OpenSequence) -> None:
+    def extend(self, sequence: OpenSequence) -> None:
         """Go on with a sequence after an id was appended to it."""
-        token, before = sequence.ids[-1], sequence.prefix
-        sequence.before, following = before, before.next.get(token)
-        if following is None:
-            following = before.next[token] = Prefix(before.next, token)
-        sequence.prefix = following
+        sequence.place = self._step(sequence.place, sequence.ids[-1])
+        self._list(sequence.slot, len(sequence.ids) - 1, [sequence.place])
 
-    def close(self, sequence: OpenSequence, *, keep: bool) -> None:
-        """End a sequence; ``keep`` its keys and values for others that begin like it."""
-        slot = sequence.slot
-        if slot < 0:
+    def close(self, sequence: OpenSequence) -> None:
+        """End a sequence. What was run for it is kept for others that begin like it."""
+        if sequence.slot < 0:
             return
-        sequence.slot = -1
-        ids = tuple(sequence.ids[: sequence.held])
-        self._index.drop(slot)
-        if keep and not self._index.has(ids):
-            self._index.put(slot, ids)
-            self.left[slot] = None
+        self.free_slots.append(sequence.slot)
+        self._let_go(sequence.place)
+        sequence.slot = sequence.place = -1
+
+    def forget(self, running: Sequence[OpenSequence] = ()) -> None:
+        """Drop everything that was run, because the weights changed. The sequences that are open, ``running``, keep
+        their keys and values, but no sequence to come gets to read them; their ids so far are not run again."""
+        self._following.clear()
+        self._row = [-1] * len(self._row)
+        self._place_of_row = [-1] * len(self._place_of_row)
+        while self._unheld:
+            self._give_back(next(iter(self._unheld)))
+        for sequence in running:
+            # What comes after it is to be computed anew: at a place of its own, as others may look at the old one.
+            if self._was_run[sequence.place]:
+                self._hold(self._before[sequence.place])
+                fresh = self._new(self._before[sequence.place], -1)
+                self._let_go(sequence.place)
+                sequence.place = fresh
+                self._list(sequence.slot, len(sequence.ids) - 1, [fresh])
+
+    # -- the tree ----------------------------------------------------------------------------------------------------
+
+    def _step(self, place: int, token: int) -> int:
+        """From ``place``, which the caller holds, to ``token`` behind it, which it holds instead."""
+        edge = place * self.vocabulary + token
+        following = self._following.get(edge)
+        if following is None:
+            following = self._following[edge] = self._new(place, edge)
         else:
-            self.empty[slot] = None
+            self._hold(following)
+            self._let_go(place)
+        return following
 
-    def forget(self) -> None:
-        """Drop everything that was run, because the weights changed. Open sequences keep their keys and values, but
-        nobody else gets to read them; their ids so far are not run again."""
-        self._index.clear()
-        self.empty.update(self.left)
-        self.left.clear()
-        self._uses = [use + 1 for use in self._uses]
-        self._prompts = {}
-        self._owners = [None] * len(self._owners)
+    def _new(self, before: int, edge: int) -> int:
+        """A place behind ``before``, held by the caller, whose hold on ``before`` passes to it."""
+        if not self.free_places:
+            self._find_places()
+        place = self.free_places.pop()
+        self._edge[place], self._before[place] = edge, before
+        self._holders[place], self._was_run[place], self._row[place] = 1, False, -1
+        return place
 
-    def renew(self, sequence: OpenSequence) -> None:
-        """Take an open sequence along past :meth:`forget`: no other one shares its logits any more."""
-        sequence.before, sequence.prefix = None, Prefix({}, None)
+    def _hold(self, place: int) -> None:
+        if not self._holders[place]:
+            del self._unheld[place]
+        self._holders[place] += 1
+
+    def _let_go(self, place: int) -> None:
+        self._holders[place] -= 1
+        if not self._holders[place]:
+            self._unheld[place] = None
+
+    def _find_places(self) -> None:
+        """Have more places, or give away one that nobody holds once there are enough for all slots to share nothing."""
+        count = len(self._edge)
+        if self._unheld and count > self._places_of.size:
+            self._give_back(next(iter(self._unheld)))
+            return
+        for numbers in (self._edge, self._before, self._holders, self._was_run, self._row):
+            numbers += numbers[:1] * count  # each is set when its place is taken
+        self.free_places += range(count, 2 * count)
+        self.keys_values.grow(2 * count)
+
+    def _give_back(self, place: int) -> None:
+        """Drop a token that nobody holds, and those before it that only it held."""
+        del self._unheld[place]
+        if self._row[place] >= 0:
+            self._place_of_row[self._row[place]] = -1
+        self._following.pop(self._edge[place], None)
+        self.free_places.append(place)
+        self._let_go(self._before[place])
+
+    def _list(self, slot: int, start: int, places: Sequence[int]) -> None:
+        """Note the places of a sequence's ids from ``start`` on."""
+        missing = start + len(places) - self._places_of.shape[1]
+        if missing > 0:
+            self._places_of = np.pad(self._places_of, ((0, 0), (0, max(missing, self._places_of.shape[1]))))
+        self._places_of[slot, start : start + len(places)] = places
 
     # -- logits ------------------------------------------------------------------------------------------------------
 
     def logits(self, sequences: Sequence[OpenSequence]) -> tuple[torch.Tensor, np.ndarray]:
         """Logits [U, V] after the distinct sequences among ``sequences``, and which of them is each one's, int [N]."""
-        order: dict[Prefix, int] = {}
-        known: list[Prefix] = []
-        leaders: dict[Prefix, OpenSequence] = {}
+        kept, fresh = dict[int, int](), dict[int, OpenSequence]()
         for sequence in sequences:
-            prefix = sequence.prefix
-            if prefix.row >= 0:
-                if prefix not in order:
-                    order[prefix] = len(known)
-                    known.append(prefix)
+            row = self._row[sequence.place]
+            if row >= 0:
+                kept[sequence.place] = row
             else:
-                other = leaders.get(prefix)
-                if other is None or other.slot < 0 <= sequence.slot:
-                    leaders[prefix] = sequence
+                fresh.setdefault(sequence.place, sequence)
         parts = []
-        if known:
-            assert self._table is not None
-            parts.append(self._table[torch.tensor([prefix.row for prefix in known], device=self.device)])
-        if leaders:
-            order.update({prefix: len(known) + i for i, prefix in enumerate(leaders)})
-            parts.append(self._run(list(leaders.values())))
-            self._keep(list(leaders), parts[-1])
-        which = np.fromiter((order[sequence.prefix] for sequence in sequences), dtype=np.int64, count=len(sequences))
-        return torch.cat(parts) if len(parts) > 1 else parts[0], which
+        if kept:
+            assert self._logits is not None
+            parts.append(self._logits.index_select(0, self._tensor(list(kept.values()))))
+        if fresh:
+            # The shortest first: a sequence that another one begins with is not run a second time for its logits.
+            fresh = dict(sorted(fresh.items(), key=lambda entry: len(entry[1].ids)))
+            parts.append(torch.cat([self._forward(part) for part in self._passes(list(fresh.values()))]))
+            self._keep(list(fresh), parts[-1])
+        order = {place: number for number, place in enumerate(itertools.chain(kept, fresh))}
+        return torch.cat(parts), np.array([order[sequence.place] for sequence in sequences])
 
-    def _keep(self, prefixes: Sequence[Prefix], logits: torch.Tensor) -> None:
-        """Store ``logits`` in the table, in place of those that were stored first."""
-        size = len(self._owners)
-        if self._table is None:
-            self._table = torch.empty(size, self.vocabulary, dtype=logits.dtype, device=self.device)
-        rows = []
-        for prefix in prefixes[:size]:
-            row = self._next_row
-            self._next_row = (row + 1) % size
-            self._drop(self._owners[row])
-            self._owners[row] = prefix
-            prefix.row = row
-            rows.append(row)
-        for prefix in prefixes[size:]:
-            self._drop(prefix)
-        self._table[torch.tensor(rows, device=self.device)] = logits[: len(rows)]
+    def _keep(self, places: Sequence[int], logits: torch.Tensor) -> None:
+        """Store ``logits``, in place of those that were stored first."""
+        size = len(self._place_of_row)
+        if self._logits is None:
+            self._logits = torch.empty(size, self.vocabulary, dtype=logits.dtype, device=self.device)
+        rows = [(self._next_row + i) % size for i in range(min(size, len(places)))]
+        self._next_row = (rows[-1] + 1) % size
+        for row, place in zip(rows, places, strict=False):
+            if self._place_of_row[row] >= 0:
+                self._row[self._place_of_row[row]] = -1
+            self._place_of_row[row], self._row[place] = place, row
+        self._logits.index_copy_(0, self._tensor(rows), logits[: len(rows)])
 
-    @staticmethod
-    def _drop(prefix: Prefix | None) -> None:
-        if prefix is not None:
-            prefix.row = -1
-            if prefix.container.get(prefix.key) is prefix:
-                del prefix.container[prefix.key]
-
-    def _run(self, sequences: Sequence[OpenSequence]) -> torch.Tensor:
-        """Run what is new in ``sequences``; logits [N, V] after them."""
-        new = [sequence for sequence in sequences if sequence.slot < 0]
-        sources = [self._take_slot(sequence) for sequence in new]
-        copies = [(source, sequence) for source, sequence in zip(sources, new, strict=True) if source >= 0]
-        if copies:
-            self.keys_values.copy([(source, a.slot) for source, a in copies], max(a.held for _, a in copies))
-        parts: list[list[OpenSequence]] = [[]]
+    def _passes(self, sequences: Sequence[OpenSequence]) -> list[list[tuple[OpenSequence, list[int]]]]:
+        """Sequences with the places of their new tokens, cut so that no pass has too many of those. What several are
+        yet to run the first of them runs: the others look at it in the same pass, layer by layer, or in a later one."""
+        passes: list[list[tuple[OpenSequence, list[int]]]] = [[]]
         room = _PASS_TOKENS
         for sequence in sequences:
-            room -= len(sequence.ids) - sequence.held
-            if room < 0 and parts[-1]:
-                parts.append([])
-                room = _PASS_TOKENS - (len(sequence.ids) - sequence.held)
-            parts[-1].append(sequence)
-        logits = torch.cat([self._forward(part) for part in parts])
-        for sequence in sequences:
-            sequence.held = len(sequence.ids)
-            sequence.prefix.slot, sequence.prefix.slot_use = sequence.slot, self._uses[sequence.slot]
-        for sequence in new:
-            self._index.put(sequence.slot, tuple(sequence.ids))
-        return logits
+            new, place = [sequence.place], self._before[sequence.place]  # the last one has to be run for its logits
+            while not self._was_run[place]:
+                self._was_run[place] = True
+                new.append(place)
+                place = self._before[place]
+            self._was_run[sequence.place] = True
+            room -= len(new)
+            if room < 0 and passes[-1]:
+                passes.append([])
+                room = _PASS_TOKENS - len(new)
+            passes[-1].append((sequence, new[::-1]))
+        return passes
 
-    def _take_slot(self, sequence: OpenSequence) -> int:
-        """Give ``sequence`` a free slot. Sets ``held`` to what may be reused of that slot, or of the slot that is
-        returned (-1 when nothing is to be copied)."""
-        before, last = sequence.before, len(sequence.ids) - 1  # at least one token must be run, to have logits
-        if before is not None and before.slot >= 0 and self._uses[before.slot] == before.slot_use:
-            source, shared = before.slot, last
-        else:
-            source, shared = self._index.longest(tuple(sequence.ids))
-            if shared < _LEAST_SHARED:
-                source, shared = -1, 0
-        sequence.held = min(shared, last)
-        if source in self.left and shared == len(self._index.ids(source)):
-            del self.left[source]  # it goes on where the other one ended
-            sequence.slot = source
-            return -1
-        sequence.slot = slot = next(iter(self.empty or self.left))
-        (self.empty or self.left).pop(slot)
-        self._index.drop(slot)
-        self._uses[slot] += 1
-        return -1 if source == slot else source
-
-    def _forward(self, sequences: Sequence[OpenSequence]) -> torch.Tensor:
-        """Logits [N, V] after ``sequences``, whose slots hold all but their new tokens. Those are run end to end; only
+    def _forward(self, part: Sequence[tuple[OpenSequence, list[int]]]) -> torch.Tensor:
+        """Logits [N, V] after sequences whose other tokens were run before. The new ones are run end to end; only
         attention looks at one sequence at a time."""
-        tokens = [sequence.ids[sequence.held :] for sequence in sequences]
-        counts = np.fromiter((len(t) for t in tokens), dtype=np.int64, count=len(tokens))
-        held = np.fromiter((sequence.held for sequence in sequences), dtype=np.int64, count=len(sequences))
-        slots = np.fromiter((sequence.slot for sequence in sequences), dtype=np.int64, count=len(sequences))
-        ends = counts.cumsum()
-        places = np.arange(ends[-1]) + (held + counts - ends).repeat(counts)
-        ids = np.fromiter(itertools.chain.from_iterable(tokens), dtype=np.int64, count=int(ends[-1]))
-        self.keys_values.begin(self._tensor(slots.repeat(counts)), self._tensor(places), int(places.max()) + 1)
+        lengths = np.array([len(sequence.ids) for sequence, _ in part])
+        own = np.array([len(new) for _, new in part])
+        slots = np.array([sequence.slot for sequence, _ in part])
+        ends = own.cumsum()
+        ids = list(itertools.chain.from_iterable(sequence.ids[-len(new) :] for sequence, new in part))
+        seen = self._places_of[slots[:, None], np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)]
+        self.keys_values.written = self._tensor(list(itertools.chain.from_iterable(new for _, new in part)))
         hidden = self.network.base_model(
             input_ids=self._tensor(ids)[None],
-            position_ids=self._tensor(places)[None],
+            position_ids=self._tensor(np.arange(len(ids)) + (lengths - ends).repeat(own))[None],
             # Not read: where there is a mask of four dimensions, the model makes none of its own.
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device),
             past_key_values=self.keys_values,
             use_cache=True,
-            groups=self._groups(slots, held, counts, ends),
+            layout=bucket_layout(lengths, own, seen, self.device),
         ).last_hidden_state[0]
         self.passes += 1
-        self.tokens_computed += int(ends[-1])
-        return self.network.lm_head(hidden[self._tensor(ends - 1)])  # type: ignore[no-any-return]
+        self.tokens_computed += len(ids)
+        return self.network.lm_head(hidden.index_select(0, self._tensor(ends - 1)))  # type: ignore[no-any-return]
 
-    def _groups(self, slots: np.ndarray, held: np.ndarray, counts: np.ndarray, ends: np.ndarray) -> list[_Group]:
-        """Sequences by their number of new tokens: 1, to 4, to 16, to 64 and so on."""
-        classes = np.ceil(np.log2(counts) / 2).astype(np.int64)
-        groups = []
-        for size in np.unique(classes):
-            members = (classes == size).nonzero()[0]
-            # A sequence that is over repeats its last token, which gives the same answer once more.
-            steps = np.minimum(np.arange(counts[members].max()), counts[members, None] - 1)
-            places = self._tensor(held[members, None] + steps)
-            visible = int((held + counts)[members].max())
-            groups.append(
-                _Group(
-                    slots=self._tensor(slots[members]),
-                    tokens=self._tensor((ends - counts)[members, None] + steps),
-                    mask=torch.arange(visible, device=self.device) <= places[:, None, :, None],
-                )
-            )
-        return groups
-
-    def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device)
+    def _tensor(self, values: Sequence[int] | np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values)).to(self.device)

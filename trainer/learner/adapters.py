@@ -15,9 +15,7 @@ import torch
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.learner.gradients import replica_of
-from trainer.model.network import weights_of
-
-__all__ = ["AdaptedNetwork"]
+from trainer.model.forward import weights_of
 
 _ADAPTER = "default"
 
@@ -59,18 +57,14 @@ class AdaptedNetwork:
             parameter.requires_grad_(id(parameter) in trained)
 
     @torch.no_grad()
-    def weights(self, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights by the names of the plain network: adapted layers merged one at a time, or without their adapters;
-        the others as views."""
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights by the names of the plain network: adapted layers merged one at a time, the others as views."""
         for name, value in weights_of(self._plain):
             layer = self._layers.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-            if layer is None:
-                yield name, value
-                continue
-            base = layer.get_base_layer().weight.detach()
-            if merged:
-                base = (base.float() + layer.get_delta_weight(_ADAPTER).float()).to(base.dtype)
-            yield name, base
+            if layer is not None:
+                base = layer.get_base_layer().weight.detach()
+                value = (base.float() + layer.get_delta_weight(_ADAPTER).float()).to(base.dtype)
+            yield name, value
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
@@ -116,14 +110,11 @@ def _adapter_of(layer: Any) -> dict[str, torch.nn.Parameter]:
 def _chosen_layers(network: Any, targets: Sequence[str]) -> dict[str, torch.nn.Linear]:
     head = network.get_output_embeddings()
     linear = {n: m for n, m in network.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
-    if not targets:
-        return linear
+    chosen = {} if targets else linear
     for target in targets:
-        if not any(_ends(name, target) for name in linear):
+        named = {n: m for n, m in linear.items() if f".{n}".endswith(f".{target}")}
+        if not named:
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             raise ConfigError(f"learner.lora_targets: no linear layer is named {target!r}; allowed: {known}")
-    return {n: m for n, m in linear.items() if any(_ends(n, target) for target in targets)}
-
-
-def _ends(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
+        chosen |= named
+    return chosen

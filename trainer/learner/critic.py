@@ -13,14 +13,10 @@ from roll_envs.errors import RollError
 from roll_envs.types import Metrics
 from trainer.config import CriticConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
-from trainer.learner.gradients import cast_weights
-from trainer.learner.optimizers import make_optimizers, trained_weights
-from trainer.learner.ranks import Ranks
+from trainer.learner.gradients import Ranks, cast_weights
+from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.model.attention import use_packed_attention
-from trainer.model.forward import label_states, spread
-from trainer.model.network import load_weights, weights_of
-
-__all__ = ["TorchCritic", "value_loss"]
+from trainer.model.forward import label_states, load_weights, spread, weights_of
 
 
 class TorchCritic:
@@ -35,7 +31,7 @@ class TorchCritic:
         body = cast_weights(copy.deepcopy(network.base_model), torch.float32)
         use_packed_attention(body)
         width = int(network.config.hidden_size)
-        first = next(body.parameters())
+        first = next(body.parameters())  # says the device
         self._device = first.device
         head = torch.nn.Linear(width, 1, dtype=first.dtype, device=first.device)
         torch.nn.init.zeros_(head.weight)
@@ -43,7 +39,7 @@ class TorchCritic:
         self._network = torch.nn.ModuleDict({"body": body, "head": head}).eval()
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
         adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
-        (self._optimizer,) = make_optimizers(adamw, trained_weights(self._network))
+        self._optimizers = make_optimizers(adamw, trained_weights(self._network))
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Values [B, T] at the positions that have a label, 0 elsewhere."""
@@ -73,15 +69,14 @@ class TorchCritic:
             torch.autograd.backward(total)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
+        # Ranks with fewer micro-batches run empty ones, since backends that share weights exchange them in each.
         for empty in self._ranks.empty_batches(len(batches)):
             torch.autograd.backward(self._forward(empty.to(self._device)).sum() * 0.0)
         self._ranks.add_gradients(self._parameters)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
         if self._ranks.any(not math.isfinite(norm)):
             raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        take_step(self._optimizers, lr)
         result = {name: value / max(denominators.tokens, 1) for name, value in self._ranks.sum(sums).items()}
         return {**result, "critic/grad_norm": norm}
 
@@ -95,11 +90,11 @@ class TorchCritic:
 
     def optimizer_state(self) -> dict[str, Any]:
         """State of the optimiser, for a checkpoint."""
-        return self._optimizer.state_dict()
+        return self._optimizers[0].state_dict()
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to a saved state."""
-        self._optimizer.load_state_dict(state)
+        self._optimizers[0].load_state_dict(state)
 
 
 def value_loss(

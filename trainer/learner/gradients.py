@@ -1,7 +1,12 @@
-"""From the gradients of micro-batches to an optimiser step: replicas, float32 master weights, which steps are taken.
+"""From the gradients of micro-batches to an optimiser step: replicas, float32 master weights, what the ranks of a run
+agree on, and which steps are taken.
 
 A bfloat16 number has 8 significant bits, so that a step of less than 1/256 of a weight would be lost. The masters take
 it, and the model's weights are their rounding.
+
+Ranks are the processes that train one model together. Every rank calls the same methods in the same order. With one
+rank, nothing is sent and every number is returned as it is. Gradients are summed, not averaged, because losses are
+divided by the denominators of all ranks.
 """
 
 from __future__ import annotations
@@ -9,14 +14,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, fields, replace
+from typing import Any, TypeVar
 
 import torch
+from torch import distributed
 
 from roll_envs.errors import CheckpointError, RollError
-from trainer.learner.ranks import Ranks
+from trainer.config import OptimizerConfig
+from trainer.data.batches import Batch, Denominators, balance
 
-__all__ = ["DTYPES", "MasterWeights", "StepGuard", "cast_weights", "replica_of"]
+T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """By the name that ``learner.precision`` uses."""
@@ -75,7 +83,7 @@ class MasterWeights:
         for value, gradient in zip(self.values, gradients, strict=True):
             if gradient is None:
                 continue
-            if value.grad is None:
+            if value.grad is None:  # the first micro-batch of the step: no sum with zeros
                 value.grad = gradient.to(value.dtype)
             else:
                 value.grad.add_(gradient)
@@ -104,16 +112,86 @@ class MasterWeights:
             parameter.copy_(value)
 
 
+class Ranks:
+    """The processes that train together: those of ``group``, or this one alone."""
+
+    def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.count = 1 if group is None else distributed.get_world_size(group)
+        self.rank = 0 if group is None else distributed.get_rank(group)
+
+    def _gather(self, value: T) -> list[T]:
+        """The value of every rank, in their order."""
+        if self._group is None:
+            return [value]
+        # Python objects over the CPU: a few numbers per step, and ranks may have different names among them.
+        found: list[Any] = [None] * self.count
+        distributed.all_gather_object(found, value, group=self._group)
+        return found
+
+    def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Sums over the ranks by name: of metrics, moments, squared norms. A rank may lack a name that others have.
+
+        Ranks are added in their order, in float64, so that all of them get the same bits.
+        """
+        total: dict[str, float] = {}
+        for part in self._gather(dict(numbers)):
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def most(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of each number over the ranks, which all give equally many."""
+        return [max(found) for found in zip(*self._gather(list(numbers)), strict=True)]
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank: a step that one rank cannot take is skipped by all."""
+        return any(self._gather(flag))
+
+    def denominators(self, own: Denominators) -> Denominators:
+        """What the losses of all ranks are divided by; ``own`` counts the sequences of this one."""
+        total = self.sum({"tokens": own.tokens, "sequences": own.sequences})
+        return replace(own, tokens=int(total["tokens"]), sequences=int(total["sequences"]))
+
+    def empty_batches(self, own: int) -> list[Batch]:
+        """What a rank with ``own`` micro-batches runs beside them, so that all ranks run equally many.
+
+        An empty micro-batch is one token without a label: it goes through forward and backward, where sharded backends
+        exchange weights and gradients, and adds exactly 0.
+        """
+        (most,) = self.most([own])
+        return [_empty_batch() for _ in range(int(most) - own)]
+
+    def share(self, lengths: Sequence[int]) -> list[int]:
+        """Indices of the sequences that this rank trains on, of all those of a step, by their ``lengths`` in tokens."""
+        return balance(lengths, self.count)[self.rank]
+
+    def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Replace each gradient by its sum over the ranks. A gradient that a rank does not have counts as 0."""
+        if self._group is None:
+            return
+        for parameter in parameters:
+            if parameter.grad is None:  # every rank must take part in every sum, or the others wait for ever
+                parameter.grad = torch.zeros_like(parameter)
+            distributed.all_reduce(parameter.grad, group=self._group)
+
+
+def _empty_batch() -> Batch:
+    columns = {
+        f.name: torch.zeros(1, 1, dtype=torch.bool if f.name == "label_mask" else torch.int64, device="cpu")
+        for f in fields(Batch)
+        if f.default is MISSING
+    }
+    return Batch(**columns)
+
+
 class StepGuard:
     """Decides which optimiser steps are taken, by the norm of the gradient; all ranks decide alike."""
 
-    def __init__(
-        self, *, max_norm: float, skip_norm: float | None, max_skipped: int, ranks: Ranks | None = None
-    ) -> None:
-        """Gradients are cut to ``max_norm``. Steps with a norm that is not finite, or above ``skip_norm``, are
+    def __init__(self, config: OptimizerConfig, ranks: Ranks) -> None:
+        """Gradients are cut to ``max_grad_norm``. Steps with a norm that is not finite, or above ``skip_norm``, are
         skipped; after ``max_skipped`` in a row the next one is an error."""
-        self._max_norm, self._skip_norm, self._max_skipped = max_norm, skip_norm, max_skipped
-        self._ranks = ranks or Ranks()
+        self._config, self._ranks = config, ranks
         self.skipped_in_a_row = 0
 
     def admits(self, values: Sequence[torch.nn.Parameter]) -> tuple[bool, float]:
@@ -122,14 +200,14 @@ class StepGuard:
 
         Raises :class:`RollError` when too many steps in a row were skipped.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(values, self._max_norm))
-        limit = math.inf if self._skip_norm is None else self._skip_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(values, self._config.max_grad_norm))
+        limit = math.inf if self._config.skip_norm is None else self._config.skip_norm
         if not self._ranks.any(not (math.isfinite(norm) and norm <= limit)):
             self.skipped_in_a_row = 0
             return True, norm
-        if self.skipped_in_a_row >= self._max_skipped:
+        if self.skipped_in_a_row >= self._config.max_skipped:
             before = f", nor were the {self.skipped_in_a_row} before it" if self.skipped_in_a_row else ""
-            bound = "" if self._skip_norm is None else f" (optimizer.skip_norm is {self._skip_norm:g})"
+            bound = f" (optimizer.skip_norm is {limit:g})" if math.isfinite(limit) else ""
             raise RollError(
                 f"the gradient norm is {norm:g}{bound}; the step was not taken{before}. "
                 "Lower optimizer.lr (or warm_start.lr) in the config.yaml of the run's folder and resume; "

@@ -20,19 +20,6 @@ from trainer.config.parts import OPTIMIZERS, part_settings
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ADAMW",
-    "DECAY_SHARE",
-    "FLOOR",
-    "MUON",
-    "SCHEDULES",
-    "OptimizerPart",
-    "TrainedWeight",
-    "learning_rate",
-    "make_optimizers",
-    "trained_weights",
-]
-
 FLOOR = 0.05
 """Share of the peak at which a decaying schedule ends, unless another is given."""
 DECAY_SHARE = 0.2
@@ -70,6 +57,7 @@ def learning_rate(
         raise UnknownNameError("learning-rate schedule", name, SCHEDULES)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
+    # The share of the steps after the warm-up that is done: 0 at its end, 1 after the last step.
     done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
     return peak * (min_share + (1.0 - min_share) * SCHEDULES[name](done, decay_share))
 
@@ -118,6 +106,14 @@ def make_optimizers(config: OptimizerConfig, weights: Sequence[TrainedWeight]) -
     return part.make(weights, config.lr, part_settings(config, part))
 
 
+def take_step(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
+    """A step of each at the learning rate ``lr``."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+
+
 def _adamw(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) -> list[torch.optim.Optimizer]:
     import torch
 
@@ -135,7 +131,7 @@ def _muon(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) 
     import torch
 
     inner = [w.value for w in weights if w.value.ndim == 2 and not w.outer]
-    rest = [w for w in weights if w.value.ndim != 2 or w.outer]
+    rest = [w for w in weights if w.value.ndim != 2 or w.outer]  # Muon's update is of matrices alone
     found: list[torch.optim.Optimizer] = []
     if inner:
         found.append(torch.optim.Muon(inner, lr=lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -21,63 +22,49 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses.objective import policy_loss
+from trainer.algorithms.losses.objective import make_objective, policy_loss
 from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
 from trainer.learner import TorchSettings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
-from trainer.learner.gradients import DTYPES, MasterWeights, StepGuard, cast_weights, replica_of
-from trainer.learner.optimizers import make_optimizers, trained_weights
-from trainer.learner.ranks import Ranks
+from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
+from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.model.attention import Kind, choose_attention, use_packed_attention
-from trainer.model.forward import head_of, label_scores
-from trainer.model.network import LanguageModel, choose_device, load_weights, weights_of
-
-__all__ = ["TorchLearner", "TorchScorer"]
+from trainer.model.forward import head_of, label_scores, load_weights, weights_of
+from trainer.model.network import LanguageModel, choose_device
 
 
-class _Forward:
-    """A network and how it is run over batches."""
+class TorchScorer:
+    """A network and how it is run over batches; by itself a frozen policy, the reference of KL terms."""
 
     def __init__(self, network: Any, temperature: float, settings: TorchSettings) -> None:
+        """``network`` is used as it is, not copied. Raises :class:`ConfigError` when it has no head that is known."""
         use_packed_attention(network)
         try:
             self._head = head_of(network)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
+        self._network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
         first = next(network.parameters())
         self.device = first.device
-        self.attention: Kind = choose_attention(settings.attention, first.device, first.dtype)
+        self._attention: Kind = choose_attention(settings.attention, first.device, first.dtype)
 
-    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
         return label_scores(
-            self.network.base_model,
+            self._network.base_model,
             self._head,
             batch,
             temperature=self._temperature,
-            attention=self.attention,
+            attention=self._attention,
             logits_mib=self._logits_mib,
         )
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        with torch.inference_mode():
-            return [self(batch.to(self.device))[0] for batch in batches]
-
-
-class TorchScorer:
-    """A frozen policy of its own weights: the reference of KL terms."""
-
-    def __init__(self, network: Any, temperature: float, settings: TorchSettings | None = None) -> None:
-        """``network`` is copied."""
-        self._network = copy.deepcopy(network).requires_grad_(False)
-        self._forward = _Forward(self._network, temperature, settings or TorchSettings())
-
-    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
-        return self._forward.score(batches)
+        with torch.inference_mode():
+            return [self.forward(batch.to(self.device))[0] for batch in batches]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and weights (views, not copies)."""
@@ -89,23 +76,23 @@ class TorchScorer:
 
 
 class _BaseModel:
-    """The policy with its adapters switched off: a fixed reference that needs no weights of its own."""
+    """The policy with its adapters switched off: a fixed reference without weights of its own, in memory or saved."""
 
-    def __init__(self, adapted: AdaptedNetwork, forward: _Forward) -> None:
-        self._adapted, self._forward = adapted, forward
+    def __init__(self, adapted: AdaptedNetwork, policy: TorchScorer) -> None:
+        self._adapted, self._policy = adapted, policy
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         with self._adapted.switched_off():
-            return self._forward.score(batches)
+            return self._policy.score(batches)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._adapted.weights(merged=False)
+        """None: the base model is put back with the policy and the adapters' state."""
+        return iter(())
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Check that ``weights`` are of this model; its numbers are put back with the adapters' state."""
-        expected = {name: tuple(value.shape) for name, value in self.weights()}
-        found = {name: tuple(value.shape) for name, value in weights if name in expected}
-        if found != expected:
+        """Check those of a checkpoint that has some: earlier releases saved the base model here."""
+        found = {name: value.shape for name, value in weights}
+        if found and found != {name: value.shape for name, value in self._adapted.weights()}:
             raise CheckpointError("the checkpoint's reference does not fit the configured model")
 
 
@@ -121,7 +108,7 @@ class _Result(NamedTuple):
 class _Worker(NamedTuple):
     """A network, or a replica of it, that one thread runs forward and backward."""
 
-    forward: _Forward
+    policy: TorchScorer
     parameters: list[torch.nn.Parameter]
     checkpointed: list[Any]
     """Layers whose inside is computed again in backward."""
@@ -150,8 +137,8 @@ class TorchLearner:
         Raises :class:`ConfigError` when ``settings`` ask for what this model or machine does not have.
         """
         settings = settings or TorchSettings()
-        self._loss, self._temperature, self._settings = loss, temperature, settings
-        self._correction = correction or CorrectionConfig()
+        self._objective = make_objective(loss, correction)
+        self._temperature, self._settings = temperature, settings
         self._ranks = ranks or Ranks()
         # Never in training mode: dropout would make other log-probs than the sampler's.
         network = model.network.eval().to(choose_device(device))
@@ -164,15 +151,10 @@ class TorchLearner:
             else None
         )
         self._network = self._plain if self._adapted is None else self._adapted.network
-        own = self._worker(self._network)
-        self._forward = own.forward
+        own = self._worker(self._network)  # used for scoring, and for training unless there are threads
+        self._policy = own.policy
         self._masters = MasterWeights(own.parameters)
-        self._guard = StepGuard(
-            max_norm=optimizer.max_grad_norm,
-            skip_norm=optimizer.skip_norm,
-            max_skipped=optimizer.max_skipped,
-            ranks=self._ranks,
-        )
+        self._guard = StepGuard(optimizer, self._ranks)
         self._optimizers = make_optimizers(optimizer, trained_weights(self._network, self._masters.values))
         self._workers: SimpleQueue[_Worker] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
@@ -184,14 +166,14 @@ class TorchLearner:
             self._workers.put(own)
 
     def _worker(self, network: Any) -> _Worker:
-        forward = _Forward(network, self._temperature, self._settings)
+        policy = TorchScorer(network, self._temperature, self._settings)
         parameters = [p for p in network.parameters() if p.requires_grad]
         layers = _checkpointed_layers(network) if self._settings.gradient_checkpointing else []
-        return _Worker(forward, parameters, layers)
+        return _Worker(policy, parameters, layers)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
-        return self._forward.score(batches)
+        return self._policy.score(batches)
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
@@ -209,6 +191,7 @@ class TorchLearner:
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
         total = 0.0
+        # Results come in the order of the batches, so that sums have the same bits with any number of threads.
         run = partial(self._microbatch, denominators=denominators, on_policy=on_policy)
         everything = [*batches, *self._ranks.empty_batches(len(batches))]
         for found in map(run, everything) if self._pool is None else self._pool.map(run, everything):
@@ -220,17 +203,14 @@ class TorchLearner:
         self._ranks.add_gradients(self._masters.values)
         admitted, norm = self._guard.admits(self._masters.values)
         if admitted:
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-                optimizer.step()
+            take_step(self._optimizers, lr)
             self._masters.write_back()
         seen = sum(int(batch.label_mask.sum()) for batch in batches)
-        own = {name: float(value) for name, value in sums.items()}
-        counted = self._ranks.sum({"loss/total": total, "tokens": seen})
+        counted = self._ranks.sum({"tokens": seen, "total": total, **{n: float(value) for n, value in sums.items()}})
+        tokens, whole = max(counted.pop("tokens"), 1.0), counted.pop("total")
         # Means over the tokens that were run; sequences left out by the caller have no numbers.
-        result = {name: value / max(counted["tokens"], 1.0) for name, value in self._ranks.sum(own).items()}
-        result |= {"loss/total": counted["loss/total"], "learner/grad_norm": norm, "learner/lr": lr}
+        result = {name: value / tokens for name, value in counted.items()}
+        result |= {"loss/total": whole, "learner/grad_norm": norm, "learner/lr": lr}
         if not admitted:  # numbers that are not finite would spoil the means of a training step
             result = {name: value for name, value in result.items() if math.isfinite(value)}
         return {**result, "learner/skipped_steps": float(not admitted)}, before[: len(batches)]
@@ -241,16 +221,14 @@ class TorchLearner:
         labelled = bool(batch.label_mask.any())
         try:
             with _checkpointing(worker.checkpointed):
-                batch = batch.to(worker.forward.device)
-                logp, entropies = worker.forward(batch)
+                batch = batch.to(worker.policy.device)
+                logp, entropies = worker.policy.forward(batch)
                 metrics: dict[str, torch.Tensor] = {}
-                if not labelled:
+                if not labelled:  # backward all the same: sharded weights are exchanged in it, by all ranks alike
                     loss = (logp.sum() + entropies.sum()) * 0.0
                 else:
-                    used = batch.with_old_logprobs(logp.detach()) if on_policy else batch
-                    loss, metrics = policy_loss(
-                        self._loss, used, logp, denominators, entropies, correction=self._correction
-                    )
+                    used = replace(batch, old_logp=logp.detach()) if on_policy else batch
+                    loss, metrics = policy_loss(self._objective, used, logp, denominators, entropies)
                 torch.autograd.backward(loss)
             gradients = self._masters.take_gradients(worker.parameters)
         finally:
@@ -289,8 +267,9 @@ class TorchLearner:
     def reference(self, *, fixed: bool = True) -> TorchScorer | _BaseModel:
         """A frozen policy with the current weights; with adapters and ``fixed``, the base model without a copy."""
         if fixed and self._adapted is not None:
-            return _BaseModel(self._adapted, self._forward)
-        scorer = TorchScorer(self._plain, self._temperature, self._settings)
+            return _BaseModel(self._adapted, self._policy)
+        frozen = copy.deepcopy(self._plain).requires_grad_(False)
+        scorer = TorchScorer(frozen, self._temperature, self._settings)
         scorer.load_weights(self.weights())
         return scorer
 

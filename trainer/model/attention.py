@@ -1,14 +1,13 @@
 """Attention over sequences that stand end to end, each seeing itself only: no padding and no [T, T] mask.
 
-The learner hands the model one long run of tokens, [1, N], that holds no padding at all; everything but attention
+Learner and engine hand the model one long run of tokens, [1, N], that holds no padding at all; everything but attention
 treats tokens alone. Attention is registered with transformers under :data:`NAME` and is told where sequences start by
-the keyword ``layout``, which the model passes through; a call without it (the engine's, with its own mask) is plain
-SDPA.
+the keyword ``layout``, which the model passes through; a call without it is plain SDPA.
 
 Sequences that begin alike share what they have in common: the state of a token depends on the ids up to it alone, so it
-is computed once, and no number changes. The sequences of a group share their first prompt, the turns of one state their
-whole prompt. Sorted by their ids, sequences form a tree: each shares its beginning with the one before it, and is new
-from there on. Then a sequence has queries for its own tokens only, and keys and values for all.
+is computed once, and no number changes. Then a sequence has queries for its own tokens only, and keys and values for
+all. The learner finds what its sequences share by sorting their ids: each shares its beginning with the one before it.
+The engine has a tree of all that it ran (:mod:`trainer.engines.prefix_cache`).
 
 Shapes: S sequences, N tokens that are computed, H heads, E width of a head; of the padded buckets Q places that ask and
 P that are looked at.
@@ -16,10 +15,10 @@ P that are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,20 +28,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from roll_envs.errors import ConfigError, RollError
-
-__all__ = [
-    "LEAST_SHARED",
-    "NAME",
-    "Bucket",
-    "Kind",
-    "Layout",
-    "SharedPrefixes",
-    "choose_attention",
-    "layout_of_positions",
-    "layout_of_tree",
-    "share_prefixes",
-    "use_packed_attention",
-]
 
 NAME = "packed"
 """The name of this attention in transformers."""
@@ -95,63 +80,79 @@ def layout_of_positions(positions: torch.Tensor, kind: Kind = "sdpa") -> Layout:
 
     Positions 0 1 2 0 1 2 0 1 2 make one bucket of 3 sequences of 3, in place.
     """
-    starts = torch.nonzero(positions == 0)[:, 0]
-    lengths = torch.diff(starts, append=starts.new_tensor([len(positions)]))
+    lengths = _lengths(positions.numpy(force=True))
     if kind == "sdpa":
-        return _bucketed(lengths)
-    block_mask = _block_mask(lengths) if kind == "flex" else None
-    return Layout(kind=kind, starts=_offsets(lengths), longest=int(lengths.max()), block_mask=block_mask)
+        return bucket_layout(lengths, lengths, None, positions.device)
+    block_mask = _block_mask(torch.from_numpy(lengths).to(positions.device)) if kind == "flex" else None
+    return Layout(kind=kind, starts=_starts(lengths, positions.device), longest=max(lengths), block_mask=block_mask)
 
 
 def layout_of_tree(tree: SharedPrefixes) -> Layout:
     """The sequences of the tokens that ``tree`` keeps, for SDPA; one with no token of its own asks nothing."""
-    return _bucketed(tree.lengths, tree)
+    ends = tree.lengths.cumsum()
+    steps = np.minimum(np.arange(tree.lengths.max()), tree.lengths[:, None] - 1)
+    seen = tree.place_of_token.numpy(force=True)[(ends - tree.lengths)[:, None] + steps]
+    return bucket_layout(tree.lengths, tree.lengths - tree.shared, seen, tree.kept.device)
 
 
-def _offsets(lengths: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0)).int()
+def bucket_layout(lengths: np.ndarray, own: np.ndarray, seen: np.ndarray | None, device: torch.device) -> Layout:
+    """Sequences of ``lengths`` [S] tokens, of which each one's last ``own`` [S] are among the N tokens that are run.
 
-
-def _bucketed(lengths: torch.Tensor, tree: SharedPrefixes | None = None) -> Layout:
-    own = lengths if tree is None else lengths - tree.shared  # tokens with which each asks
-    starts, own_starts = torch.cumsum(lengths, 0) - lengths, torch.cumsum(own, 0) - own
-    sizes = list(zip(lengths.tolist(), own.tolist(), strict=True))
-    order = sorted((s for s, (_, asks) in enumerate(sizes) if asks), key=lambda s: (-sizes[s][0], -sizes[s][1]))
-    buckets: list[Bucket] = []
-    query_tokens, key_tokens = [], []
-    bases = torch.zeros_like(lengths)  # the place in Q where each sequence starts
-    first, used = 0, 0
-    for last in range(1, len(order) + 1):
-        widest = sizes[order[first]]
-        if last < len(order) and all(
-            abs(w - n) < max(_SLACK, w // 8) for w, n in zip(widest, sizes[order[last]], strict=True)
-        ):
-            continue
-        chosen = order[first:last]
-        members = torch.tensor(chosen, device=lengths.device)
-        count, keys, queries = len(chosen), widest[0], max(sizes[s][1] for s in chosen)
-        steps, seen = (torch.arange(n, device=lengths.device) for n in (queries, keys))
+    ``seen`` [S, longest] says for each token of a sequence which of the keys is its. Behind the sequence's end it may
+    say any that is finite. None: each sequence is all its own, and the keys are the tokens that are run.
+    """
+    first = own.cumsum() - own
+    buckets, query_tokens, key_tokens = [], [], []
+    place_of_token = np.empty(own.sum(), dtype=np.int64)
+    used = 0
+    for members in _alike(lengths, own, by_own=seen is not None):
+        keys, queries = int(lengths[members].max()), int(own[members].max())
+        steps, ends = np.arange(queries), own[members, None]
         # Behind its end a sequence repeats its last token, which the sequence's own tokens do not see.
-        asking = torch.minimum(steps, own[members, None] - 1)
-        query_tokens.append((own_starts[members, None] + asking).flatten())
-        bases[members] = used + queries * torch.arange(count, device=lengths.device)
+        asking = first[members, None] + np.minimum(steps, ends - 1)
+        query_tokens.append(asking.ravel())
+        place_of_token[asking[steps < ends]] = used + np.flatnonzero(steps < ends)
+        used += asking.size
         mask = None
-        if tree is not None:
-            looked_at = starts[members, None] + torch.minimum(seen, lengths[members, None] - 1)
-            key_tokens.append(tree.place_of_token[looked_at].flatten())
-            mask = (seen <= (tree.shared[members, None] + asking)[:, :, None])[:, None]
-        buckets.append(Bucket(count, keys, queries, mask))
-        first, used = last, used + count * queries
-    layout = Layout(kind="sdpa", starts=_offsets(lengths), longest=int(lengths.max()), buckets=tuple(buckets))
-    if tree is None and len(set(sizes)) == 1:
-        return layout
-    places = torch.arange(int(own.sum()), device=lengths.device) + torch.repeat_interleave(bases - own_starts, own)
-    return replace(
-        layout,
-        query_tokens=torch.cat(query_tokens),
-        key_tokens=torch.cat(key_tokens) if key_tokens else None,
-        place_of_token=places,
+        if seen is not None:
+            key_tokens.append(seen[members, :keys].ravel())
+            place = np.minimum(steps, ends - 1) + lengths[members, None] - ends
+            mask = torch.from_numpy(np.arange(keys) <= place[:, None, :, None]).to(device)
+        buckets.append(Bucket(len(members), keys, queries, mask))
+    places = np.concatenate(query_tokens)
+    in_place = np.array_equal(places, np.arange(len(place_of_token)))
+    return Layout(
+        kind="sdpa",
+        starts=_starts(lengths, device),
+        longest=int(lengths.max()),
+        buckets=tuple(buckets),
+        query_tokens=None if in_place else torch.from_numpy(places).to(device),
+        key_tokens=torch.from_numpy(np.concatenate(key_tokens)).to(device) if key_tokens else None,
+        place_of_token=None if in_place else torch.from_numpy(place_of_token).to(device),
     )
+
+
+def _alike(lengths: np.ndarray, own: np.ndarray, *, by_own: bool) -> Iterator[np.ndarray]:
+    """Sequences that share a bucket, in their order: the longest first, and none without a token of its own. ``by_own``
+    keeps those with 1 token, to 4, to 16, to 64 and so on apart: a single new one must not be padded to a prompt."""
+    kinds = np.ceil(np.log2(np.maximum(own, 1)) / 2) if by_own else np.zeros(len(own))
+    order = np.lexsort((-own, -lengths, kinds))
+    order = order[own[order] > 0]
+    sizes = np.stack([lengths, own, kinds], axis=1)[order].tolist()
+    begin, (most, asks, kind) = 0, sizes[0]
+    for end, (n, q, k) in enumerate(sizes):
+        if most - n >= max(_SLACK, most // 8) or abs(asks - q) >= max(_SLACK, asks // 8) or k != kind:
+            yield np.sort(order[begin:end])
+            begin, most, asks, kind = end, n, q, k
+    yield np.sort(order[begin:])
+
+
+def _lengths(positions: np.ndarray) -> np.ndarray:
+    return np.diff(np.flatnonzero(positions == 0), append=len(positions))
+
+
+def _starts(lengths: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.append(0, lengths.cumsum()).astype(np.int32)).to(device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -162,9 +163,9 @@ class SharedPrefixes:
     """int64 [M]; the tokens that are computed, in their order."""
     place_of_token: torch.Tensor
     """int64 [N]; for each token the place among ``kept`` of the one that stands for it."""
-    lengths: torch.Tensor
+    lengths: np.ndarray
     """int64 [S]; tokens of each sequence."""
-    shared: torch.Tensor
+    shared: np.ndarray
     """int64 [S]; how many of them, from its start on, are computed with another sequence; the others are its own."""
 
 
@@ -174,37 +175,33 @@ def share_prefixes(ids: torch.Tensor, positions: torch.Tensor) -> SharedPrefixes
     Sequences 1 2 3 4 5 and 1 2 3 4 6 keep the tokens 0 to 4 and 9; the second shares 4.
     """
     numbers, places = ids.numpy(force=True), positions.numpy(force=True)
-    starts = np.flatnonzero(places == 0)
-    lengths = np.diff(np.append(starts, len(places)))
-    if len(starts) < 2:
-        return None
-    width = int(lengths.max())
-    columns = np.arange(width)
+    lengths = _lengths(places)
+    starts = lengths.cumsum() - lengths
+    columns = np.arange(lengths.max())
     inside = columns < lengths[:, None]
     table = np.where(inside, numbers[np.minimum(starts[:, None] + columns, len(numbers) - 1)], -1)
-    keys = [ids.tobytes() for ids in table.astype(">i8")]  # bytes that sort as the ids do
+    keys = [row.tobytes() for row in table.astype(">i8")]  # bytes that sort as the ids do
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
     table, inside = table[order], inside[order]
-    shared = np.zeros(len(starts), dtype=np.int64)
-    alike = (table[1:] == table[:-1]) & inside[1:]
-    shared[1:] = np.logical_and.accumulate(alike, axis=1).sum(1)
-    shared[shared < LEAST_SHARED] = 0
-    if not shared.any():
+    alike = np.logical_and.accumulate((table[1:] == table[:-1]) & inside[1:], axis=1).sum(1)
+    new_from = np.append(0, np.where(alike < LEAST_SHARED, 0, alike))
+    if not new_from.any():
         return None
     # Where a sequence is not new, the last one before it that was new there stands for it.
-    own = np.where(columns >= shared[:, None], np.arange(len(order))[:, None], 0)
-    source = order[np.maximum.accumulate(own, axis=0)]
-    stands = (starts[source] + columns)[inside]
-    here = (starts[order][:, None] + columns)[inside]
-    representative = np.empty(len(places), dtype=np.int64)
-    representative[here] = stands
+    own = np.where(columns >= new_from[:, None], np.arange(len(order))[:, None], 0)
+    stands_for = starts[order[np.maximum.accumulate(own, axis=0)]] + columns
+    representative = np.empty_like(places)
+    representative[(starts[order][:, None] + columns)[inside]] = stands_for[inside]
     stays = representative == np.arange(len(places))
-    kept, rank = np.flatnonzero(stays), np.cumsum(stays) - 1
-    in_order = np.empty_like(shared)
-    in_order[order] = shared
-    given = (kept, rank[representative], lengths, in_order)
-    kept_t, place_of_token_t, lengths_t, shared_t = (torch.from_numpy(x).to(ids.device) for x in given)
-    return SharedPrefixes(kept=kept_t, place_of_token=place_of_token_t, lengths=lengths_t, shared=shared_t)
+    place_of_token = (stays.cumsum() - 1)[representative]
+    shared = np.empty_like(lengths)
+    shared[order] = new_from
+    return SharedPrefixes(
+        kept=torch.from_numpy(np.flatnonzero(stays)).to(ids.device),
+        place_of_token=torch.from_numpy(place_of_token).to(ids.device),
+        lengths=lengths,
+        shared=shared,
+    )
 
 
 def _block_mask(lengths: torch.Tensor) -> Any:
@@ -227,22 +224,18 @@ def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> Kin
     half = dtype in (torch.bfloat16, torch.float16)
     if name == "auto":
         return "flash" if device.type == "cuda" and half and _varlen() is not None else "sdpa"
-    if name == "sdpa":
-        return "sdpa"
-    if device.type != "cuda":
+    if name != "sdpa" and device.type != "cuda":
         raise ConfigError(f"learner.attention {name!r} needs a CUDA device, and the model is on {device}; use 'sdpa'")
-    if name == "flex":
-        return "flex"
-    if not half:
+    if name == "flash" and not half:
         raise ConfigError(
             f"learner.attention 'flash' has no kernel for {dtype}; set learner.precision: bfloat16, or use 'sdpa'"
         )
-    if _varlen() is None:
+    if name == "flash" and _varlen() is None:
         raise ConfigError(
             f"learner.attention 'flash' needs torch.nn.attention.varlen, which torch {torch.__version__} does not "
             "have; install torch 2.10 or newer, or use 'sdpa'"
         )
-    return "flash"
+    return cast(Kind, name)
 
 
 def use_packed_attention(network: Any) -> None:
@@ -297,23 +290,20 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":  # slow on CPUs, its backward above all
         return _sdpa(q.float(), k.float(), v.float(), layout, scale).to(q.dtype)
 
-    def asking(tokens: torch.Tensor) -> torch.Tensor:
-        if layout.query_tokens is None:
-            return tokens
-        return _Place.apply(tokens, layout.query_tokens, layout.place_of_token)  # type: ignore[no-untyped-call,no-any-return]
+    tokens = [x[0].transpose(0, 1) for x in (q, k, v)]
+    if layout.query_tokens is not None:
+        own = tokens if layout.key_tokens is None else tokens[:1]
+        tokens[: len(own)] = [_Place.apply(x, layout.query_tokens, layout.place_of_token) for x in own]  # type: ignore[no-untyped-call]
+    if layout.key_tokens is not None:
+        tokens[1:] = [x.index_select(0, layout.key_tokens) for x in tokens[1:]]
 
-    def looked_at(tokens: torch.Tensor) -> torch.Tensor:
-        return asking(tokens) if layout.key_tokens is None else tokens.index_select(0, layout.key_tokens)
-
-    def cut(tokens: torch.Tensor, widths: list[int]) -> list[torch.Tensor]:
-        parts = torch.split(tokens, [b.sequences * width for b, width in zip(layout.buckets, widths, strict=True)])
+    def cut(places: torch.Tensor, widths: list[int]) -> list[torch.Tensor]:
+        parts = torch.split(places, [b.sequences * width for b, width in zip(layout.buckets, widths, strict=True)])
         return [p.view(-1, width, *p.shape[1:]).transpose(1, 2) for p, width in zip(parts, widths, strict=True)]
 
-    query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
-    queries = cut(asking(query), [b.queries for b in layout.buckets])
-    keys, values = (cut(looked_at(x), [b.keys for b in layout.buckets]) for x in (key, value))
+    queries, keys = [b.queries for b in layout.buckets], [b.keys for b in layout.buckets]
     results = []
-    for asks, sees, gives, bucket in zip(queries, keys, values, layout.buckets, strict=True):
+    for bucket, asks, sees, gives in zip(layout.buckets, *map(cut, tokens, (queries, keys, keys)), strict=True):
         out = scaled_dot_product_attention(
             asks,
             sees,
@@ -324,7 +314,7 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
             enable_gqa=k.shape[1] != q.shape[1],
         )
         results.append(out.transpose(1, 2).flatten(0, 1))
-    joined = results[0] if len(results) == 1 else torch.cat(results)
+    joined = torch.cat(results)
     if layout.place_of_token is not None:
         joined = joined.index_select(0, layout.place_of_token)
     return joined[None]

@@ -1,4 +1,4 @@
-"""A language model over the sequences of a micro-batch: hidden states, log-probs of labels and entropies.
+"""A language model at work: log-probs of labels and entropies of a micro-batch, and its weights as a stream.
 
 Sequences are run end to end without their padding (:mod:`trainer.model.attention`). What they share is run once, and so
 is a label that several of them have in the same place. Only positions that have a label reach the head.
@@ -13,28 +13,17 @@ Shapes: B packed lines of a micro-batch, T positions, N positions that are run, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
+from roll_envs.errors import CheckpointError, RollError, UnknownNameError
 from trainer.data.batches import Batch
 from trainer.model.attention import Kind, layout_of_positions, layout_of_tree, share_prefixes
 
-__all__ = [
-    "Head",
-    "head_of",
-    "label_scores",
-    "label_states",
-    "linear_logprobs",
-    "positions_within",
-    "spread",
-    "up_to_the_last_label",
-]
-
 BUFFERS = 2
 """Numbers held for each logit while a chunk is worked on: the logit, and its exponential."""
-HALF_BLOCK = 8192
-"""Rows of a half-precision head that are widened to float32 at a time, on devices without mixed products."""
 
 
 class Head(NamedTuple):
@@ -93,52 +82,25 @@ def linear_logprobs(
     return logp, entropy
 
 
-def _fine(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+def _product(a: torch.Tensor, b: torch.Tensor, half: torch.dtype) -> torch.Tensor:
+    """``a`` times ``b`` with a result at least float32; ``half`` is what the head's weights are kept in."""
+    fine = torch.promote_types(half, torch.float32)
+    if half != fine and a.is_cuda:  # CUDA multiplies half-precision numbers and sums them in float32
+        return torch.mm(a.to(half), b.to(half), out_dtype=fine)
+    return torch.mm(a.to(fine), b.to(fine))
 
 
-class _Product:
-    """Products with the head's weights [V, D], with results at least float32."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.weight, self.dtype = weight, _fine(weight.dtype)
-        rows = weight.shape[0]
-        self._mixed = weight.dtype != self.dtype and weight.is_cuda
-        step = rows if weight.dtype == self.dtype else HALF_BLOCK
-        self._blocks = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
-
-    def _wide(self, block: slice) -> torch.Tensor:
-        return self.weight[block].to(self.dtype)
-
-    def logits(self, hidden: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-        """``out`` [n, V] = hidden [n, D] times the weights, plus bias."""
-        if self._mixed:
-            out.copy_(torch.mm(hidden.to(self.weight.dtype), self.weight.T, out_dtype=self.dtype))
-        else:
-            hidden = hidden.to(self.dtype)
-            for block in self._blocks:
-                torch.mm(hidden, self._wide(block).T, out=out[:, block])
-        if bias is not None:
-            out.add_(bias)
-
-    def back(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradient of the hidden states [n, D] from that of the logits [n, V]."""
-        if self._mixed:
-            return torch.mm(gradient.to(self.weight.dtype), self.weight, out_dtype=self.dtype)
-        result = gradient[:, self._blocks[0]] @ self._wide(self._blocks[0])
-        for block in self._blocks[1:]:
-            result.addmm_(gradient[:, block], self._wide(block))
-        return result
-
-    def add_weight_gradient(
-        self, total: torch.Tensor, gradient: torch.Tensor, hidden: torch.Tensor, *, first: bool
-    ) -> None:
-        """``total`` [V, D] += gradient.T times hidden; it is overwritten by the ``first`` chunk."""
-        if self._mixed:
-            part = torch.mm(gradient.T.to(self.weight.dtype), hidden.to(self.weight.dtype), out_dtype=self.dtype)
-            total.copy_(part) if first else total.add_(part)
-        else:
-            total.addmm_(gradient.T, hidden.to(self.dtype), beta=0 if first else 1)
+def _scaled_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None, temperature: float
+) -> torch.Tensor:
+    """Logits / temperature, [n, V]. Where nothing is rounded by it, the far fewer hidden numbers are divided."""
+    early = softcap is None and hidden.dtype == weight.dtype == torch.promote_types(weight.dtype, torch.float32)
+    z = _product(hidden / temperature if early else hidden, weight.T, weight.dtype)
+    if bias is not None:
+        z.add_(bias / temperature if early else bias)
+    if softcap is not None:
+        z.div_(softcap).tanh_().mul_(softcap)
+    return z if early else z.div_(temperature)
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -153,27 +115,23 @@ class _LinearLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        product, count = _Product(weight), hidden.shape[0]
-        rows = min(chunk, count)
-        logits = torch.empty(rows, weight.shape[0], dtype=product.dtype, device=hidden.device)
-        powers = torch.empty_like(logits)
-        logp = torch.empty(count, dtype=product.dtype, device=hidden.device)
-        entropy, top, logsum = torch.empty_like(logp), torch.empty_like(logp), torch.empty_like(logp)
-        for part in _parts(count, chunk):
-            z, e = logits[: part.stop - part.start], powers[: part.stop - part.start]
-            _scaled_logits(product, hidden[part], bias, softcap, temperature, z)
+        fine = torch.promote_types(weight.dtype, torch.float32)
+        logp, entropy, top, logsum = torch.empty(4, len(hidden), dtype=fine, device=hidden.device)
+        z = None
+        for part in _parts(len(hidden), chunk):
+            z = _scaled_logits(hidden[part], weight, bias, softcap, temperature)
             top[part] = z.amax(-1)
             z.sub_(top[part, None])
-            torch.exp(z, out=e)
-            total = e.sum(-1)
+            powers = z.exp()
+            total = powers.sum(-1)
             logsum[part] = total.log()
             logp[part] = z.gather(1, labels[part, None])[:, 0] - logsum[part]
             # The sum over p (log total - z): where p is 0, z is finite, unless the logits are not.
-            entropy[part] = logsum[part] - e.mul_(z).sum(-1) / total
+            entropy[part] = logsum[part] - powers.mul_(z).sum(-1) / total
         ctx.set_materialize_grads(False)  # an entropy that is only watched costs nothing in backward
         ctx.softcap, ctx.temperature, ctx.chunk = softcap, temperature, chunk
         # The logits of a single chunk are kept, less their largest.
-        ctx.kept = logits if 0 < count <= chunk and softcap is None and any(ctx.needs_input_grad[:3]) else None
+        ctx.kept = z if len(hidden) <= chunk and softcap is None and any(ctx.needs_input_grad[:3]) else None
         ctx.save_for_backward(hidden, weight, bias, labels, top, logsum, entropy)
         return logp, entropy
 
@@ -181,80 +139,42 @@ class _LinearLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logp: torch.Tensor | None, grad_entropy: torch.Tensor | None) -> tuple[Any, ...]:
         hidden, weight, bias, labels, top, logsum, entropy = ctx.saved_tensors
-        product, count = _Product(weight), hidden.shape[0]
         kept, ctx.kept = ctx.kept, None  # used up: a second backward computes the logits again
-        wanted = ctx.needs_input_grad
-        grad_hidden = torch.zeros(hidden.shape, dtype=product.dtype, device=hidden.device) if wanted[0] else None
-        # The first chunk overwrites it.
-        grad_weight = torch.empty(weight.shape, dtype=product.dtype, device=hidden.device) if wanted[1] else None
-        grad_bias = torch.zeros(weight.shape[0], dtype=product.dtype, device=hidden.device) if wanted[2] else None
-        if count == 0 and grad_weight is not None:
-            grad_weight.zero_()
-        buffer = torch.empty(
-            min(ctx.chunk, count) if kept is None else 0, weight.shape[0], dtype=product.dtype, device=hidden.device
-        )
-        for part in _parts(count, ctx.chunk):
-            slope = None
-            if kept is None:
-                z = buffer[: part.stop - part.start]
-                _scaled_logits(product, hidden[part], bias, ctx.softcap, ctx.temperature, z)
-                slope = _softcap_slope(z, ctx.softcap, ctx.temperature)
+        mixed = hidden.is_cuda and weight.dtype != logsum.dtype
+        # Of hidden, weight and bias, as far as they are wanted; sums in float32 or better.
+        totals = [
+            torch.zeros(x.shape, dtype=logsum.dtype, device=x.device) if wanted else None
+            for x, wanted in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        ]
+        for part in _parts(len(hidden), ctx.chunk):
+            slope, z = None, kept
+            if z is None:
+                z = _scaled_logits(hidden[part], weight, bias, ctx.softcap, ctx.temperature)
+                if ctx.softcap is not None:  # derivative of the capped logits by the plain ones
+                    slope = 1.0 - (z * (ctx.temperature / ctx.softcap)).square_()
                 z.sub_(top[part, None])  # not both in one: their sum has fewer digits than they have
-            else:
-                z = kept
             z.sub_(logsum[part, None])
-            gradient = _logit_gradient(
-                z,
-                labels[part],
-                None if grad_logp is None else grad_logp[part],
-                None if grad_entropy is None else grad_entropy[part],
-                entropy[part],
-            )
+            by_logp, by_entropy = (None if grad is None else grad[part] for grad in (grad_logp, grad_entropy))
+            gradient = _logit_gradient(z, labels[part], by_logp, by_entropy, entropy[part])
             if slope is not None:
                 gradient.mul_(slope)
-            if grad_hidden is not None:
-                grad_hidden[part] = product.back(gradient)
-            if grad_weight is not None:
-                product.add_weight_gradient(grad_weight, gradient, hidden[part], first=part.start == 0)
-            if grad_bias is not None:
-                grad_bias += gradient.sum(0)
-        if ctx.temperature != 1.0:
-            for total in (grad_hidden, grad_weight, grad_bias):
-                if total is not None:
-                    total.div_(ctx.temperature)
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
-            *[None] * 4,
-        )
+            if totals[0] is not None:
+                totals[0][part] = _product(gradient, weight, weight.dtype)
+            if totals[1] is not None and mixed:
+                totals[1].add_(_product(gradient.T, hidden[part], weight.dtype))
+            elif totals[1] is not None:  # in place: it is as large as the head
+                totals[1].addmm_(gradient.T, hidden[part].to(gradient.dtype))
+            if totals[2] is not None:
+                totals[2].add_(gradient.sum(0))
+        done = [
+            None if total is None else total.div_(ctx.temperature).to(x.dtype)
+            for x, total in zip((hidden, weight, bias), totals, strict=True)
+        ]
+        return *done, *[None] * 4
 
 
 def _parts(count: int, chunk: int) -> list[slice]:
-    return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
-
-
-def _scaled_logits(
-    product: _Product,
-    hidden: torch.Tensor,
-    bias: torch.Tensor | None,
-    softcap: float | None,
-    temperature: float,
-    out: torch.Tensor,
-) -> None:
-    """``out`` = logits / temperature. Where nothing is rounded by it, the far fewer hidden numbers are divided."""
-    if softcap is None and hidden.dtype == product.weight.dtype == product.dtype:
-        product.logits(hidden / temperature, None if bias is None else bias / temperature, out)
-        return
-    product.logits(hidden, bias, out)
-    if softcap is not None:
-        out.div_(softcap).tanh_().mul_(softcap)
-    out.div_(temperature)
-
-
-def _softcap_slope(z: torch.Tensor, softcap: float | None, temperature: float) -> torch.Tensor | None:
-    """Derivative of the capped logits by the plain ones, from the capped ones over the temperature."""
-    return None if softcap is None else 1.0 - (z * (temperature / softcap)).square_()
+    return [slice(start, start + chunk) for start in range(0, count, chunk)]
 
 
 def _logit_gradient(
@@ -291,9 +211,12 @@ def label_states(body: Any, batch: Batch, attention: Kind = "sdpa") -> torch.Ten
 def _states(body: Any, batch: Batch, attention: Kind) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states [M, D] of the tokens that are run, and which of them stand before the n labels, int64 [n]. With
     SDPA, beginnings that sequences of the micro-batch share are run once."""
-    present = batch.segments >= 0
-    ids, positions, mask = batch.ids[present], batch.positions[present], batch.label_mask[present]
-    needed = up_to_the_last_label(positions, mask)
+    # By index, found once for all three: a mask would be searched for each of them.
+    present = (batch.segments >= 0).flatten().nonzero()[:, 0]
+    ids, positions, mask = (
+        x.flatten().index_select(0, present) for x in (batch.ids, batch.positions, batch.label_mask)
+    )
+    needed = up_to_the_last_label(positions, mask).nonzero()[:, 0]
     ids, positions, labelled = ids[needed], positions[needed], mask[needed].nonzero()[:, 0]
     tree = share_prefixes(ids, positions) if attention == "sdpa" else None
     if tree is None:
@@ -344,3 +267,44 @@ def label_scores(
 def spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``values`` [n] at the n places where ``mask`` [B, T] is True, 0 elsewhere."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+
+
+def weights_of(network: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and weights (views, not copies) as in the state dict; a weight with several names comes once, by the
+    first, as in a Hugging Face folder."""
+    seen: set[int] = set()
+    for name, value in network.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value.detach()
+
+
+@torch.no_grad()
+def load_weights(
+    network: Any,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    source: str = "the checkpoint",
+    *,
+    error: type[RollError] = CheckpointError,
+) -> None:
+    """Copy a stream of weights into ``network`` in place, one at a time; a weight with several names needs one.
+
+    Raises ``error`` for unknown names, weights that no name came for and shapes that differ; ``network`` then has some
+    of the new weights and is not to be used.
+    """
+    own = network.state_dict(keep_vars=True)
+    missing = {id(value): name for name, value in reversed(own.items())}
+    problems: list[str] = []
+    for name, value in weights:
+        if name not in own:
+            problems.append(str(UnknownNameError("weight", name, own)))
+            continue
+        missing.pop(id(own[name]), None)
+        if own[name].shape == value.shape:
+            own[name].copy_(value)
+        else:
+            problems.append(f"{name} has shape {tuple(value.shape)}, the model's {tuple(own[name].shape)}")
+    problems += [f"{name} is missing" for name in missing.values()]
+    if problems:
+        listed = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+        raise error(f"{source} does not fit the configured model: {listed}")

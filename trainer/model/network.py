@@ -1,4 +1,4 @@
-"""The policy model and its tokenizer, built small from a seed or loaded from a folder; and weights as streams.
+"""The policy model and its tokenizer, built small from a seed or loaded from a folder; and files of weights.
 
 The tokenizer that is built knows bytes and a few whole words: any text can be encoded, so that the model can read any
 environment, and the words of the environment's own answers are one token each, so that an answer is a few tokens.
@@ -21,26 +21,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from transformers.utils.logging import disable_progress_bar
 
-from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
+from roll_envs.errors import ConfigError
 from roll_envs.parsing import FreeFormat
 from trainer.config import ModelConfig
-
-__all__ = [
-    "CHAT_TEMPLATE",
-    "LanguageModel",
-    "WeightSource",
-    "build_model",
-    "build_tokenizer",
-    "check_model_folder",
-    "choose_device",
-    "load_model",
-    "load_weights",
-    "save_model",
-    "weight_file",
-    "weights_of",
-    "words_of",
-    "write_weights",
-]
 
 _DTYPES = {
     torch.float64: "F64",
@@ -98,47 +81,6 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda': torch finds no CUDA device here; use 'cpu' or 'auto'")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def weights_of(network: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and weights (views, not copies) as in the state dict; a weight with several names comes once, by the
-    first, as in a Hugging Face folder."""
-    seen: set[int] = set()
-    for name, value in network.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield name, value.detach()
-
-
-@torch.no_grad()
-def load_weights(
-    network: Any,
-    weights: Iterable[tuple[str, torch.Tensor]],
-    source: str = "the checkpoint",
-    *,
-    error: type[RollError] = CheckpointError,
-) -> None:
-    """Copy a stream of weights into ``network`` in place, one at a time; a weight with several names needs one.
-
-    Raises ``error`` for unknown names, weights that no name came for and shapes that differ; ``network`` then has some
-    of the new weights and is not to be used.
-    """
-    own = network.state_dict(keep_vars=True)
-    missing = {id(value): name for name, value in reversed(own.items())}
-    problems: list[str] = []
-    for name, value in weights:
-        if name not in own:
-            problems.append(str(UnknownNameError("weight", name, own)))
-            continue
-        missing.pop(id(own[name]), None)
-        if own[name].shape == value.shape:
-            own[name].copy_(value)
-        else:
-            problems.append(f"{name} has shape {tuple(value.shape)}, the model's {tuple(own[name].shape)}")
-    problems += [f"{name} is missing" for name in missing.values()]
-    if problems:
-        listed = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
-        raise error(f"{source} does not fit the configured model: {listed}")
 
 
 def words_of(env: gymnasium.Env[str, str]) -> tuple[str, ...]:

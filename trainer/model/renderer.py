@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -19,8 +20,6 @@ from jinja2.exceptions import TemplateError
 
 from roll_envs.errors import ConfigError
 from roll_envs.types import Message
-
-__all__ = ["ChatRenderer"]
 
 _SYSTEM = Message(role="system", content="probe rules")
 _ASK = Message(role="user", content="probe question")
@@ -58,7 +57,10 @@ class ChatRenderer:
         added = {int(i): token for i, token in tokenizer.added_tokens_decoder.items()}
         special = {i for i, token in added.items() if token.special}
         self._special = frozenset(special | {int(i) for i in tokenizer.all_special_ids})
-        self._decoded: dict[tuple[int, ...], str] = {}
+        # Members of a group and states met again ask for the same: looked up, not rendered or decoded anew.
+        self._rendered = lru_cache(_CACHED)(self._render)
+        self._tail_ids = lru_cache(_CACHED)(self._tail)
+        self._decoded = lru_cache(_CACHED)(self._decode)
         self._markers = _Spelled(tokenizer, self._special, [])
         """Looked for in replies: what stands there was sampled, and markers beyond the special ones may have been."""
         self._controls = _Spelled(
@@ -68,8 +70,6 @@ class ChatRenderer:
         """Whether the tokenizer puts a blank before any text it is given."""
         self._lists = self._merges_system = False
         self._thought_opening = ""
-        self._tails: dict[Message, tuple[int, ...] | None] = {}
-        self._rendered: dict[tuple[Message, ...], tuple[int, ...]] = {}
         try:
             self._lists, self._merges_system = self._forms()
             opened = _THOUGHT_OPENING.search(self._text([_ASK], open_reply=True))
@@ -103,17 +103,10 @@ class ChatRenderer:
         """Ids of the whole conversation and the opening of the next reply.
 
         The system message becomes the beginning of the first question where the template has no place for one.
-        Conversations that were rendered before (members of a group, states met again) are looked up.
         """
-        key = tuple(messages)
-        known = self._rendered.get(key)
-        if known is None:
-            if len(self._rendered) >= _CACHED:
-                self._rendered.clear()
-            known = self._rendered[key] = self._render(key)
-        return known
+        return self._rendered(tuple(messages))
 
-    def _render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def _render(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         shown, mark = self._cut(messages)
         try:
             text = self._text(shown, open_reply=True)
@@ -126,11 +119,7 @@ class ChatRenderer:
         return self._encode(text, mark)
 
     def extend(self, ids: Sequence[int], message: Message) -> tuple[int, ...] | None:
-        tail = self._tails.get(message, ())
-        if tail == ():
-            if len(self._tails) > _CACHED:
-                self._tails.clear()
-            tail = self._tails[message] = self._tail(message)
+        tail = self._tail_ids(message)
         if tail is None:
             return None
         kept = tuple(ids)
@@ -144,15 +133,11 @@ class ChatRenderer:
         return kept + tail
 
     def decode(self, ids: Sequence[int]) -> str:
-        key = tuple(ids)
-        text = self._decoded.get(key)
-        if text is None:
-            if len(self._decoded) >= _CACHED:
-                self._decoded.clear()
-            kept = [i for i in key if i not in self._special]
-            text = str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-            self._decoded[key] = text
-        return text
+        return self._decoded(tuple(ids))
+
+    def _decode(self, ids: tuple[int, ...]) -> str:
+        kept = [i for i in ids if i not in self._special]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     # -- text to ids -------------------------------------------------------------------------------------------------
 

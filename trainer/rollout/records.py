@@ -8,8 +8,6 @@ from typing import Any
 
 from roll_envs.types import Trajectory, Turn
 
-__all__ = ["episode_board", "episode_headline", "episode_record", "episode_text"]
-
 _RULE = "-" * 72
 
 

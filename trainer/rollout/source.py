@@ -1,26 +1,39 @@
-"""The source of groups: which tasks are played, the groups of a training step as they finish, and what is in flight.
+"""What a run plays: which tasks, the open parts that play them, and the groups of each training step.
 
 Tasks are functions of their index, so a run's position in its endless list of tasks is a :class:`Ledger`: a few
-integers in the checkpoint.
+integers in the checkpoint. A :class:`Session` holds environment, model, engine and episode driver open.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from roll_envs.types import Group, Metrics, Task, Trajectory
-from trainer.algorithms.filters import keep_groups
-from trainer.config import EnvConfig
-from trainer.config.parts import ESTIMATORS
-from trainer.rollout.session import Session
+import numpy as np
+import torch
 
-__all__ = ["HELD_OUT_SEEDS", "Collected", "GroupSource", "Ledger", "draw_tasks", "held_out_tasks"]
+import roll_envs
+from roll_envs.errors import ConfigError, RollError
+from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings, GroupStream, Respond, load_context
+from roll_envs.types import Completion, Group, Metrics, SamplingParams, Task, Trajectory
+from trainer.algorithms.shaping import keep_groups
+from trainer.config import EnvConfig, RunConfig
+from trainer.config.parts import ESTIMATORS
+from trainer.engines import Engine, make_engine
+from trainer.model.network import LanguageModel, build_model
+from trainer.model.renderer import ChatRenderer
 
 HELD_OUT_SEEDS = 1_000_000_000
 """Seeds from here on are held out; train seeds lie below."""
+
+SMALL_MODEL = 200_000
+"""Below so many parameters a second torch thread costs more than it brings."""
 
 
 def draw_tasks(env: EnvConfig, *, seed: int, indices: Iterable[int], split: str = "train") -> list[Task]:
@@ -84,6 +97,125 @@ class Ledger:
             self.in_flight.remove(index)
 
 
+class Session(contextlib.AbstractContextManager["Session"]):
+    """Everything a run holds open; use it with ``with``."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        temperature: float | None = None,
+        seed: int | None = None,
+        model: LanguageModel | None = None,
+    ) -> None:
+        """Open the parts of ``config``; ``temperature``, ``seed`` and ``model`` replace what it says."""
+        self.config = config
+        self.env = roll_envs.make(config.env.id, **config.env.kwargs)
+        self.model = model or build_model(config.model, self.env, config.seed)
+        self.threads = int(getattr(config.learner, "threads", 0)) or _threads(self.model.parameters)
+        torch.set_num_threads(self.threads)
+        renderer = ChatRenderer(self.model.tokenizer, variables=config.context.template)
+        self.rewrites_history = renderer.rewrites_history
+        """Whether the chat template changes earlier turns, so that a turn may begin a sequence of its own."""
+        self.settings = EpisodeSettings(
+            context=load_context(config.context.kind, turns=config.context.turns, function=config.context.function),
+            renderer=renderer,
+            sampling=SamplingParams(
+                temperature=config.sampling.temperature if temperature is None else temperature,
+                max_new_tokens=config.sampling.max_new_tokens,
+                stop_ids=renderer.stop_ids,
+            ),
+            max_tokens=config.engine.max_tokens,
+            seed=config.seed if seed is None else seed,
+            system_prompt=config.context.system_prompt,
+            observation_template=config.context.observation_template,
+        )
+        self._engine: Engine | None = None
+        limits = {limit.name: getattr(config.rollout, limit.name) for limit in fields(EpisodeLimits)}
+        self._driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits))
+        # Libraries and the model are half a million objects, which the garbage collector would look at again and again
+        # while episodes are played: a sixth of the time.
+        gc.freeze()
+
+    @property
+    def engine(self) -> Engine:
+        """The inference engine, started at first use."""
+        if self._engine is None:
+            self._engine = make_engine(self.model, self.config.engine)
+        return self._engine
+
+    def start(
+        self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
+    ) -> GroupStream:
+        """Begin to play ``tasks`` with the engine's current weights; groups come as they finish."""
+        return self._driver.start(tasks, group_size, self.settings, self.engine, on_done)
+
+    def collect(
+        self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
+    ) -> list[Group]:
+        """Play ``tasks`` with the engine's current weights; groups in the order of ``tasks``."""
+        return self._driver.collect(tasks, group_size, self.settings, self.engine, on_done)
+
+    def collect_greedy(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """One greedy episode of each task."""
+        settings = replace(self.settings, sampling=replace(self.settings.sampling, temperature=0.0))
+        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, self.engine)]
+
+    def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""
+        respond = teacher(self.model.tokenizer, self.settings.renderer.stop_ids[0], self.config.warm_start.oracle_share)
+        settings = replace(self.settings, answerer="the teacher")
+        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, respond)]
+
+    def failed_share(self, episodes: Sequence[Trajectory], where: str) -> float:
+        """Share of ``episodes`` that failed. Raises :class:`RollError` with the reasons when they are too many."""
+        reasons = Counter(t.outcome.reason for t in episodes if t.outcome.kind == "failed")
+        share = reasons.total() / max(1, len(episodes))
+        if share > self.config.rollout.max_failed_share:
+            listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+            raise RollError(
+                f"{where}: {reasons.total()} of {len(episodes)} episodes failed ({listed}). "
+                "Mend the cause and resume, or raise rollout.max_failed_share in the config.yaml of the run's folder"
+            )
+        return share
+
+    def __exit__(self, *_: object) -> None:
+        if self._engine is not None:
+            self._engine.close()  # first, so that nobody waits for its answer
+        self._driver.close()
+        self.env.close()
+        gc.unfreeze()
+
+
+def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
+    """A deliberately poor player: the oracle's next answer with probability ``oracle_share``, else one of the legal
+    answers, drawn uniformly.
+
+    It teaches a small model to read the observation and to answer in form, not to play well. Its choices follow from
+    ``sampling.seed``, so that a demonstration depends on its task and the run's seed alone.
+    """
+
+    def respond(env: Any, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+        rng = np.random.default_rng(sampling.seed)
+        plan = env.oracle() if rng.random() < oracle_share else None
+        legal = env.legal_answers()
+        text = plan[0] if plan else legal[int(rng.integers(len(legal)))]
+        ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], stop_id)
+        if len(ids) > sampling.max_new_tokens:
+            raise ConfigError(
+                f"an answer may have {sampling.max_new_tokens} tokens (sampling.max_new_tokens, engine.max_tokens), "
+                f"but {text!r} has {len(ids)}"
+            )
+        return Completion(ids=ids, logprobs=(0.0,) * len(ids), finish="stop", weight_version=0)
+
+    return respond
+
+
+def _threads(parameters: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if parameters < SMALL_MODEL else min(cores, 8)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected:
     """What one training step learns from."""
@@ -112,6 +244,7 @@ class GroupSource:
 
     def __init__(self, session: Session, ledger: Ledger) -> None:
         self._session, self._ledger = session, ledger
+        self._needs_greedy: bool = ESTIMATORS.find(session.config.advantage.name).needs_greedy
 
     def next_step(self) -> Collected:
         """The groups of one training step, and of further rounds while the filter leaves too few.
@@ -130,7 +263,7 @@ class GroupSource:
         if config.filter.refill_rounds:
             metrics["filter/rounds"] = float(rounds)
         greedy: Sequence[Trajectory] = ()
-        if ESTIMATORS.find(config.advantage.name).needs_greedy and kept:
+        if self._needs_greedy and kept:
             greedy = self._session.collect_greedy([group.task for group in kept])
         return Collected(played=tuple(played), kept=tuple(kept), greedy=tuple(greedy), metrics=metrics)
 

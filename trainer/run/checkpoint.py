@@ -1,9 +1,9 @@
 """Checkpoints: everything a run needs to go on exactly where it was, checked on the way back in.
 
-A checkpoint is a folder ``step-000120`` with ``model.safetensors``, ``optimizer.pt``, ``random.pt``, ``progress.json``
-and ``manifest.json`` (format, sizes, SHA-256). It is written beside its place and renamed, so that a name that exists
-is whole; nothing is ever overwritten. Loading runs no code of the file (safetensors, ``weights_only``). Weights are
-written and read one tensor at a time: no second copy of the model exists while saving.
+A checkpoint is a folder ``step-000120`` with ``model.safetensors``, ``training.pt`` (optimiser, random states),
+``progress.json`` and ``manifest.json`` (format, sizes, SHA-256). It is written beside its place and renamed, so that a
+name that exists is whole; nothing is ever overwritten. Loading runs no code of the file (safetensors,
+``weights_only``). Weights are written and read one tensor at a time: no second copy of the model exists while saving.
 """
 
 from __future__ import annotations
@@ -11,57 +11,46 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import random
 import re
-import secrets
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from roll_envs.errors import CheckpointError
 from trainer.model.network import WeightSource, weight_file, write_weights
-from trainer.run.folder import SyncedFile, disk_errors, sync_folder
-from trainer.run.results import versions
+from trainer.run.folder import clean_unfinished, disk_errors, replacing
 
-__all__ = [
-    "CheckpointState",
-    "RandomStates",
-    "best_checkpoints",
-    "capture_random_states",
-    "clean_unfinished",
-    "latest_good",
-    "list_checkpoints",
-    "load_checkpoint",
-    "restore_random_states",
-    "save_checkpoint",
-    "set_aside_after",
-]
-
-FORMAT = 1
-_NAME = re.compile(r"^step-(\d{6,})(?:-r(\d+))?$")
-_TEMPORARY = ".unfinished-"
-_FILES = ("model.safetensors", "optimizer.pt", "random.pt", "progress.json")
-_PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor)
-_CHUNK = 2**20
-"""Bytes of a file that are read and hashed at a time."""
+FORMAT = 2
+_NAME = re.compile(r"step-\d{6,}(-r\d+)?")
+_FILES = ("model.safetensors", "training.pt", "progress.json")
+_PACKAGES = ("torch", "transformers", "gymnasium", "roll-envs", "numpy")
+_IN_TRAINING, _IN_PROGRESS = ("optimizer", "random"), ("step", "version", "cursor", "success", "progress")
+"""The fields of a :class:`CheckpointState` that ``training.pt`` and ``progress.json`` hold."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RandomStates:
-    """States of the global generators of Python, numpy and torch."""
-
-    python_state: Any
-    numpy_state: Any
-    torch_state: torch.Tensor
-    cuda_states: tuple[torch.Tensor, ...] = ()
+def capture_random() -> dict[str, Any]:
+    """The states of the global generators of Python, numpy and torch: plain values and tensors, so that they load
+    without running code."""
+    # The legacy form has one array, which becomes a list: no code is needed to load it.
+    legacy: Any = np.random.get_state()
+    kind, keys, *rest = legacy
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, keys.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,71 +63,49 @@ class CheckpointState:
     model: WeightSource
     optimizer: Mapping[str, Any]
     """Tensors and plain values, as ``Optimizer.state_dict()`` gives them."""
-    random: RandomStates
     cursor: int
     """The next task to draw."""
+    random: Mapping[str, Any] = field(default_factory=capture_random)
+    """The states of the global generators; those of this moment."""
+    success: float | None = None
+    """Held-out success of these weights; None where it was not measured."""
     others: Mapping[str, WeightSource] = field(default_factory=dict)
     """Further networks by name (letters only), such as ``critic`` and ``reference``."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else is JSON: the phase, results so far, seconds used."""
 
 
-Score = Callable[[Mapping[str, Any]], float | None]
-"""From a checkpoint's ``progress`` to how good it is; None where that was not measured."""
-
-
 def save_checkpoint(
-    folder: str | os.PathLike[str],
-    state: CheckpointState,
-    *,
-    keep: int | None = None,
-    keep_best: int = 0,
-    score: Score | None = None,
+    folder: str | os.PathLike[str], state: CheckpointState, *, keep: int = sys.maxsize, keep_best: int = 0
 ) -> Path:
     """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest ``keep``
-    and the ``keep_best`` with the highest ``score`` (the newer of equal ones).
+    and the ``keep_best`` with the highest ``success`` (the newer of equal ones).
 
     Raises RollError when the disk is full or cannot be written; every earlier checkpoint is then still there.
     """
     parent = Path(folder)
-    progress = _json(
-        {"step": state.step, "version": state.version, "cursor": state.cursor, "progress": dict(state.progress)}
-    )
-    random_states = {name: getattr(state.random, name) for name in RandomStates.__dataclass_fields__}
-    for name, value in (("optimizer", state.optimizer), ("random", random_states)):
-        _check_plain(value, name)
-    writers: dict[str, Callable[[SyncedFile], object]] = {
-        f"{name}.safetensors": partial(write_weights, source=source)
-        for name, source in {"model": state.model, **state.others}.items()
-    }
-    writers["optimizer.pt"] = partial(torch.save, state.optimizer)
-    writers["random.pt"] = partial(torch.save, random_states)
-    writers["progress.json"] = lambda file: file.write(progress)
     with disk_errors(parent, "every earlier checkpoint is still there"):
         parent.mkdir(parents=True, exist_ok=True)
-        clean_unfinished(parent)
-        temporary = parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    clean_unfinished(parent)
+    final = _free(parent / f"step-{state.step:06d}")
+    with replacing(final, "every earlier checkpoint is still there") as temporary:
         temporary.mkdir()
-        try:
-            entries = {}
-            for name, write in writers.items():
-                with SyncedFile(temporary / name) as file:
-                    write(file)
-                entries[name] = {"size": file.size, "sha256": file.sha256}
-            with SyncedFile(temporary / "manifest.json") as file:
-                file.write(_json({"format": FORMAT, "step": state.step, "files": entries, "versions": versions()}))
-            sync_folder(temporary)
-            final = _free_name(parent, state.step)
-            os.rename(temporary, final)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        sync_folder(parent)
-    if keep is not None:
-        best = best_checkpoints(parent, score)[:keep_best] if score is not None else []
-        for old in list_checkpoints(parent)[: -max(1, keep)]:
-            if old != final and old not in best:
-                shutil.rmtree(old, ignore_errors=True)
+        for name, source in {"model": state.model, **state.others}.items():
+            with (temporary / f"{name}.safetensors").open("wb") as file:
+                write_weights(file, source)
+        with (temporary / "training.pt").open("wb") as file:
+            torch.save({name: getattr(state, name) for name in _IN_TRAINING}, file)
+        # What could not be loaded without running code must not be saved: found now, not at the resume.
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(temporary / "training.pt")
+        if unsafe:
+            raise TypeError(f"the optimiser's state has {', '.join(unsafe)}; tensors and plain values only are saved")
+        _write_json(temporary / "progress.json", {name: getattr(state, name) for name in _IN_PROGRESS})
+        files = {path.name: _measured(path) for path in temporary.iterdir()}
+        _write_json(temporary / "manifest.json", {"format": FORMAT, "files": files, "versions": versions()})
+    # The new one is kept even where later steps are there: a run that went on from an older checkpoint.
+    kept = {final, *list_checkpoints(parent)[-keep:], *best_checkpoints(parent)[:keep_best]}
+    for old in set(list_checkpoints(parent)) - kept:
+        shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -150,14 +117,23 @@ def load_checkpoint(path: str | os.PathLike[str]) -> CheckpointState:
     """
     folder = _find(Path(path))
     try:
-        return _load(folder)
+        weights: dict[str, WeightSource] = {}
+        for name in _checked_files(folder):
+            if name.endswith(".safetensors"):
+                with _reading(folder, name) as file:
+                    weights[file.stem] = weight_file(file)
+        with _reading(folder, "training.pt") as file:
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+            training = {name: saved[name] for name in _IN_TRAINING}
+        with _reading(folder, "progress.json") as file:
+            return CheckpointState(
+                model=weights.pop("model"), others=weights, **training, **json.loads(file.read_bytes())
+            )
     except CheckpointError as error:
         good = latest_good(folder.parent, before=folder)
-        advice = (
-            f"the newest good one before it: roll-train resume {shlex.quote(str(good))}"
-            if good
-            else "there is no earlier good one"
-        )
+        advice = "there is no earlier good one"
+        if good is not None:
+            advice = f"the newest good one before it: roll-train resume {shlex.quote(str(good))}"
         raise CheckpointError(f"{error}; {advice}") from error
 
 
@@ -166,136 +142,106 @@ def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -
 
     ``before``: only those older than this checkpoint.
     """
-    parent = _checkpoints_folder(Path(folder))
-    for candidate in reversed(list_checkpoints(parent)):
-        if before is not None and _order(candidate) >= _order(before):
-            continue
-        try:
-            _check_files(candidate)
-        except CheckpointError:
-            continue
-        return candidate
+    for candidate in reversed(list_checkpoints(folder)):
+        if before is None or _order(candidate) < _order(before):
+            try:
+                _checked_files(candidate)
+            except CheckpointError:
+                continue
+            return candidate
     return None
 
 
-def best_checkpoints(folder: str | os.PathLike[str], score: Score) -> list[Path]:
-    """Checkpoints that have a score, best first, the newer of equal ones first."""
-    scored: list[tuple[float, int, Path]] = []
-    for path in reversed(list_checkpoints(_checkpoints_folder(Path(folder)))):
+def best_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
+    """Checkpoints whose success was measured, best first, the newer of equal ones first."""
+    scored: dict[Path, float] = {}
+    for path in reversed(list_checkpoints(folder)):
         try:
-            found = score(json.loads((path / "progress.json").read_bytes())["progress"])
+            scored[path] = float(json.loads((path / "progress.json").read_bytes())["success"])
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # damaged; loading it tells
-        if found is not None:
-            scored.append((-found, len(scored), path))
-    return [path for _, _, path in sorted(scored)]
+            continue  # not measured, or damaged; loading it tells
+    return sorted(scored, key=lambda path: -scored[path])
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
-    """Finished checkpoints in ``folder``, oldest first; unfinished and unknown folders are not listed."""
-    parent = Path(folder)
-    if not parent.is_dir():
-        return []
-    return sorted((p for p in parent.iterdir() if _NAME.match(p.name) and p.is_dir()), key=_order)
-
-
-def clean_unfinished(folder: str | os.PathLike[str]) -> int:
-    """Remove what a killed process left half-written in ``folder``; returns how many. One process writes a run."""
-    stale = [p for p in Path(folder).glob(f"{_TEMPORARY}*") if p.is_dir()]
-    for path in stale:
-        shutil.rmtree(path, ignore_errors=True)
-    return len(stale)
+    """Finished checkpoints of a run folder or its ``checkpoints`` folder, oldest first; unfinished and unknown folders
+    are not listed."""
+    parent = _checkpoints_folder(Path(folder))
+    found = parent.iterdir() if parent.is_dir() else ()
+    return sorted((path for path in found if _NAME.fullmatch(path.name) and path.is_dir()), key=_order)
 
 
 def set_aside_after(checkpoint: Path) -> list[Path]:
     """Rename every checkpoint newer than ``checkpoint`` to ``set-aside-...``: when a run goes on from an older one."""
-    newer = [p for p in list_checkpoints(checkpoint.parent) if _order(p) > _order(checkpoint)]
-    moved = []
-    for path in newer:
-        target = path.with_name(f"set-aside-{path.name}")
-        while target.exists():
-            target = target.with_name(target.name + "-again")
-        moved.append(path.rename(target))
-    return moved
+    newer = [path for path in list_checkpoints(checkpoint.parent) if _order(path) > _order(checkpoint)]
+    return [path.rename(_free(path.with_name(f"set-aside-{path.name}"))) for path in newer]
 
 
-def _load(folder: Path) -> CheckpointState:
-    names = _check_files(folder)
-    name = "progress.json"
-    try:
-        progress = json.loads((folder / name).read_bytes())
-        weights: dict[str, WeightSource] = {}
-        for name in (n for n in names if n.endswith(".safetensors")):
-            weights[name.removesuffix(".safetensors")] = weight_file(folder / name)
-        name = "optimizer.pt"
-        optimizer = torch.load(folder / name, map_location="cpu", weights_only=True)
-        name = "random.pt"
-        saved = torch.load(folder / name, map_location="cpu", weights_only=True)
-        states = RandomStates(**{name: saved[name] for name in RandomStates.__dataclass_fields__})
-        return CheckpointState(
-            step=progress["step"],
-            version=progress["version"],
-            model=weights.pop("model"),
-            others=weights,
-            optimizer=optimizer,
-            random=states,
-            cursor=progress["cursor"],
-            progress=progress["progress"],
+def restore_random(states: Mapping[str, Any]) -> None:
+    """Put the states back."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the packages that decide a result; a package that is missing is ``not installed``."""
+    found = {"python": platform.python_version(), **dict.fromkeys(_PACKAGES, "not installed")}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _checked_files(folder: Path) -> list[str]:
+    """The names of all files, each checked against the manifest."""
+    with _reading(folder, "manifest.json") as path:
+        manifest = json.loads(path.read_bytes())
+        found, saver = manifest["format"], manifest.get("versions", {}).get("roll-envs", "unknown")
+        # Another format may list its files in another way; that it is another one is said below.
+        listed = manifest["files"].items() if found == FORMAT else ()
+        files = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in listed}
+    if found != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder}: its format is {found!r}, this release reads {FORMAT}; "
+            f"load it with the release that saved it (roll-envs {saver})"
         )
-    except Exception as error:  # the files are whole, yet not what this release wrote
+    # Those that every checkpoint has come first; critic and reference are listed by some.
+    for name in dict.fromkeys((*_FILES, *files)):
+        if name not in files:
+            raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
+        with _reading(folder, name) as path:
+            measured, written = _measured(path), files[name]
+        if measured != written:
+            how = "is corrupt (its SHA-256 is not the one written)"
+            if measured["size"] != written["size"]:
+                how = f"has {measured['size']} bytes where {written['size']} were written"
+            raise CheckpointError(f"checkpoint {folder}: {name} {how}")
+    return list(files)
+
+
+@contextmanager
+def _reading(folder: Path, name: str) -> Iterator[Path]:
+    """A file of a checkpoint; raises :class:`CheckpointError` where it cannot be read, or is not what was written."""
+    try:
+        yield folder / name
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {folder}: {name} is missing, so it is not whole") from None
+    except Exception as error:  # libraries raise many kinds of errors for a file that they did not write
         raise CheckpointError(
             f"checkpoint {folder}: {name} cannot be read ({type(error).__name__}: {error})"
         ) from error
 
 
-def _check_files(folder: Path) -> list[str]:
-    """The names of all files, each checked against the manifest."""
-    files = _files_of_manifest(folder)
-    names = list(dict.fromkeys((*_FILES, *files)))
-    for name in names:
-        if name not in files:
-            raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
-        digest = hashlib.sha256()
-        with _reading(folder, name) as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-            size, expected = file.tell(), files[name]["size"]
-        if size != expected:
-            raise CheckpointError(f"checkpoint {folder}: {name} has {size} bytes where {expected} were written")
-        if digest.hexdigest() != files[name]["sha256"]:
-            raise CheckpointError(f"checkpoint {folder}: {name} is corrupt (its SHA-256 is not the one written)")
-    return names
+def _measured(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
 
 
-@contextmanager
-def _reading(folder: Path, name: str) -> Iterator[IO[bytes]]:
-    """A file of a checkpoint; raises :class:`CheckpointError` where it cannot be read."""
-    try:
-        with (folder / name).open("rb") as file:
-            yield file
-    except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {folder}: {name} is missing, so it is not whole") from None
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {folder}: {name} cannot be read ({error.strerror or error})") from error
-
-
-def _files_of_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of each file."""
-    try:
-        with _reading(folder, "manifest.json") as file:
-            manifest = json.load(file)
-        version, files = manifest["format"], dict(manifest["files"])
-        if not all(isinstance(e["size"], int) and isinstance(e["sha256"], str) for e in files.values()):
-            raise ValueError("sizes and hashes")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint {folder}: manifest.json is corrupt ({error})") from error
-    if version != FORMAT:
-        saver = manifest.get("versions", {}).get("roll-envs", "unknown")
-        raise CheckpointError(
-            f"checkpoint {folder}: its format is {version!r}, this release reads {FORMAT}; "
-            f"load it with the release that saved it (roll-envs {saver})"
-        )
-    return files
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _find(path: Path) -> Path:
@@ -303,12 +249,14 @@ def _find(path: Path) -> Path:
         raise CheckpointError(f"no checkpoint or run folder {str(path)!r}; check the path")
     if not path.is_dir():
         raise CheckpointError(f"{str(path)!r} is a file; give a checkpoint folder or a run folder")
-    if _NAME.match(path.name) or (path / "manifest.json").exists():
+    # One that was set aside has another name; one that lost its manifest has the name only, and loading tells.
+    if _NAME.fullmatch(path.name) or (path / "manifest.json").exists():
         return path
-    parent = _checkpoints_folder(path)
-    found = list_checkpoints(parent)
+    found = list_checkpoints(path)
     if not found:
-        raise CheckpointError(f"no checkpoint in {parent}; the run stopped before its first one, start it anew")
+        raise CheckpointError(
+            f"no checkpoint in {_checkpoints_folder(path)}; the run stopped before its first one, start it anew"
+        )
     return found[-1]
 
 
@@ -316,64 +264,15 @@ def _checkpoints_folder(path: Path) -> Path:
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
 
 
-def _free_name(parent: Path, step: int) -> Path:
-    path, count = parent / f"step-{step:06d}", 1
-    while path.exists():
+def _free(path: Path) -> Path:
+    """``path``, or where it is taken ``path-r2``, ``path-r3`` and so on."""
+    found, count = path, 1
+    while found.exists():
         count += 1
-        path = parent / f"step-{step:06d}-r{count}"
-    return path
+        found = path.with_name(f"{path.name}-r{count}")
+    return found
 
 
-def _order(path: Path) -> tuple[int, int]:
-    match = _NAME.match(path.name)
-    return (int(match[1]), int(match[2] or 1)) if match else (2**62, 0)
-
-
-def _check_plain(value: Any, where: str) -> None:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _check_plain(item, f"{where}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            _check_plain(item, f"{where}[{i}]")
-    elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
-        raise TypeError(f"{where} is a {type(value).__name__}; a checkpoint holds tensors and plain values only")
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def capture_random_states() -> RandomStates:
-    """The states now. Only plain values and tensors, so that they load without running code."""
-    return RandomStates(
-        python_state=random.getstate(),
-        numpy_state=_plain(np.random.get_state(legacy=False)),
-        torch_state=torch.get_rng_state(),
-        cuda_states=tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else (),
-    )
-
-
-def restore_random_states(states: RandomStates) -> None:
-    """Put the states back."""
-    random.setstate(states.python_state)
-    np.random.set_state(_arrays(states.numpy_state))
-    torch.set_rng_state(states.torch_state)
-    if states.cuda_states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(list(states.cuda_states))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return {"array": value.tolist(), "dtype": str(value.dtype)}
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {"array", "dtype"}:
-            return np.array(value["array"], dtype=value["dtype"])
-        return {key: _arrays(item) for key, item in value.items()}
-    return value
+def _order(path: Path) -> list[int]:
+    """Step and count: ``step-000120-r2`` comes after ``step-000120``, [120, 2] after [120]."""
+    return [int(number) for number in re.findall(r"\d+", path.name)]

@@ -1,29 +1,70 @@
-"""The one evaluation path, shared by training and roll-eval: fixed held-out tasks, played by the engine, once each."""
+"""Evaluation, shared by training and roll-eval: fixed held-out tasks, played once each; and a run's results."""
 
 from __future__ import annotations
 
 import os
+import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from roll_envs.types import Trajectory
-from trainer.model.network import load_weights, weights_of
-from trainer.rollout.session import Session
-from trainer.rollout.source import held_out_tasks
-from trainer.run.checkpoint import load_checkpoint
+from trainer.config import RunConfig
+from trainer.data.metrics import wilson_interval
+from trainer.model.forward import load_weights, weights_of
+from trainer.rollout.source import Session, held_out_tasks
+from trainer.run.checkpoint import load_checkpoint, versions
 from trainer.run.folder import RunFolder
-from trainer.run.results import PhaseResult, phase_result
 
-__all__ = ["evaluate_run", "play_evaluation"]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseResult:
+    """The held-out evaluation at one point of a run."""
+
+    name: str
+    tasks: int
+    """Episodes that count; failures of ours are in ``failed`` and in no mean."""
+    success: float
+    interval_low: float
+    interval_high: float
+    """95% Wilson score interval of ``success``."""
+    turns: float
+    """Mean turns per episode."""
+    valid_action_rate: float
+    """Share of turns whose answer could be parsed and was allowed."""
+    mean_return: float
+    seconds: float
+    failed: int = 0
+    step: int = 0
+    """Training steps done when it was measured."""
+
+
+def phase_result(name: str, trajectories: Iterable[Trajectory], *, seconds: float, step: int = 0) -> PhaseResult:
+    """Measure evaluated episodes; those that failed or were cancelled are counted in ``failed`` and left out."""
+    everything = list(trajectories)
+    scored = [t for t in everything if t.scored]
+    turns = [turn for t in scored for turn in t.turns]
+    # A failure of ours is never a reward of 0: it is in no mean below.
+    successes = sum(t.success for t in scored)
+    low, high = wilson_interval(successes, len(scored))
+    return PhaseResult(
+        name=name,
+        tasks=len(scored),
+        success=_mean(successes, len(scored)),
+        interval_low=low,
+        interval_high=high,
+        turns=_mean(len(turns), len(scored)),
+        valid_action_rate=_mean(sum(bool(t.info.get("action_is_valid", False)) for t in turns), len(turns)),
+        mean_return=_mean(sum(t.total_reward for t in scored), len(scored)),
+        seconds=seconds,
+        failed=len(everything) - len(scored),
+        step=step,
+    )
 
 
 def play_evaluation(
-    session: Session,
-    name: str,
-    *,
-    tasks: int,
-    step: int,
-    on_done: Callable[[Trajectory], None] | None = None,
+    session: Session, name: str, *, tasks: int, step: int, on_done: Callable[[Trajectory], None] | None = None
 ) -> tuple[PhaseResult, Sequence[Trajectory]]:
     """Play the held-out evaluation with the engine's current weights, once per task."""
     started = time.monotonic()
@@ -46,6 +87,7 @@ def evaluate_run(
     """
     with RunFolder.open(path) as folder:
         config = folder.config
+    # The arguments of one environment mean nothing to another.
     if env_id is not None and env_id != config.env.id:
         config = config.model_copy(update={"env": config.env.model_copy(update={"id": env_id, "kwargs": {}})})
     state = load_checkpoint(path)
@@ -57,6 +99,29 @@ def evaluate_run(
         load_weights(session.model.network, state.model())
         session.engine.update_weights(weights_of(session.model.network), state.version)
         count = tasks if tasks is not None else config.evaluation.tasks
-        step = int(state.progress.get("steps", state.step))
+        step = int(state.progress["steps"])
         result, _ = play_evaluation(session, f"{config.env.id} at step {step}", tasks=count, step=step)
     return result
+
+
+def summary(
+    config: RunConfig, phases: Sequence[PhaseResult], seconds: Mapping[str, float], **more: Any
+) -> dict[str, Any]:
+    """The content of summary.json: evaluations, ``seconds`` of each phase of the run, and ``more`` plain data."""
+    return {
+        "format": 1,
+        "name": config.name,
+        "env": config.env.id,
+        "seed": config.seed,
+        "phases": [asdict(phase) for phase in phases],
+        "training_seconds": dict(seconds),
+        "total_seconds": sum(seconds.values()),
+        "versions": versions(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        **more,
+    }
+
+
+def _mean(total: float, count: int) -> float:
+    return total / count if count else 0.0

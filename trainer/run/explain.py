@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from trainer.config import RunConfig
-from trainer.config.keys import Key, part_keys, section_keys
+from trainer.config.algorithm import Section
+from trainer.config.keys import Key, keys_of
 from trainer.config.load import Resolved
-from trainer.config.parts import ESTIMATORS, LOSSES, PART_SECTIONS, chosen_part
+from trainer.config.parts import ESTIMATORS, LOSSES
 from trainer.config.recipes import find_preset
-from trainer.config.yaml_text import dump_yaml
-
-__all__ = ["SECTIONS", "explain"]
+from trainer.config.yaml_text import value_text
 
 SECTIONS = (
     "reward",
@@ -54,18 +52,15 @@ def _lines(resolved: Resolved) -> Iterator[str]:
             yield f"{section}: not used ({idle[section]})"
             continue
         yield f"{section}:"
-        shown = [(key.path[-1], _value(config, key), _source(resolved, key)) for key in _keys_of(config, section)]
+        chosen: Section = getattr(config, section)
+        # The model of the section has the keys of the part that it chooses, too.
+        shown = [
+            (key.path[-1], value_text(getattr(chosen, key.path[-1])), _source(resolved, key))
+            for key in keys_of(type(chosen), section).values()
+        ]
         names, values = max(len(name) for name, _, _ in shown), max(len(value) for _, value, _ in shown)
         for name, value, source in shown:
             yield f"  {name:<{names}}  {value:<{values}}  {source}"
-
-
-def _keys_of(config: RunConfig, section: str) -> list[Key]:
-    """Those of the section, then those that its part declares."""
-    own = [key for key in section_keys().values() if key.path[:-1] == (section,)]
-    if section in PART_SECTIONS:
-        own += part_keys(section, chosen_part(section, getattr(config, section))).values()
-    return own
 
 
 def _idle(config: RunConfig) -> dict[str, str]:
@@ -85,13 +80,6 @@ def _formula(function: Callable[..., object]) -> Iterator[str]:
     """The first paragraphs of its documentation."""
     for line in (inspect.getdoc(getattr(function, "func", function)) or "(not documented)").splitlines():
         yield f"  {line}".rstrip()
-
-
-def _value(config: RunConfig, key: Key) -> str:
-    found: Any = config
-    for part in key.path:
-        found = getattr(found, part)
-    return f"{found:g}" if isinstance(found, float) else dump_yaml(found).removesuffix("...\n").strip()
 
 
 def _source(resolved: Resolved, key: Key) -> str:

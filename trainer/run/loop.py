@@ -6,42 +6,32 @@ of a run is its weights, its optimiser and two counters. What is in flight when 
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
-from roll_envs.types import Trajectory
-from trainer.algorithms.rewards import AlgorithmState
+from roll_envs.types import Metrics, Trajectory
+from trainer.algorithms.shaping import AlgorithmState
 from trainer.config import RunConfig
-from trainer.config.parts import ESTIMATORS
 from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
-from trainer.learner import Learner, Scorer, make_learner
-from trainer.model.network import load_weights, save_model
-from trainer.rollout.session import Session
-from trainer.rollout.source import Collected, GroupSource, Ledger
-from trainer.run.checkpoint import (
-    CheckpointState,
-    capture_random_states,
-    clean_unfinished,
-    load_checkpoint,
-    restore_random_states,
-    save_checkpoint,
-    set_aside_after,
-)
-from trainer.run.evaluate import play_evaluation
-from trainer.run.folder import Interrupts, RunFolder
-from trainer.run.plan import make_plan
+from trainer.learner import Critic, Learner, Scorer
+from trainer.model.forward import load_weights
+from trainer.model.network import save_model
+from trainer.rollout.source import Collected, GroupSource, Ledger, Session
+from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
+from trainer.run.evaluate import PhaseResult, play_evaluation, summary
+from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
 from trainer.run.report import Report
-from trainer.run.results import PhaseResult, summary
-from trainer.run.update import StepParts, update
-from trainer.run.warm_start import warm_start_learner, warm_start_step
-
-__all__ = ["evaluation_success", "resume", "train"]
+from trainer.run.update import begin_phase, update, warm_start_step
 
 WARM_START, TRAIN, EVALUATION = "warm_start", "train", "evaluation"
 SAMPLE_EPISODES = 16
@@ -49,18 +39,30 @@ SAMPLE_EPISODES = 16
 
 @dataclass(slots=True)
 class _Counters:
-    """How far a run is. ``seconds`` counts the time of every phase over all its resumes."""
+    """How far a run is."""
 
     warm_steps: int = 0
     steps: int = 0
     version: int = 0
+    """Of the weights: optimiser phases done."""
     ledger: Ledger = field(default_factory=Ledger)
     """Which training tasks were drawn, and which are in flight."""
     evaluations: list[PhaseResult] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    """Time of every phase over all resumes."""
 
-    def spend(self, phase: str, started: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - started
+    def spend(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Differs between any two moments at which a checkpoint may be saved."""
+        return self.warm_steps, self.steps, len(self.evaluations)
+
+    @property
+    def evaluated(self) -> PhaseResult | None:
+        """The evaluation of the present weights, if they were evaluated."""
+        return next((evaluation for evaluation in self.evaluations if evaluation.step == self.steps), None)
 
 
 def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any]:
@@ -79,45 +81,30 @@ def resume(
 
     Raises :class:`CheckpointError` when the checkpoint cannot be loaded.
     """
-    clean_unfinished(folder.checkpoints_path)
     state = load_checkpoint(checkpoint or folder.path)
-    if checkpoint is not None:
-        set_aside_after(checkpoint)
     try:
         saved = dict(state.progress)
         counters = _Counters(
-            warm_steps=saved["warm_steps"],
-            steps=saved["steps"],
+            **{name: saved[name] for name in ("warm_steps", "steps", "seconds")},
             version=state.version,
             ledger=Ledger.load(state.cursor, saved),
             evaluations=[PhaseResult(**evaluation) for evaluation in saved["evaluations"]],
-            seconds=dict(saved["seconds"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint of {folder.path} does not say how far the run was ({error})") from error
     if steps is not None and counters.steps > steps:
         raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
+    # A run that was trained on beyond its configuration is finished where it is, not behind itself.
     target = max(folder.config.steps, counters.steps) if steps is None else steps
-    config = folder.config.model_copy(update={"steps": target})
-    folder.truncate_metrics(
-        {
-            WARM_START: counters.warm_steps,
-            TRAIN: counters.steps,
-            EVALUATION: max((p.step for p in counters.evaluations), default=-1),
-        }
-    )
-    with Session(config) as session, Interrupts() as interrupts:
+    with Session(folder.config.model_copy(update={"steps": target})) as session, Interrupts() as interrupts:
         run = _Run(session, folder, report, interrupts, counters)
         run.load(state)
+        # Only now, when nothing can refuse the checkpoint any more, is the folder changed.
+        if checkpoint is not None:
+            set_aside_after(checkpoint)
+        evaluated = max((evaluation.step for evaluation in counters.evaluations), default=-1)
+        folder.rewind({WARM_START: counters.warm_steps, TRAIN: counters.steps, EVALUATION: evaluated})
         return run.go()
-
-
-def evaluation_success(progress: Mapping[str, Any]) -> float | None:
-    """Held-out success of a checkpoint's weights, from its ``progress``; None where it was not measured."""
-    evaluations = progress["evaluations"]
-    if evaluations and evaluations[-1]["step"] == progress["steps"]:
-        return float(evaluations[-1]["success"])
-    return None
 
 
 class _Run:
@@ -127,67 +114,35 @@ class _Run:
         self, session: Session, folder: RunFolder, report: Report, interrupts: Interrupts, counters: _Counters
     ) -> None:
         self.session, self.folder, self.report = session, folder, report
-        self.config = session.config
-        self.interrupts, self.counters = interrupts, counters
+        self.config, self.interrupts, self.counters = session.config, interrupts, counters
         self.source = GroupSource(session, counters.ledger)
-        self.parts: StepParts | None = None
-        """Of reinforcement learning; None during the warm start."""
-        self.learner: Learner
-        if counters.warm_steps < self.config.warm_start.steps:
-            self.learner = warm_start_learner(session)
-        else:
-            self._begin_learning()
-        self._engine_is_current = False
-        self._saved_at: tuple[int, int] | None = None
+        self.parts = begin_phase(session, warm_start=counters.warm_steps < self.config.warm_start.steps)
+        self._engine_version = -1
+        self._saved_at: tuple[int, int, int] | None = None
         self._before: Sequence[Trajectory] = ()
-
-    def _begin_learning(self) -> None:
-        """A fresh optimiser for the second phase; reference and critic begin with the weights of this moment."""
-        config = self.config
-        self.learner = make_learner(
-            self.session.model,
-            loss=config.loss,
-            optimizer=config.optimizer,
-            temperature=config.sampling.temperature,
-            correction=config.correction,
-            settings=config.learner,
-            threads=self.session.threads,
-            device=config.learner.device,
-        )
-        reference = None
-        if config.reward.kl_coef or config.loss.kl_coef:
-            reference = self.learner.reference(fixed=not config.reference.refresh_every)
-        self.parts = StepParts(
-            learner=self.learner,
-            state=AlgorithmState(kl_coef=config.reward.kl_coef),
-            critic=self.learner.critic(config.critic) if ESTIMATORS.find(config.advantage.name).needs_values else None,
-            reference=reference,
-        )
 
     def go(self) -> dict[str, Any]:
         """Everything that is still to do."""
-        config = self.config
+        config, counters = self.config, self.counters
         check_can_train(config.engine.name, self.session.engine)
-        plan = make_plan(config, folder=str(self.folder.path), parameters=self.session.model.parameters)
-        self.report.print_plan(plan)
+        self.report.print_plan(config, folder=str(self.folder.path), parameters=self.session.model.parameters)
         if self.session.rewrites_history and config.context.kind == "everything":
             self.report.say(
                 "This model's chat template rewrites earlier turns (it drops thoughts, say), so that turns begin "
                 "sequences of their own; rollout/sequences_per_episode and rollout/history_rewrites count them."
             )
         try:
-            if self._saved_at is None:
-                self._save()
+            self._save()  # from here on the run can be resumed
             self._warm_start()
-            if self._evaluation_at(0) is None:
-                self._before = self._evaluation("after warm start" if config.warm_start.steps else "before training")
+            if counters.steps == 0:
+                self._before = self._evaluate("after warm start" if config.warm_start.steps else "before training")
                 self._save()
             self._train()
-            last = self._final_evaluation()
+            last = self._evaluate("after training")
+            self._save()
         except KeyboardInterrupt:
-            if (
-                not self.interrupts.interrupted_midway
-            ):  # a second Ctrl-C in the middle of a step: the last checkpoint stands
+            # After a second Ctrl-C in the middle of a step the last checkpoint stands.
+            if not self.interrupts.interrupted_midway:
                 self._save()
             raise
         return self._finish(last)
@@ -195,20 +150,20 @@ class _Run:
     # -- phases ------------------------------------------------------------------------------------------------------
 
     def _warm_start(self) -> None:
-        config, counters = self.config, self.counters
-        total = config.warm_start.steps
+        counters, total = self.counters, self.config.warm_start.steps
         if counters.warm_steps >= total:
             return
-        with self.report.phase("warm start", total) as progress:
-            progress.advance(counters.warm_steps)
+        with self.report.phase("warm start", total, counters.warm_steps) as progress:
             while counters.warm_steps < total:
                 started = time.monotonic()
+                # A demonstration takes no model, so that playing them here holds an interrupt up for a moment only.
                 with self.interrupts.whole():
-                    metrics = warm_start_step(self.session, self.learner, counters.warm_steps)
+                    metrics = warm_start_step(self.session, self.parts.learner, counters.warm_steps)
                     counters.warm_steps += 1
+                    counters.version += 1
                     if counters.warm_steps == total:
-                        self._begin_learning()
-                    self._stepped(WARM_START, started)
+                        self.parts = begin_phase(self.session, warm_start=False)
+                    counters.spend(WARM_START, time.monotonic() - started)
                     self.folder.log(metrics, step=counters.warm_steps, phase=WARM_START)
                 progress.advance(loss=metrics["loss/total"])
 
@@ -217,204 +172,199 @@ class _Run:
         if counters.steps >= config.steps:
             return
         recent: list[float] = []
-        with self.report.phase("training", config.steps) as progress:
-            progress.advance(counters.steps)
+        with self.report.phase("training", config.steps, counters.steps) as progress:
             while counters.steps < config.steps:
                 # What is due is read from the state, so that a run stopped before an evaluation plays it later.
-                if self._due(config.evaluation.every) and self._evaluation_at(counters.steps) is None:
-                    self._evaluation(f"step {counters.steps}")
+                if self._due(config.evaluation.every):
+                    self._evaluate(f"step {counters.steps}")
                     if config.checkpoint.keep_best:
                         self._save()
                 if self._due(config.checkpoint.every):
                     self._save()
-                metrics = self._train_step()
+                found, metrics = self._collect()
+                # Weights, counters and the record change together, or none of them does.
+                with self.interrupts.whole():
+                    metrics = self._learn(found, metrics)
+                    self.folder.log(metrics, step=counters.steps, phase=TRAIN)
+                # A step whose episodes all failed has no rate.
                 if "rollout/success_rate" in metrics:
                     recent = [*recent[-9:], metrics["rollout/success_rate"]]
                 progress.advance(success=sum(recent) / max(1, len(recent)), seconds=metrics["time/step_s"])
         self._save()
 
     def _due(self, every: int) -> bool:
-        steps = self.counters.steps
-        return bool(every and steps and steps % every == 0)
+        return bool(every and self.counters.steps and self.counters.steps % every == 0)
 
-    def _evaluation_at(self, step: int) -> PhaseResult | None:
-        return next((evaluation for evaluation in self.counters.evaluations if evaluation.step == step), None)
-
-    def _train_step(self) -> dict[str, float]:
-        config, counters = self.config, self.counters
-        assert self.parts is not None
+    def _collect(self) -> tuple[Collected, Metrics]:
+        """The episodes of the next training step, played with the newest weights, and what to watch of them."""
         started = time.monotonic()
         self._sync_engine()
-        version = counters.version
         found = self.source.next_step()
-        collected = time.monotonic()
-        metrics = {
-            **rollout_metrics(found.played),
-            **found.metrics,
-            "rollout/failed_share": self._failed_share(found),
-        }
-        with self.interrupts.whole():
-            metrics.update(
-                update(
-                    config, self.parts, found.kept, step=counters.steps, version=version, greedy=found.greedy_returns
-                )
-            )
-            counters.steps += 1
-            counters.ledger.settle(found.indices)
-            refresh = config.reference.refresh_every
-            if self.parts.reference is not None and refresh and counters.steps % refresh == 0:
-                self.parts.reference.load_weights(self.learner.weights())
-            self._stepped(TRAIN, started)
-            now = time.monotonic()
-            metrics |= {
-                "time/rollout_s": collected - started,
-                "time/learn_s": now - collected,
-                "time/step_s": now - started,
-            }
-            self.folder.log(metrics, step=counters.steps, phase=TRAIN)
-        return metrics
-
-    def _stepped(self, phase: str, started: float) -> None:
-        self.counters.version += 1
-        self.counters.spend(phase, started)
-        self._engine_is_current = False
-
-    def _failed_share(self, found: Collected) -> float:
-        """Failed episodes, greedy ones too, are in no statistic; too many of them stop the run, after saving."""
+        seconds = time.monotonic() - started
+        # Failed episodes, greedy ones too, are in no statistic; too many of them stop the run, after saving. The tasks
+        # are in flight then, so that a resume plays them again.
         episodes = [*(t for g in found.played for t in g.trajectories), *found.greedy]
         try:
-            return self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
+            failed = self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
         except RollError:
             self._save()
             raise
+        measured = {"rollout/failed_share": failed, "time/rollout_s": seconds}
+        return found, {**rollout_metrics(found.played), **found.metrics, **measured}
 
-    def _evaluation(self, name: str) -> Sequence[Trajectory]:
-        """Play the held-out evaluation, record it, keep sample episodes."""
+    def _learn(self, found: Collected, metrics: Metrics) -> Metrics:
+        """The update of a training step and what counts on with it; ``metrics`` with those of the update."""
+        config, counters, parts = self.config, self.counters, self.parts
+        started = time.monotonic()
+        version, greedy = counters.version, found.greedy_returns
+        learnt = update(config, parts, found.kept, step=counters.steps, version=version, greedy=greedy)
+        counters.steps += 1
+        counters.version += 1
+        counters.ledger.settle(found.indices)
+        # The reference moves after the step: the next one is measured against the policy that samples it.
+        refresh = config.reference.refresh_every
+        if parts.reference is not None and refresh and counters.steps % refresh == 0:
+            parts.reference.load_weights(parts.learner.weights())
+        seconds = time.monotonic() - started
+        times = {"time/learn_s": seconds, "time/step_s": metrics["time/rollout_s"] + seconds}
+        counters.spend(TRAIN, times["time/step_s"])
+        return {**metrics, **learnt, **times}
+
+    def _evaluate(self, name: str) -> Sequence[Trajectory]:
+        """Play the held-out evaluation, record it, keep sample episodes; nothing where the weights were evaluated."""
         config, counters = self.config, self.counters
+        if counters.evaluated is not None:
+            return ()
         started = time.monotonic()
         self._sync_engine()
-        with self.report.phase(f"evaluation {name}", config.evaluation.tasks) as progress:
+        count = config.evaluation.tasks
+        with self.report.phase(f"evaluation {name}", count) as progress:
             result, episodes = play_evaluation(
-                self.session,
-                name,
-                tasks=config.evaluation.tasks,
-                step=counters.steps,
-                on_done=lambda _: progress.advance(),
+                self.session, name, tasks=count, step=counters.steps, on_done=lambda _: progress.advance()
             )
         self.session.failed_share(episodes, f"evaluation {name}")
         with self.interrupts.whole():
             counters.evaluations.append(result)
-            counters.spend(EVALUATION, started)
+            counters.spend(EVALUATION, time.monotonic() - started)
             numbers = {k: v for k, v in asdict(result).items() if k not in ("name", "step")}
             self.folder.log(numbers, step=counters.steps, phase=EVALUATION)
             self.folder.save_episodes(f"evaluation-step-{counters.steps:06d}", episodes[:SAMPLE_EPISODES])
         return episodes
 
-    def _final_evaluation(self) -> Sequence[Trajectory]:
-        if self._evaluation_at(self.counters.steps) is None:
-            episodes = self._evaluation("after training")
-            self._save()
-            return episodes
-        return ()
-
     # -- state -------------------------------------------------------------------------------------------------------
 
     def _sync_engine(self) -> None:
-        if not self._engine_is_current:
-            self.session.engine.update_weights(self.learner.weights(), self.counters.version)
-            self._engine_is_current = True
+        version = self.counters.version
+        if self._engine_version != version:
+            self.session.engine.update_weights(self.parts.learner.weights(), version)
+            self._engine_version = version
+
+    def _others(self) -> dict[str, Scorer]:
+        """The networks beside the policy that a checkpoint holds."""
+        found = {"critic": self.parts.critic, "reference": self.parts.reference}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def _optimized(self) -> dict[str, Learner | Critic]:
+        """The networks whose optimisers a checkpoint holds."""
+        critic = self.parts.critic
+        return {"policy": self.parts.learner, **({"critic": critic} if critic else {})}
 
     def _save(self) -> None:
-        counters, parts = self.counters, self.parts
-        place = (counters.warm_steps, counters.steps + len(counters.evaluations))
-        if self._saved_at == place:
+        """Save a checkpoint of this moment, unless there is one."""
+        counters, settings = self.counters, self.config.checkpoint
+        if self._saved_at == counters.place:
             return
         state = CheckpointState(
             step=counters.warm_steps + counters.steps,
             version=counters.version,
-            model=self.learner.weights,
-            optimizer={
-                **self.learner.optimizer_state(),
-                **({"critic": parts.critic.optimizer_state()} if parts and parts.critic else {}),
-            },
-            random=capture_random_states(),
+            model=self.parts.learner.weights,
+            optimizer={name: part.optimizer_state() for name, part in self._optimized().items()},
             cursor=counters.ledger.cursor,
+            success=counters.evaluated.success if counters.evaluated else None,
             others={name: part.weights for name, part in self._others().items()},
             progress={
-                "warm_steps": counters.warm_steps,
-                "steps": counters.steps,
-                "evaluations": [asdict(p) for p in counters.evaluations],
-                "seconds": counters.seconds,
+                **{name: getattr(counters, name) for name in ("warm_steps", "steps", "seconds")},
+                "evaluations": [asdict(evaluation) for evaluation in counters.evaluations],
                 **counters.ledger.save(),
-                **({"algorithm": parts.state.to_dict()} if parts else {}),
+                "algorithm": self.parts.state.to_dict(),
             },
         )
         with self.interrupts.whole():
-            save_checkpoint(
-                self.folder.checkpoints_path,
-                state,
-                keep=self.config.checkpoint.keep,
-                keep_best=self.config.checkpoint.keep_best,
-                score=evaluation_success,
-            )
-        self._saved_at = place
+            save_checkpoint(self.folder.checkpoints_path, state, keep=settings.keep, keep_best=settings.keep_best)
+        self._saved_at = counters.place
 
     def load(self, state: CheckpointState) -> None:
-        """Put weights, optimiser, random states and what the algorithm remembers back."""
+        """Put weights, optimisers, random states and what the algorithm remembers back."""
+        # In place, for the learner trains this network; what stands beside it has files of its own.
         load_weights(self.session.model.network, state.model())
         for name, part in self._others().items():
             if name not in state.others:
                 raise CheckpointError(f"the checkpoint has no {name}, which {self.folder.config_path} asks for")
             part.load_weights(state.others[name]())
-        if self.parts is not None:
-            self.parts = replace(self.parts, state=AlgorithmState.from_dict(state.progress.get("algorithm", {})))
+        self.parts = replace(self.parts, state=AlgorithmState.from_dict(state.progress["algorithm"]))
         try:
-            self.learner.load_optimizer_state(dict(state.optimizer))
-            if self.parts is not None and self.parts.critic is not None:
-                self.parts.critic.load_optimizer_state(state.optimizer["critic"])
+            for name, trained in self._optimized().items():
+                trained.load_optimizer_state(state.optimizer[name])
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(
                 f"the checkpoint does not fit the optimiser of {self.folder.config_path}: {error}"
             ) from error
-        restore_random_states(state.random)
-        self._saved_at = (self.counters.warm_steps, self.counters.steps + len(self.counters.evaluations))
-
-    def _others(self) -> dict[str, Scorer]:
-        """The networks beside the policy that a checkpoint holds."""
-        parts = self.parts
-        found = {} if parts is None else {"critic": parts.critic, "reference": parts.reference}
-        return {name: part for name, part in found.items() if part is not None}
+        restore_random(state.random)
+        self._saved_at = self.counters.place
 
     def _finish(self, last: Sequence[Trajectory]) -> dict[str, Any]:
-        config, counters = self.config, self.counters
+        counters, model = self.counters, self.session.model
         result = summary(
-            name=config.name,
-            env_id=config.env.id,
-            seed=config.seed,
-            phases=counters.evaluations,
-            total_seconds=sum(counters.seconds.values()),
-            phase_seconds=counters.seconds,
-            extra={"steps": counters.steps, "parameters": self.session.model.parameters},
+            self.config, counters.evaluations, counters.seconds, steps=counters.steps, parameters=model.parameters
         )
         self.folder.save_summary(result)
-        # Merged, where a copy with adapters was trained.
-        load_weights(self.session.model.network, self.learner.weights())
-        save_model(self.session.model, self.folder.path / "model")
+        load_weights(model.network, self.parts.learner.weights())  # merged, where a copy with adapters was trained
+        save_model(model, self.folder.path / "model")
         if counters.steps:
             plot_run(self.folder.path)
         self.report.print_evaluation_table(counters.evaluations)
-        self._show_episodes(last)
+        self.report.print_before_and_after(self._before, last)
         return result
 
-    def _show_episodes(self, after: Sequence[Trajectory]) -> None:
-        """The same held-out task before and after: the first one lost before and won after, if there is one."""
-        if not after:
-            return
-        if not self._before:
-            self.report.print_episode("An episode after training", after[0])
-            return
-        gained = [i for i, (b, a) in enumerate(zip(self._before, after, strict=True)) if a.success and not b.success]
-        chosen = gained[0] if gained else 0
-        why = "the first task lost before and won after" if gained else "the first task"
-        self.report.print_episode(f"Held-out task {chosen} before training ({why})", self._before[chosen])
-        self.report.print_episode(f"Held-out task {chosen} after training", after[chosen])
+
+class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
+    """SIGINT and SIGTERM become ``KeyboardInterrupt``, at once outside of :meth:`whole`, after it inside.
+
+    In another thread than the main one (a notebook's, a test's) signals are left as they are.
+    """
+
+    def __init__(self) -> None:
+        self.interrupted_midway = False
+        """Whether an interrupt ended the body of a :meth:`whole` half-way: what it changed must not be saved."""
+        self._inside = self._pending = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        # Python lets no other thread set handlers.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._inside or self._pending:
+            raise KeyboardInterrupt
+        self._pending = True
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Run the body to its end before an interrupt takes effect; a second interrupt does not wait. Not nested."""
+        self._inside = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted_midway = True
+            raise
+        finally:
+            self._inside = False
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt

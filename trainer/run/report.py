@@ -1,47 +1,100 @@
-"""What a person sees of a run: plan, progress with the time left, tables, episodes, and where things are.
+"""What a person sees of a run: the plan, progress with the time left, tables, episodes, and where things are.
 
-On a terminal there are progress bars; elsewhere (a pipe, a log file) plain lines about every ten seconds.
+The plan follows from the configuration alone, so that ``--dry-run`` loads no torch. On a terminal there are progress
+bars; elsewhere (a pipe, a log file) plain lines about every ten seconds.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import io
 import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 from roll_envs.types import Trajectory
+from trainer.config import ModelConfig, RunConfig
 from trainer.rollout.records import episode_board, episode_headline
-from trainer.run.plan import Plan
-from trainer.run.results import PhaseResult
 
-__all__ = ["PhaseProgress", "Report", "duration_words"]
+if TYPE_CHECKING:
+    from trainer.run.evaluate import PhaseResult
+
+VOCABULARY = 261
+"""Tokens of the built-in tokenizer without the words of an environment."""
+
+_PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False}
+"""How tables look."""
+
+_EVALUATION_COLUMNS = {
+    "Success": "{0.success:.3f}",
+    "95% interval": "{0.interval_low:.3f}-{0.interval_high:.3f}",
+    "Turns": "{0.turns:.2f}",
+    "Valid actions": "{0.valid_action_rate:.3f}",
+    "Return": "{0.mean_return:.3f}",
+    "Tasks": "{0.tasks}",
+    "Seconds": "{0.seconds:.1f}",
+}
+"""Headings of the table of evaluations, and how a :class:`PhaseResult` is shown below them."""
+
+
+class PlannedPhase(NamedTuple):
+    """One phase: how many steps of which kind, and how many episodes in all."""
+
+    name: str
+    steps: int
+    unit: str
+    episodes: int
+    detail: str
+
+
+def planned_phases(config: RunConfig) -> list[PlannedPhase]:
+    """What a run is about to do; phases of no steps are left out."""
+    rollout, evaluation, warm = config.rollout, config.evaluation, config.warm_start
+    # The evaluation after the last step is the one after training.
+    during = (config.steps - 1) // evaluation.every if evaluation.every and config.steps else 0
+    updates = config.learner.minibatches * config.learner.epochs
+    teacher = (
+        f"{warm.episodes_per_step} episodes of a teacher that plays the oracle's action {warm.oracle_share:.0%} "
+        "of the time"
+    )
+    learning = (
+        f"{rollout.groups_per_step} tasks x {rollout.group_size} episodes, "
+        f"{updates} optimiser step{'' if updates == 1 else 's'} each"
+    )
+    # name, steps, unit, episodes, detail
+    phases = [
+        ("warm start", warm.steps, "steps", warm.steps * warm.episodes_per_step, teacher),
+        ("evaluation before", 1, "evaluation", evaluation.tasks, f"{evaluation.tasks} held-out tasks"),
+        ("training", config.steps, "steps", config.steps * rollout.groups_per_step * rollout.group_size, learning),
+        ("evaluation during", during, "evaluations", during * evaluation.tasks, f"every {evaluation.every} steps"),
+        ("evaluation after", min(1, config.steps), "evaluation", evaluation.tasks, "the same tasks"),
+    ]
+    return [PlannedPhase(*phase) for phase in phases if phase[1]]
+
+
+def estimate_parameters(model: ModelConfig, vocabulary: int = VOCABULARY) -> int:
+    """Parameters of the small model with tied embeddings: width 96, 3 layers, ratio 3 -> 385,152."""
+    width = model.hidden_size
+    # Attention has four square matrices (qwen2: biases of three), the MLP three, and each layer two norms.
+    biases = 3 * width if model.architecture == "qwen2" else 0
+    layer = 4 * width * width + 3 * width * int(width * model.mlp_ratio) + 2 * width + biases
+    return vocabulary * width + model.layers * layer + width
 
 
 class Report:
     """Prints for people. ``Report.silent()`` prints nothing, for tests and for use as a library."""
 
     def __init__(self, console: Console | None = None, *, interval_s: float = 10.0) -> None:
-        self.console = console or _console()
+        # A log file has no width of its own; 100 columns keep tables and boards whole.
+        self.console = console or Console(highlight=False, width=None if sys.stdout.isatty() else 100)
         self.interval_s = interval_s
         """Seconds between plain progress lines."""
 
@@ -54,58 +107,60 @@ class Report:
         """One plain line or paragraph; nothing in it is taken as markup."""
         self.console.print(Text(text), soft_wrap=True)
 
-    def print_plan(self, plan: Plan) -> None:
-        """What is about to happen, in a few lines."""
-        self._heading(f"{plan.name} · seed {plan.seed}")
-        facts = Table.grid(padding=(0, 2))
-        for label, words in (
-            ("environment", plan.env),
-            ("model", plan.model),
-            ("learning", plan.algorithm),
-            ("files", plan.folder),
-        ):
-            facts.add_row(Text(label, style="dim"), Text(words))
-        self.console.print(facts)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("Phase")
-        table.add_column("", justify="right")
-        table.add_column("Episodes", justify="right")
-        timed = any(phase.seconds is not None for phase in plan.phases)
-        if timed:
-            table.add_column("About", justify="right")
-        table.add_column("Each")
-        for phase in plan.phases:
-            when = [duration_words(phase.seconds) if phase.seconds is not None else ""] if timed else []
-            table.add_row(phase.name, f"{phase.steps} {phase.unit}", f"{phase.episodes:,}", *when, Text(phase.detail))
+    def print_plan(self, config: RunConfig, *, folder: str | None = None, parameters: int | None = None) -> None:
+        """What is about to happen, in a few lines. ``parameters`` (counted) replaces the estimate."""
+        self._heading(f"{config.name} · seed {config.seed}")
+        kwargs = ", ".join(f"{key}={value!r}" for key, value in config.env.kwargs.items())
+        facts = {
+            "environment": config.env.id + (f" ({kwargs})" if kwargs else ""),
+            "model": _model_words(config.model, parameters),
+            "learning": _algorithm_words(config),
+            "files": folder or f"{config.output}/{config.name}-seed{config.seed}-<date>-<time>",
+        }
+        grid = Table.grid(padding=(0, 2))
+        for label, words in facts.items():
+            grid.add_row(Text(label, style="dim"), Text(words))
+        self.console.print(grid)
+        table = Table("Phase", Column("", justify="right"), Column("Episodes", justify="right"), "Each", **_PLAIN)
+        for phase in planned_phases(config):
+            table.add_row(phase.name, f"{phase.steps} {phase.unit}", f"{phase.episodes:,}", Text(phase.detail))
         self.console.print(table)
-        if plan.seconds is not None:
-            self.say(f"About {duration_words(plan.seconds)} in all.")
 
     @contextlib.contextmanager
-    def phase(self, name: str, total: int) -> Iterator[PhaseProgress]:
-        """Progress of one phase of ``total`` steps: ``with report.phase("training", 60) as p: p.advance(loss=0.1)``."""
-        live = self.console.is_terminal and not self.console.is_dumb_terminal
-        progress: PhaseProgress = _Bar(self.console, name, total) if live else _Lines(self, name, total)
-        with progress:
-            yield progress
+    def phase(self, name: str, total: int, done: int = 0) -> Iterator[PhaseProgress]:
+        """Progress of one phase of ``total`` steps: ``with report.phase("training", 60) as p: p.advance(loss=0.1)``;
+        ``done`` of them were taken before."""
+        numbers = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # of a narrow terminal they give way first
+        # Where it is disabled it counts all the same, and lines are printed instead.
+        bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}", markup=False, style="dim", table_column=numbers),
+            expand=True,
+            console=self.console,
+            speed_estimate_period=60.0,
+            disable=not self.console.is_terminal or self.console.is_dumb_terminal,
+        )
+        progress = PhaseProgress(self, bar, name, total, done)
+        ended = ", stopped"
+        with bar:
+            try:
+                yield progress
+                ended = ""
+            finally:
+                progress.print_line(ended)
 
     def print_evaluation_table(self, phases: Sequence[PhaseResult]) -> None:
         """The held-out evaluation at each point of the run, and the change from the first to the last."""
-        table = Table(title="Held-out evaluation", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("Phase")
-        for name in ("Success", "95% interval", "Turns", "Valid actions", "Return", "Tasks", "Seconds"):
-            table.add_column(name, justify="right")
+        table = Table("Phase", title="Held-out evaluation", title_justify="left", **_PLAIN)
+        for heading in _EVALUATION_COLUMNS:
+            table.add_column(heading, justify="right")
         for p in phases:
-            table.add_row(
-                Text(p.name),
-                f"{p.success:.3f}",
-                f"{p.interval_low:.3f}-{p.interval_high:.3f}",
-                f"{p.turns:.2f}",
-                f"{p.valid_action_rate:.3f}",
-                f"{p.mean_return:.3f}",
-                str(p.tasks),
-                f"{p.seconds:.1f}",
-            )
+            table.add_row(Text(p.name), *(shown.format(p) for shown in _EVALUATION_COLUMNS.values()))
         self.console.print(table)
         if len(phases) > 1:
             first, last = phases[0], phases[-1]
@@ -124,107 +179,61 @@ class Report:
         for line in episode_board(trajectory, width=min(self.console.width, 120)):
             self.console.print(Text(line), no_wrap=True, crop=True, overflow="ellipsis")
 
-    def print_closing(self, folder: str, *, seconds: float | None = None, finished: bool = True) -> None:
+    def print_before_and_after(self, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> None:
+        """The same held-out task before and after training: the first one lost before and won after, if there is one.
+
+        ``before`` is empty where a resumed run evaluated it in an earlier process.
+        """
+        if after and not before:
+            self.print_episode("An episode after training", after[0])
+        elif after:
+            gained = [i for i, (b, a) in enumerate(zip(before, after, strict=True)) if a.success and not b.success]
+            chosen, why = (gained[0], "the first task lost before and won after") if gained else (0, "the first task")
+            self.print_episode(f"Held-out task {chosen} before training ({why})", before[chosen])
+            self.print_episode(f"Held-out task {chosen} after training", after[chosen])
+
+    def print_closing(self, folder: str, *, finished: bool = True) -> None:
         """Where the run is, how to look at it and how to go on."""
-        took = f" after {duration_words(seconds)}" if seconds is not None else ""
-        self._heading(f"{'Done' if finished else 'Stopped'}{took}")
+        self._heading("Done" if finished else "Stopped")
         quoted = shlex.quote(folder)
-        rows = [
-            ("run folder", folder),
-            ("look", f"tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}"),
-            ("evaluate", f"roll-eval {quoted}"),
-            ("train on" if finished else "go on", f"roll-train resume {quoted}" + (" --steps N" if finished else "")),
-        ]
-        for label, words in rows:
-            self.say(f"  {label:<12}{words}")
+        self.say(f"  run folder  {folder}")
+        self.say(f"  look        tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
+        self.say(f"  evaluate    roll-eval {quoted}")
+        resume = f"roll-train resume {quoted}"
+        self.say(f"  train on    {resume} --steps N" if finished else f"  go on       {resume}")
 
     def _heading(self, text: str) -> None:
         self.console.print()
         self.console.print(Text(text, style="bold"))
 
 
-class PhaseProgress(contextlib.AbstractContextManager["PhaseProgress"], abc.ABC):
+class PhaseProgress:
     """Progress of one phase; made by :meth:`Report.phase`."""
 
-    def __init__(self, name: str, total: int) -> None:
-        self.name = name
-        self.total = total
-        self.done = 0
+    def __init__(self, report: Report, bar: Progress, name: str, total: int, done: int) -> None:
+        self.name, self.total, self.done, self._done_before = name, total, done, done
+        self._report, self._bar, self._numbers = report, bar, ""
+        self._task = bar.add_task(f"{name:<14}", total=total, completed=done, numbers="")
+        self._started = self._printed = time.monotonic()
 
     def advance(self, amount: int = 1, /, **numbers: float) -> None:
         """``amount`` steps are done; ``numbers`` are shown beside the bar."""
         self.done += amount
-        self.show(" · ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in numbers.items()))
-
-    @abc.abstractmethod
-    def show(self, words: str) -> None:
-        """Show the present state with ``words``."""
-
-
-class _Bar(PhaseProgress):
-    def __init__(self, console: Console, name: str, total: int) -> None:
-        super().__init__(name, total)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            # Of a narrow terminal the numbers give way first.
-            TextColumn(
-                "{task.fields[numbers]}",
-                markup=False,
-                style="dim",
-                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-            ),
-            expand=True,
-            console=console,
-            speed_estimate_period=60.0,
-        )
-        self._task: TaskID = self._progress.add_task(f"{name:<14}", total=total, numbers="")
-
-    def show(self, words: str) -> None:
-        self._progress.update(self._task, completed=self.done, numbers=words)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-
-class _Lines(PhaseProgress):
-    def __init__(self, report: Report, name: str, total: int) -> None:
-        super().__init__(name, total)
-        self._report = report
-        self._started = self._printed = time.monotonic()
-        self._words = ""
-
-    def show(self, words: str) -> None:
-        self._words = words
+        self._numbers = " · ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in numbers.items())
+        self._bar.update(self._task, completed=self.done, numbers=self._numbers)
         now = time.monotonic()
         if now - self._printed >= self._report.interval_s and self.done < self.total:
             self._printed = now
-            spent = now - self._started
-            left = spent / max(1, self.done) * (self.total - self.done)
-            self._print(f"{duration_words(spent)}, about {duration_words(left)} left")
+            # What a resumed run had done before took none of this time.
+            left = (now - self._started) / max(1, self.done - self._done_before) * (self.total - self.done)
+            self.print_line(f", about {duration_words(left)} left")
 
-    def __enter__(self) -> Self:
-        self._started = self._printed = time.monotonic()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._print(duration_words(time.monotonic() - self._started) + ("" if kind is None else ", stopped"))
-
-    def _print(self, timing: str) -> None:
-        numbers = f" · {self._words}" if self._words else ""
-        self._report.say(f"{self.name}: {self.done}/{self.total} · {timing}{numbers}")
+    def print_line(self, rest: str) -> None:
+        """How far the phase is, the time it took and ``rest`` as a plain line; nothing where there is a bar."""
+        if self._bar.disable:
+            numbers = f" · {self._numbers}" if self._numbers else ""
+            spent = duration_words(time.monotonic() - self._started)
+            self._report.say(f"{self.name}: {self.done}/{self.total} · {spent}{rest}{numbers}")
 
 
 def duration_words(seconds: float) -> str:
@@ -238,10 +247,22 @@ def duration_words(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def _console() -> Console:
-    # A log file has no width of its own; 100 columns keep tables and boards whole.
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=100)
-
-
 def _short(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.3g}"
+
+
+def _model_words(model: ModelConfig, parameters: int | None) -> str:
+    counted = f"about {estimate_parameters(model) / 1e6:.2f} M" if parameters is None else f"{parameters:,}"
+    if model.path is not None:
+        return model.path if parameters is None else f"{model.path}, {counted} parameters"
+    return f"{model.architecture} built here, {counted} parameters ({model.layers} layers, width {model.hidden_size})"
+
+
+def _algorithm_words(config: RunConfig) -> str:
+    context = {"everything": "all turns in the prompt", "last": f"last {config.context.turns} turns in the prompt"}.get(
+        config.context.kind, f"prompts by {config.context.function}"
+    )
+    return (
+        f"{config.advantage.name} advantages, {config.loss.name} loss, learning rate {config.optimizer.lr:g}, "
+        f"temperature {config.sampling.temperature:g}, {context}"
+    )

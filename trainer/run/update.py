@@ -1,35 +1,40 @@
-"""One training step after its episodes are in: the table, scores, rewards, advantages, optimiser steps, what to watch.
+"""What the two phases of a run learn by: a step of the warm start, and a training step after its episodes are in.
 
-The order is always the same. Sequences are scored (proximal and reference log-probs, values) where something needs it;
-rewards are shaped and advantages estimated from all scored episodes; masks then leave tokens out of the losses; the
-critic and the policy take their optimiser steps. Each of these adds columns to the step's table.
+The order of a training step is always the same. Sequences are scored (proximal and reference log-probs, values) where
+something needs it; rewards are shaped and advantages estimated from all scored episodes; masks then leave tokens out of
+the losses; the critic and the policy take their optimiser steps. Each of these adds columns to the step's table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from roll_envs.types import Group, Metrics
-from trainer.algorithms.estimators.types import estimate_advantages
-from trainer.algorithms.filters import apply_masks
-from trainer.algorithms.losses.objective import within_second_moment
-from trainer.algorithms.losses.types import Loss, StepTokens
-from trainer.algorithms.rewards import AlgorithmState, shape_rewards
-from trainer.config import RunConfig
-from trainer.config.parts import LOSSES, part_settings
+from trainer.algorithms.estimators import make_estimator
+from trainer.algorithms.losses.objective import Objective, StepTokens, make_objective
+from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
+from trainer.config import CriticConfig, LearnerConfig, LossConfig, RunConfig
+from trainer.config.parts import ESTIMATORS
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
-from trainer.data.sequences import TokenSequence, sequences_of
-from trainer.data.table import FloatArray, IntArray, StepTable, Tokens, make_table
-from trainer.learner import Critic, Learner, Scorer
+from trainer.data.table import (
+    FloatArray,
+    IntArray,
+    StepTable,
+    Tokens,
+    TokenSequence,
+    make_table,
+    sequences_of,
+    tokens_of,
+)
+from trainer.learner import Critic, Learner, Scorer, make_learner
+from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import learning_rate
-from trainer.learner.ranks import Ranks
-
-__all__ = ["StepParts", "update"]
+from trainer.rollout.source import Session, draw_tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +42,8 @@ class StepParts:
     """What a training step changes or asks."""
 
     learner: Learner
+    estimator: Callable[[StepTable], tuple[StepTable, Metrics]]
+    objective: Objective
     state: AlgorithmState
     critic: Critic | None = None
     """For estimators that need values."""
@@ -44,6 +51,68 @@ class StepParts:
     """For KL terms."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that train together, each with groups of its own; those of the learner."""
+
+
+def make_parts(
+    config: RunConfig,
+    learner: Learner,
+    *,
+    critic: Critic | None = None,
+    reference: Scorer | None = None,
+    ranks: Ranks | None = None,
+) -> StepParts:
+    """The parts of a run's steps: names are looked up and settings checked here, once, and in no step."""
+    return StepParts(
+        learner=learner,
+        estimator=make_estimator(config.advantage),
+        objective=make_objective(config.loss, config.correction),
+        state=AlgorithmState(kl_coef=config.reward.kl_coef),
+        critic=critic,
+        reference=reference,
+        ranks=ranks or Ranks(),
+    )
+
+
+def begin_phase(session: Session, *, warm_start: bool) -> StepParts:
+    """The parts of the warm start, or those that the configuration asks of training: each with a fresh optimiser;
+    reference and critic begin with the weights of this moment."""
+    config, settings = session.config, session.config.learner
+    if warm_start and hasattr(settings, "lora_rank"):  # adapters are for what a model can do already
+        settings = settings.model_copy(update={"lora_rank": 0})
+    learner = make_learner(
+        session.model,
+        # Cross-entropy on demonstrations is the policy gradient with advantages of 1.
+        loss=LossConfig(name="reinforce") if warm_start else config.loss,
+        optimizer=config.optimizer,
+        temperature=1.0 if warm_start else config.sampling.temperature,
+        correction=None if warm_start else config.correction,
+        settings=settings,
+        threads=session.threads,
+        device=settings.device,
+    )
+    needs_reference = not warm_start and bool(config.reward.kl_coef or config.loss.kl_coef)
+    needs_values = not warm_start and ESTIMATORS.find(config.advantage.name).needs_values
+    return make_parts(
+        config,
+        learner,
+        critic=learner.critic(config.critic) if needs_values else None,
+        reference=learner.reference(fixed=not config.reference.refresh_every) if needs_reference else None,
+    )
+
+
+def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
+    """Optimiser step ``step`` on fresh demonstrations; a function of the configuration and ``step`` alone."""
+    config, warm = session.config, session.config.warm_start
+    indices = range(step * warm.episodes_per_step, (step + 1) * warm.episodes_per_step)
+    episodes = session.demonstrate(draw_tasks(config.env, seed=config.seed, indices=indices, split="demonstrations"))
+    failed = session.failed_share(episodes, f"warm start, step {step + 1}")
+    sequences = sequences_of([Group(task=e.task, trajectories=(e,)) for e in episodes])
+    tokens, everything = tokens_of(sequences), range(len(sequences))
+    batches = _batched(config, sequences, tokens.with_columns(advantage=np.ones(len(tokens.sequence))), everything)
+    lr = learning_rate(warm.lr_schedule, warm.lr, step=step, steps=warm.steps, warmup_steps=warm.lr_warmup_steps)
+    metrics, _ = learner.step(batches, denominators_of(tokens, everything), lr=lr)
+    successes = [e.success for e in episodes if e.scored]
+    return {**metrics, "teacher/success_rate": sum(successes) / max(1, len(successes)), "teacher/failed_share": failed}
 
 
 def update(
@@ -63,6 +132,7 @@ def update(
     once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them,
     in which it is exactly 1.
     """
+    # All ranks go on, or none: those without a sequence of their own must take part in the sums.
     sequences = sequences_of(groups)
     metrics: Metrics = {"learner/sequences": float(len(sequences))}
     if not parts.ranks.any(bool(sequences)):
@@ -72,10 +142,10 @@ def update(
     table = _scored(config, parts, sequences, table)
     for change in (
         partial(shape_rewards, config.reward, state=parts.state),
-        partial(estimate_advantages, config.advantage),
+        parts.estimator,
         partial(apply_masks, config.mask),
     ):
-        table, measured = change(table=table)
+        table, measured = change(table)
         metrics.update(measured)
     if parts.critic is not None:
         metrics.update(_train_critic(config, parts, sequences, table.tokens, step))
@@ -106,32 +176,64 @@ def _same(
     return same
 
 
-def _batched(config: RunConfig, sequences: Sequence[TokenSequence], tokens: Tokens, used: Sequence[int]) -> list[Batch]:
+def _batched(
+    config: RunConfig,
+    sequences: Sequence[TokenSequence],
+    tokens: Tokens,
+    used: Sequence[int],
+    *,
+    limit: int | None = None,
+    returns: FloatArray | None = None,
+) -> list[Batch]:
     settings = config.learner
-    pack_tokens, limit = settings.pack_tokens, settings.tokens_per_microbatch
-    return make_batches(sequences, tokens, used, pack_tokens=pack_tokens, tokens_per_microbatch=limit)
+    limit = settings.tokens_per_microbatch if limit is None else limit
+    return make_batches(
+        sequences, tokens, used, pack_tokens=settings.pack_tokens, tokens_per_microbatch=limit, returns=returns
+    )
+
+
+def _minibatches(
+    ranks: Ranks, settings: LearnerConfig | CriticConfig, sequences: Sequence[TokenSequence], rng: np.random.Generator
+) -> list[list[int]]:
+    """The sequences of each optimiser step. All ranks take equally many in each epoch, some of them on none."""
+    minibatches: list[list[int]] = []
+    for _ in range(settings.epochs):
+        one = settings.minibatches * settings.epochs == 1  # nothing to shuffle
+        dealt = [list(range(len(sequences)))] if one else split_minibatches(sequences, settings.minibatches, rng)
+        (most,) = ranks.most([len(dealt)])
+        minibatches += dealt + [[] for _ in range(int(most) - len(dealt))]
+    return minibatches
+
+
+def _mean_of(steps: Sequence[Metrics]) -> Metrics:
+    """The mean of each number over the optimiser steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: float(np.mean([step[name] for step in steps if name in step])) for name in names}
 
 
 def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], table: StepTable) -> StepTable:
     """The step with the columns that the configured terms need to know before it; the same ids are run once."""
     loss, tokens = config.loss, table.tokens
-    chooses = LOSSES.find(loss.name).select is not None or config.correction.second_moment is not None
+    # In a single step the policy's own log-probs are those of before, unless something needs them earlier: a KL in the
+    # reward, or a choice of tokens.
+    chooses = parts.objective.part.select is not None or config.correction.second_moment is not None
     recompute = loss.proximal == "recompute" and (not _single(config) or bool(config.reward.kl_coef) or chooses)
     scorers: dict[str, Learner | Scorer | None] = {
         "proximal_logp": parts.learner if recompute else None,
         "reference_logp": parts.reference,
         "value": parts.critic,
     }
+    needed = {name: scorer for name, scorer in scorers.items() if scorer is not None}
     columns: dict[str, FloatArray] = {}
-    if any(scorer is not None for scorer in scorers.values()):
+    if needed:
         same = _same(sequences, tokens, range(len(sequences)))
         batches = _batched(config, sequences, tokens, sorted(same))
         source = np.arange(len(tokens.sequence))  # the token that each was scored as
         for first, copies in same.items():
             source[tokens.of(copies)] = np.tile(tokens.of([first]), len(copies))
-        for name, scorer in scorers.items():
-            if scorer is not None:
-                columns[name] = scatter_back(batches, scorer.score(batches), tokens)[source]
+        for name, scorer in needed.items():
+            columns[name] = scatter_back(batches, scorer.score(batches), tokens)[source]
+    # The ratio is then taken to what the engine said, rounding of another implementation included.
     if loss.proximal == "sampler":
         columns["proximal_logp"] = tokens.sampler_logp
     return table.with_tokens(**columns)
@@ -140,29 +242,22 @@ def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequen
 def _train_policy(
     config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
 ) -> Metrics:
-    settings, loss = config.learner, config.loss
-    part: Loss = LOSSES.find(loss.name)
+    loss = config.loss
+    objective, part = parts.objective, parts.objective.part
     # Until a step is taken the policy is the proximal one: a ratio of exactly 1 leaves no rounding to learn from.
     on_policy = loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
-    whole = list(range(len(sequences)))
-    minibatches = [
-        minibatch
-        for _ in range(settings.epochs)
-        for minibatch in ([whole] if _single(config) else split_minibatches(sequences, settings.minibatches, rng))
-    ]
-    (most,) = parts.ranks.most([len(minibatches)])  # all ranks take equally many steps
-    minibatches += [[] for _ in range(int(most) - len(minibatches))]
+    minibatches = _minibatches(parts.ranks, config.learner, sequences, rng)
     everything = bool(loss.entropy_coef or loss.kl_coef) or not part.only_advantages
     assert tokens.advantage is not None
     assert tokens.weight is not None
     # Nothing is left of the advantages of masked tokens, which must not decide whether a step is taken.
     advantage = tokens.advantage * tokens.weight * tokens.trained
     tokens, metrics = _within_second_moment(config, tokens.with_columns(advantage=advantage))
-    if on_policy and _single(config) and part.linear_on_policy and not config.correction.weighs and not everything:
-        tokens = _merged(
-            sequences, tokens, by_turns=getattr(part_settings(loss, part), "ratio", "token") == "turn-mean"
-        )
+    # Linear in the advantages: the gradient of copies is that of one of them with the sum of theirs.
+    if on_policy and _single(config) and part.linear_on_policy and objective.correction is None and not everything:
+        by_turns = getattr(objective.settings, "ratio", "token") == "turn-mean"
+        tokens = _merged(sequences, tokens, by_turns=by_turns)
     lr = learning_rate(
         config.optimizer.lr_schedule,
         config.optimizer.lr,
@@ -174,35 +269,28 @@ def _train_policy(
     )
     if tokens.proximal_logp is not None and loss.proximal == "recompute":
         metrics.update(token_mismatch_metrics(tokens, tokens.proximal_logp, tokens.learnt))
-    sums: dict[str, list[float]] = {}
+    steps: list[Metrics] = []
     for minibatch in minibatches:
         denominators = denominators_of(tokens, minibatch)
-        chosen = _selected(config, part, tokens, minibatch, rng)
-        used = minibatch if everything else _with_advantage(chosen, minibatch)
+        chosen = _selected(objective, tokens, minibatch, rng)
+        assert chosen.advantage is not None
+        has_advantage = set(chosen.sequence[chosen.learnt & (chosen.advantage != 0)].tolist())
+        used = minibatch if everything else [i for i in minibatch if i in has_advantage]
         if not parts.ranks.any(bool(used and denominators.tokens)):
             continue
         batches = _batched(config, sequences, chosen, used)
+        # Sequences that are not run count in the denominators all the same.
         mine = replace(denominators_of(chosen, used), tokens=denominators.tokens, sequences=denominators.sequences)
         taken, before = parts.learner.step(batches, mine, lr=lr, on_policy=on_policy)
+        # A step that was skipped (its gradient not finite, say) has left the policy where it was.
         on_policy = on_policy and taken.get("learner/skipped_steps", 0.0) > 0
         if tokens.proximal_logp is None:
             run = tokens.learnt & np.isin(tokens.sequence, used)
             taken.update(token_mismatch_metrics(tokens, scatter_back(batches, before, tokens), run))
-        taken["learner/padding_share"] = padding_share(batches)
-        for name, value in taken.items():
-            sums.setdefault(name, []).append(value)
-    metrics.update({name: float(np.mean(values)) for name, values in sums.items()})
-    skipped = sum(sums.get("learner/skipped_steps", []))
-    metrics["learner/skipped_steps"] = skipped
-    metrics["learner/optimizer_steps"] = max(map(len, sums.values()), default=0) - skipped
-    return metrics
-
-
-def _with_advantage(tokens: Tokens, among: Sequence[int]) -> list[int]:
-    """Those of the sequences ``among`` that have an advantage other than 0."""
-    assert tokens.advantage is not None
-    has = set(tokens.sequence[tokens.learnt & (tokens.advantage != 0)].tolist())
-    return [i for i in among if i in has]
+        steps.append({**taken, "learner/padding_share": padding_share(batches)})
+    skipped = sum(taken.get("learner/skipped_steps", 0.0) for taken in steps)
+    counted = {"learner/skipped_steps": skipped, "learner/optimizer_steps": len(steps) - skipped}
+    return {**metrics, **_mean_of(steps), **counted}
 
 
 def _within_second_moment(config: RunConfig, tokens: Tokens) -> tuple[Tokens, Metrics]:
@@ -221,20 +309,18 @@ def _within_second_moment(config: RunConfig, tokens: Tokens) -> tuple[Tokens, Me
     }
 
 
-def _selected(
-    config: RunConfig, part: Loss, tokens: Tokens, minibatch: Sequence[int], rng: np.random.Generator
-) -> Tokens:
+def _selected(objective: Objective, tokens: Tokens, minibatch: Sequence[int], rng: np.random.Generator) -> Tokens:
     """The tokens with what the loss chooses among those of one optimiser step; without the reference that no term of
     the loss reads."""
-    reference = tokens.reference_logp if config.loss.kl_coef else None
+    reference = tokens.reference_logp if objective.config.kl_coef else None
     selected = None
-    if part.select is not None and tokens.proximal_logp is not None:
+    if objective.part.select is not None and tokens.proximal_logp is not None:
         assert tokens.advantage is not None
         lines: IntArray = tokens.of(minibatch)
         lines = lines[tokens.learnt[lines]]
         step = StepTokens(old_logp=tokens.proximal_logp[lines], advantages=tokens.advantage[lines])
         selected = np.zeros(len(tokens.sequence), dtype=np.bool_)
-        selected[lines] = part.select(step, part_settings(config.loss, part), rng)
+        selected[lines] = objective.part.select(step, objective.settings, rng)
     return tokens.with_columns(reference_logp=reference, selected=selected, value=None)
 
 
@@ -260,27 +346,17 @@ def _train_critic(
         raise ValueError(f"estimator {config.advantage.name!r} asks for a critic and gives it nothing to learn")
     metrics = explained_variance(tokens.value[tokens.learnt], tokens.return_[tokens.learnt])
     rng = np.random.default_rng([config.seed, step, 1])
-    sums: dict[str, list[float]] = {}
-    for _ in range(settings.epochs):
-        minibatches = split_minibatches(sequences, settings.minibatches, rng)
-        (most,) = parts.ranks.most([len(minibatches)])
-        for minibatch in minibatches + [[] for _ in range(int(most) - len(minibatches))]:
-            denominators = denominators_of(tokens, minibatch)
-            if not parts.ranks.any(denominators.tokens > 0):
-                continue
-            # Sequences with the same ids are run once, each with its own return.
-            same = _same(sequences, tokens, minibatch)
-            returns = np.full((max(map(len, same.values()), default=1), len(tokens.sequence)), np.nan)
-            for first, copies in same.items():
-                returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of(copies)].reshape(len(copies), -1)
-            batches = make_batches(
-                sequences,
-                tokens,
-                list(same),
-                pack_tokens=config.learner.pack_tokens,
-                tokens_per_microbatch=settings.tokens_per_microbatch,
-                returns=returns,
-            )
-            for name, value in critic.step(batches, denominators, lr=settings.lr).items():
-                sums.setdefault(name, []).append(value)
-    return {**metrics, **{name: float(np.mean(values)) for name, values in sums.items()}}
+    steps: list[Metrics] = []
+    for minibatch in _minibatches(parts.ranks, settings, sequences, rng):
+        denominators = denominators_of(tokens, minibatch)
+        if not parts.ranks.any(denominators.tokens > 0):
+            continue
+        # Sequences with the same ids are run once, each with its own return.
+        same = _same(sequences, tokens, minibatch)
+        returns = np.full((max(map(len, same.values()), default=1), len(tokens.sequence)), np.nan)
+        for first, copies in same.items():
+            returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of(copies)].reshape(len(copies), -1)
+        limit = settings.tokens_per_microbatch
+        batches = _batched(config, sequences, tokens, list(same), limit=limit, returns=returns)
+        steps.append(critic.step(batches, denominators, lr=settings.lr))
+    return {**metrics, **_mean_of(steps)}

@@ -101,6 +101,7 @@ def write_json_map(entries: Iterable[tuple[str, Any]], folder: Path) -> None:
             numbers[encode(key)] = number
         values.close()
         keys = BlobWriter(draft, "keys", held)
+        # In order of their bytes, for `find_blob`.
         ordered = sorted(numbers.items())
         for encoded, _ in ordered:
             keys.append(encoded)

@@ -115,6 +115,7 @@ def _build(
         "seed": seed,
         "num_products": num_products,
         "segment_records": segment_records,
+        # A file that was changed is noticed by size and time, without reading it.
         "files": {
             name: [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for name, path in files.items()
         },
@@ -124,6 +125,7 @@ def _build(
     with _locked(draft):
         work.mkdir(exist_ok=True)
         _check_job(draft, job)
+        # Where there is one, an earlier try was ended between this file and the new name of the folder.
         if not (draft / "manifest.json").exists():
             _make_maps(files, work, reporter)
             metas = _make_segments(files["products"], work, num_products, segment_records, workers, reporter)
@@ -135,6 +137,7 @@ def _build(
         shutil.rmtree(work, ignore_errors=True)
         for name in ("lock", "job.json"):
             (draft / name).unlink(missing_ok=True)
+        # Last of all: whoever sees `target` sees all of it.
         draft.rename(target)
 
 
@@ -172,6 +175,7 @@ def _locked(draft: Path) -> Iterator[None]:
     with (draft / "lock").open("w") as file:
         try:
             if HAVE_LOCKS:
+                # Such a lock ends with the process, however that ends.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise CatalogueError(f"another process is building in {str(draft)!r}; wait for it, or end it") from None
@@ -214,6 +218,7 @@ class _Reporter:
     def segments(self, products: int, fraction: float) -> None:
         self.products = products
         passed_s = max(time.monotonic() - self.began_s, 1e-9)
+        # What an earlier try had finished says nothing about the speed of this one.
         gained = fraction - self.first_fraction
         self.listener(
             Progress(
@@ -243,6 +248,7 @@ def _make_segments(
 ) -> list[dict[str, Any]]:
     """Make the segments that are not there yet; what is in each, in order."""
     (work / "segments").mkdir(exist_ok=True)
+    # Left by workers that were killed.
     for draft in (work / "segments").glob("*.draft*"):
         shutil.rmtree(draft)
     size = max(products.stat().st_size, 1)
@@ -276,6 +282,7 @@ class _Planner(Iterator[SegmentTask]):
             folder = segment_folder(self.work, self.count)
             if (folder / "segment.json").exists():
                 meta = json.loads((folder / "segment.json").read_text())
+                # A finished segment is not read again; only its product numbers are, to find repeated ones.
                 asins = Blobs.of_files(folder, "asins")
                 seen.update(asins[n].decode("utf-8", "surrogatepass") for n in range(len(asins)))
                 start, first_record = meta["end"], first_record + meta["num_records"]
@@ -289,6 +296,7 @@ class _Planner(Iterator[SegmentTask]):
                 asin = record.value.get("asin")
                 if isinstance(asin, str):
                     if not usable_asin(asin) or asin in seen:
+                        # Left out but counted, so that messages name the record's place in the file.
                         skip.append(found)
                     seen.add(asin)
                 found, end = found + 1, record.end

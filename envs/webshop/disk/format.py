@@ -102,6 +102,7 @@ class ArrayWriter:
     def close(self) -> FileEntry:
         """Flush to the disk and describe the file."""
         self.file.flush()
+        # Before the manifest names the file: after a power failure it must not name bytes that are missing.
         os.fsync(self.file.fileno())
         self.file.close()
         count, rest = divmod(self.num_bytes, self.dtype.itemsize)
@@ -199,8 +200,10 @@ def map_array(folder: Path, name: str, manifest: Manifest) -> NDArray[Any]:
 def map_file(path: Path, dtype: str) -> NDArray[Any]:
     """A whole file as a read-only array."""
     if path.stat().st_size == 0:
+        # An empty file cannot be mapped.
         return np.empty(0, dtype)
     with path.open("rb") as file:
+        # The mapping stays when the file is closed.
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 

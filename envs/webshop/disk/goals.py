@@ -65,6 +65,7 @@ def _caps(prices: NDArray[np.float64], docs: NDArray[Any], rng: random.Random) -
 
 def shuffled_order(count: int) -> array[int]:
     """Places of the goals in catalogue order, in the order by which goals are numbered."""
+    # Four bytes a goal; a list would take some forty.
     order = array("I", range(count))
     random.Random(SHUFFLE_SEED).shuffle(order)
     return order
@@ -87,6 +88,7 @@ class _Decided(random.Random):
         self._cap = cap
 
     def sample(self, population: Any, k: int, *, counts: Any = None) -> list[Any]:
+        # draw_cap takes the larger of two: both are the cap that was drawn.
         return [self._cap] * k
 
 
@@ -128,6 +130,7 @@ class SyntheticGoals(_Sources):
 
     def make(self, number: int) -> Goal:
         """The goal at a place in catalogue order: the last option changes fastest."""
+        # Of the array's own type: another one would be reached by converting the whole array.
         source = int(np.searchsorted(self.ends, np.uint32(number), side="right"))
         product, price, decided, (instruction, attributes) = self.read(source)
         rest = number - (int(self.ends[source - 1]) if source else 0)

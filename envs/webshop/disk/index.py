@@ -36,6 +36,7 @@ _LEADERS = 2
 _LOOK_AHEAD = 100_000
 """After so many entries were added (and then twice as many), it pays to look up the final scores of the leaders."""
 
+# One document in so many is looked at to estimate the number of candidates.
 _SAMPLE = 61
 
 
@@ -107,6 +108,7 @@ class DiskIndex:
 
     def _candidates(self, terms: Sequence[_Term], k: int) -> NDArray[Any]:
         """Documents that contain the best ``k``, ascending; ``terms`` in descending order of their upper bounds."""
+        # bounds_left[i]: the most that terms i, i + 1, ... can add together.
         bounds_left = np.cumsum([0.0, *(term.upper_bound for term in reversed(terms))])[::-1]
         sums = np.zeros(self._num_docs, np.float32)
         candidates = _TopCandidates(k)
@@ -114,6 +116,7 @@ class DiskIndex:
         pause = _LOOK_AHEAD
         for term in terms:
             if candidates.excludes(bounds_left[used]):
+                # From here on it is quicker to look up the candidates than to add whole lists.
                 if candidates.size(sums, bounds_left[used]) * _LOOKUP_COST < term.end - term.start:
                     break
                 np.add.at(sums, self._docs[term.start : term.end].astype(np.intp), self._parts(term))
@@ -153,6 +156,7 @@ class DiskIndex:
         own = self._docs[term.start : term.end]
         docs = docs.astype(np.uint32)  # another type would be reached by converting the whole list
         places = np.searchsorted(own, docs)
+        # Behind the last document; any valid place will do, since the comparison fails there.
         places[places == len(own)] = 0
         held = own[places] == docs
         return held, _gains(term.weight, self._saturations[term.start : term.end][places[held]])
@@ -214,6 +218,7 @@ class _TopCandidates:
     def remaining(self, sums: NDArray[np.float32], rest: float) -> NDArray[Any]:
         """All remaining candidates, in order."""
         low = self._least_sum(rest)
+        # With a bound of 0 or less, every document with a sum may still reach the threshold.
         return np.flatnonzero(sums >= low if low > 0 else sums)
 
     def narrow(self, docs: NDArray[Any], reached: NDArray[np.float32], rest: float) -> NDArray[Any]:

@@ -18,6 +18,7 @@ __all__ = ["Entry", "Record", "iter_array", "iter_object"]
 
 CHUNK_BYTES = 4 << 20
 MAX_ELEMENT_CHARS = 64 << 20
+# An error this close to the end of the window may come from a token that the window cuts off, such as \u00e.
 _MARGIN_CHARS = 16
 _SPACE = " \t\r\n"
 _decode = json.JSONDecoder().raw_decode
@@ -54,6 +55,7 @@ class _Reader:
         except OSError as error:
             raise CatalogueError(f"cannot read {str(path)!r}: {error.strerror}; give the path of a JSON file") from None
         self.chunk_bytes = chunk_bytes
+        # A byte order mark is no part of the JSON.
         if start == 0 and self.file.read(3) == codecs.BOM_UTF8:
             start = 3
         self.file.seek(start)
@@ -71,6 +73,7 @@ class _Reader:
             return False
         self.window_byte, self.text = self.byte(self.at), self.text[self.at :]
         self.at, self.marked = 0, (0, self.window_byte)
+        # The window doubles for an element that does not fit, so that parsing it again and again takes linear time.
         chunk = self.file.read(max(self.chunk_bytes, len(self.text)))
         try:
             self.text += self.decoder.decode(chunk, final=not chunk)
@@ -82,6 +85,7 @@ class _Reader:
 
     def byte(self, at: int) -> int:
         """Place in the file of a character of the window; asked for in increasing order."""
+        # Counted from the place that was asked for last, so that each character is encoded once.
         char, byte = self.marked
         if at < char:
             char, byte = 0, self.window_byte
@@ -129,6 +133,7 @@ class _Reader:
 
     def _read_on(self, error: json.JSONDecodeError, what: str) -> None:
         """Read more where an element was merely cut by the window; raise where it is wrong."""
+        # The position of that error is the beginning of the string, however far away its end would be.
         cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - _MARGIN_CHARS
         if not cut:
             raise self.error(f"is not valid JSON ({error.msg})", self.byte(error.pos)) from None

@@ -59,6 +59,7 @@ def _write(folder: Path, entries: Iterable[tuple[bytes, Sequence[int]]]) -> dict
 def merge_listed(parts: Iterable[tuple[Path, int]], out: Path) -> dict[str, FileEntry]:
     """Write the first products of all parts; a part is a folder and its first document. The entries of the files."""
     streams = [_read(folder, first_doc) for folder, first_doc in parts]
+    # heapq.merge is stable: of equal keys, those of earlier parts come first.
     merged = groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0))
     return _write(out, ((key, [doc for _, docs in same for doc in docs][:MOST_LISTED]) for key, same in merged))
 

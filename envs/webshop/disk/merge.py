@@ -90,6 +90,7 @@ def merge_segments(
     progress("goals", 0.0)
     counts = _write_goals(segments, blobs, output, seed)
     norms = np.concatenate([segment.array("norms", "|u1") for segment in segments])
+    # The byte of a document without any term is 0.
     filled = int(np.count_nonzero(norms))
     factors = length_factors(sum(meta["total_length"] for meta in metas) / max(filled, 1) or 1.0)
     counts |= {"products": first_doc, "filled_products": filled}
@@ -168,12 +169,14 @@ def _merge_postings(
         start = 0
         while start < num_terms:
             done = int(ends[start - 1]) if start else 0
+            # One term at least, however long its list is.
             stop = max(start + 1, int(np.searchsorted(ends, done + _BATCH_POSTINGS, side="right")))
             batch_docs, counts = _gather(segments, term_numbers, local_ends, start, stop)
             saturated = np.float32(1) + counts.astype(np.float32) * factors[batch_docs]
             starts = np.concatenate([np.zeros(1, np.int64), ends[start : stop - 1] - done])
             docs.write(batch_docs)
             saturations.write(saturated)
+            # Each term has a document: for an empty slice reduceat would take a value of the next term.
             peaks.write(np.maximum.reduceat(saturated, starts))
             start = stop
             progress("postings", int(ends[stop - 1]) / total)
@@ -200,6 +203,7 @@ def _gather(
         terms.append(np.repeat(numbers[low:high], lengths))
         docs.append(segment.array("postings.docs", "<u4")[begin : own_ends[-1]] + np.uint32(segment.first_doc))
         counts.append(segment.array("postings.counts", "<u4")[begin : own_ends[-1]])
+    # Stable, and segments are in order: the documents of a term stay in rising order.
     order = np.argsort(np.concatenate(terms), kind="stable")
     return np.concatenate(docs)[order], np.concatenate(counts)[order]
 
@@ -221,6 +225,7 @@ def _merge_terms(segments: Sequence[_Segment], output: _Output) -> tuple[list[ND
 
 def _terms(segment: _Segment, place: int) -> Iterator[tuple[bytes, int]]:
     terms = segment.blobs("terms")
+    # A thousand at a time: one by one, each term would cost a slice of a mapped array.
     for start in range(0, len(terms), 1 << 10):
         offsets = terms.offsets[start : start + (1 << 10) + 1].tolist()
         text = terms.bytes[offsets[0] : offsets[-1]].tobytes()

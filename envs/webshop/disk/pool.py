@@ -42,6 +42,7 @@ class _Pool:
 
     def __init__(self, products: Path, work: Path) -> None:
         self.command = [sys.executable, "-m", "envs.webshop.disk.worker", str(products.absolute()), str(work)]
+        # An empty entry of sys.path is the current folder.
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
         self.processes: list[subprocess.Popen[str]] = []
         self.busy: dict[int, SegmentTask] = {}
@@ -73,6 +74,7 @@ class _Pool:
         assert process.stdout is not None
         for line in process.stdout:
             self.answers.put((place, line))
+        # An empty line stands for the end of the process.
         self.answers.put((place, ""))
 
     def _give(self, place: int, task: SegmentTask) -> None:

@@ -98,6 +98,7 @@ def build_segment(task: SegmentTask, products: Path, work: Path) -> None:
                 writer.add(sides.listing(record.value, f"{products}, record {record.number}"))
         counts = writer.close()
     write_json(draft / "segment.json", {**asdict(task), **counts})
+    # A worker of an interrupted build may have finished it meanwhile.
     if final.exists():
         shutil.rmtree(draft)
     else:
@@ -138,6 +139,7 @@ class _SegmentWriter:
         if listing.instruction is not None and listing.instruction_attributes:
             self.synthetic.append(dump_json([listing.instruction, listing.instruction_attributes]))
             self.synthetic_docs.append(doc)
+            # More would not fit into 64 bits; `merge` refuses such a product by its MAX_GOALS.
             self.combinations.append(min(math.prod(map(len, product.options.values())), 2**63))
         for written in listing.human:
             if written.get("instruction_attributes"):
@@ -177,6 +179,7 @@ class _SegmentWriter:
         for term in ordered:
             terms.append(term)
         terms.close()
+        # Terms were numbered as they came; from here on they have their place in sorted order.
         rank = np.empty(len(ordered), np.uint32)
         rank[np.array([encoded[term] for term in ordered], np.int64)] = np.arange(len(ordered), dtype=np.uint32)
         ranks = rank[np.array(self.terms_of_docs, np.int64)]

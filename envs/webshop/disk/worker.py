@@ -1,7 +1,7 @@
 """A process that makes segments: a task per line on standard input, an answer per line on standard output.
 
-It ends with its parent: as soon as its input is closed, whatever it is doing. An unfinished
-segment is left under a temporary name, so that it is not taken for a finished one.
+It ends with its parent: as soon as its input is closed, whatever it is doing. An unfinished segment is left under a
+temporary name, so that it is not taken for a finished one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = ["main"]
 def _listen(tasks: queue.Queue[str]) -> None:
     for line in sys.stdin:
         tasks.put(line)
+    # sys.exit would end this thread only.
     os._exit(0)
 
 

@@ -35,6 +35,7 @@ __all__ = ["make_app"]
 MOST_VISITS = 64
 _REMEMBERED_REPLAYS = 16
 _FILES = {"style.css": "text/css", "watch.js": "text/javascript"}
+# no-store: a page shows the state of an episode, which a stored copy would not.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -182,6 +183,7 @@ class _Site:
             with self._visits.visit(given) as (name, visit):
                 return name, function(visit)
 
+        # A step may take a while, and other visitors must not wait for it.
         name, response = await run_in_threadpool(use)
         if name != given:
             response.set_cookie(self._cookie, name, httponly=True, samesite="lax")

@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
     listening = _listen(options.host, options.port)
     with listening:
         port = listening.getsockname()[1]
+        # Browsers send cookies to every port of a host: with the port in its name, two shops do not mix them up.
         app = build_app(options.id, kwargs, options.record, cookie=f"roll_webshop_{port}")
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{port}/{'watch' if options.record else ''}"

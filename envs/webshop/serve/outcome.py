@@ -58,6 +58,7 @@ def explain(env: WebShopEnv) -> Outcome | None:
         return purchase_reward(product, wanted, price=price, options=page.chosen, nouns_of=env.catalogue.nouns)
 
     whole = against(goal)
+    # Each part is asked for alone, by the reward's own function, so that both always agree.
     attributes = tuple(Check(text=a, met=against(replace(goal, attributes=(a,))).r_att == 1.0) for a in goal.attributes)
     options = tuple(
         Check(text=text, met=against(replace(goal, options=one)).r_option == 1.0) for text, one in _single(goal)

@@ -78,6 +78,7 @@ def _entries(path: Path, text: str) -> Iterator[Any]:
     if whole is not None:
         yield from whole if isinstance(whole, list) else [whole]
         return
+    # Not splitlines(): a text in JSON may hold other line separators, such as U+2028.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:

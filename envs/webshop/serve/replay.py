@@ -117,6 +117,7 @@ def _next(env: WebShopEnv, before: Step, turn: RecordedTurn) -> Step:
     differences = []
     if turn.observation not in (None, observation):
         differences.append("another observation")
+    # Written so that nan is a difference.
     if turn.reward is not None and not abs(turn.reward - reward) <= _SAME_REWARD:
         differences.append(f"reward {reward:g}, recorded {turn.reward:g}")
     if turn.over not in (None, over):

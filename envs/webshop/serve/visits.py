@@ -81,6 +81,7 @@ class Visit:
     def undo(self) -> None:
         """Take the last turn back."""
         self.session.undo()
+        # The message is the only sign that nothing was undone.
         if self.session.message.startswith("nothing"):
             self.say("There is nothing to undo.")
 
@@ -115,6 +116,7 @@ class Visits:
         with self._lock:
             self._visits[name] = found
             self._visits.move_to_end(name)
+            # A request that still uses it holds a reference of its own.
             while len(self._visits) > self._most:
                 self._visits.popitem(last=False)
         with found.lock:

@@ -116,6 +116,7 @@ def _category(department: Department, number: int, kind: Kind, traits: dict[str,
     a, this = _forms(kind)
 
     def fill(text: str) -> str:
+        # Brand and uses are filled in for each product; until then characters stand for them that no text holds.
         return text.format(
             A=_upper(a), a=a, This=_upper(this), this=this, noun=kind.noun, brand="\0", use="\1", other="\2"
         )
@@ -125,6 +126,7 @@ def _category(department: Department, number: int, kind: Kind, traits: dict[str,
         department=department,
         kind=kind,
         path=" › ".join((title_case(department.category), kind.group, title_case(kind.query))),
+        # No two departments share a brand.
         brands=BRANDS[number :: len(DEPARTMENTS)],
         noun=kind.noun,
         title_noun=title_case(kind.noun),

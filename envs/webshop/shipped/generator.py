@@ -95,6 +95,7 @@ def _offered_options(options: Sequence[Option], draw: Draw) -> tuple[list[tuple[
                 option.phrases.before[0] % pick(draw, values) if option.phrases.before else pick(draw, values)
             )
             continue
+        # int(draw() * n) and not randrange, whose use of random bits may change with Python's version.
         size = option.low + int(draw() * (option.high - option.low + 1))
         if option.in_a_row:
             at = int(draw() * (len(values) - size + 1))
@@ -111,6 +112,7 @@ _PRICE_FACTORS = (1.0, 1.0, 1.0, 1.0, 0.8, 1.3, 1.7, 2.2)
 
 
 def _write(seed: int, index: int, family: ProductFamily) -> Shipped:
+    # The order of the draws below is part of the catalogue: another one changes every product.
     draw = drawing(seed, 2, index)
     category, kind = family.category, family.category.kind
     brand = family.brand if draw() < 0.65 else pick(draw, category.brands)

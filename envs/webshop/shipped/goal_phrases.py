@@ -12,6 +12,7 @@ from envs.webshop.shipped.product_families import Draw
 
 __all__ = ["human_instructions", "synthetic_instruction"]
 
+# Numbers of instructions, drawn uniformly from this list: one or two most often.
 _HOW_MANY = (0, 0, 1, 1, 1, 2, 2, 2, 3, 3)
 
 

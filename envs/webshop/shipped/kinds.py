@@ -138,6 +138,7 @@ _PREDICATES = frozenset(
 
 def with_article(phrase: str) -> str:
     """``phrase`` behind ``a`` or ``an``, by its first sound (``a usb port``, ``an 8 oz jar``)."""
+    # 8, 11, 18 and LED, read aloud, begin with a vowel; usb and uv do not.
     vowel = phrase.startswith((*"aeiou8", "led ", "11 ", "11x", "18 ", "18x")) and not phrase.startswith(
         ("us", "uv", "eau")
     )

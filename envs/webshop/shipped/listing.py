@@ -56,6 +56,7 @@ def description_of(family: ProductFamily, brand: str, untold: Sequence[Trait], d
         sentences.append(own[int(draw() * len(own))].replace("\0", brand))
     unsaid: list[Trait] = []
     for trait in untold:
+        # What neither title nor description names gets a bullet point, of which there are at most six.
         if (len(sentences) < 4 and draw() < 0.34) or len(unsaid) == MOST_BULLETS:
             sentences.append(trait.stated[int(draw() * len(trait.stated))])
         else:
@@ -63,6 +64,7 @@ def description_of(family: ProductFamily, brand: str, untold: Sequence[Trait], d
     if len(sentences) == 1 or draw() < 0.4:
         sentences.append(category.closers[int(draw() * len(category.closers))])
     if category.numbered and len(sentences) < 5 and draw() < 0.6:
+        # Two of 16 letters, and four digits from 1000 on.
         number = int(draw() * 256 * 9000)
         code, digits = divmod(number, 9000)
         sentences.append(f"Model {_CODE[code // 16]}{_CODE[code % 16]}-{digits + 1000}.")

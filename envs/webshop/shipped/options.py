@@ -100,6 +100,7 @@ COVER = any_of("Color", "black; navy; burgundy; teal; brown; pink; forest green;
 LEATHER = any_of("Color", "black; brown; tan; burgundy; navy; olive", COLOR, 2, 4)
 GLOW = any_of("Color", "warm white; multicolor; blue; purple; amber", COLOR, 2, 4)
 
+# Sizes are in order: a product offers neighbours (see `run_of`).
 LETTERS = run_of("Size", "x-small; small; medium; large; x-large; xx-large; 3x-large", SIZE, 3, 6)
 KIDS_SIZES = run_of("Size", "2-3 years; 4-5 years; 6-7 years; 8-9 years; 10-11 years", SCALE, 2, 4)
 WOMEN_SHOES = run_of("Size", "5; 6; 7; 8; 9; 10; 11", SIZE, 3, 6)

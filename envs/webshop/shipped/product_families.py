@@ -61,6 +61,7 @@ def block(seed: int, number: int) -> list[ProductFamily]:
     draw = drawing(seed, 1, number)
     pattern = pick(draw, _FAMILIES)
     first = number * _STEP + seed
+    # The last number of a pattern is the highest.
     families = [_family(CATEGORIES[(first + n * _JUMP) % len(CATEGORIES)], draw) for n in range(pattern[-1] + 1)]
     return [families[n] for n in pattern]
 
@@ -81,6 +82,7 @@ def _family(category: Category, draw: Draw) -> ProductFamily:
         form=int(draw() * 4),
         uses=(uses[at], uses[(at + 1 + int(draw() * (len(uses) - 1))) % len(uses)]),
         traits=tuple(pick(draw, group) for group in groups),
+        # Squared, so that low prices are more frequent.
         price=kind.low + (kind.high - kind.low) * level * level,
     )
 

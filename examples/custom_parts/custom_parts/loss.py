@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from roll_envs.settings import Settings
-from trainer.algorithms.losses.types import Loss, LossInputs, TokenMetrics, log_ratio
+from trainer.algorithms.losses import Loss, LossInputs, TokenMetrics, log_ratio
 
 
 class SpoSettings(Settings):

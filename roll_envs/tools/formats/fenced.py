@@ -47,6 +47,7 @@ def _calls(text: str) -> Iterator[Call]:
                 yield BadCall(reason=f"{clip(text[at : at + 20])!r} follows a call; write\n{_FORM}")
                 break
             yield call_of(read.value, _FORM)
+        # From where reading stopped, so that every character is read once.
         opening = _OPENING.search(text, at)
 
 

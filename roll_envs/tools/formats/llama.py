@@ -36,6 +36,7 @@ __all__ = [
 TAG = "<|python_tag|>"
 _JSON_FORM = '{"name": ..., "parameters": {...}}'
 _FUNCTION_FORM = "<function=NAME>{...}</function>"
+# Special tokens at the end, where decoding has not left them out.
 _ENDS = re.compile(r"(?:\s|<\|eom_id\|>|<\|eot_id\|>)*\Z")
 _FUNCTION = re.compile(r"<function=([^<>\n]{0,200})(>?)")
 
@@ -62,6 +63,7 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
         ):
             yield from _objects(text, start)
             return
+    # Only the end is searched, which keeps the time linear in the text.
     code = re.sub(r"(?:<\|eom_id\|>|<\|eot_id\|>)\s*\Z", "", text[-200:])
     code = (text[:-200] + code).strip("\r\n")
     if code.strip():

@@ -29,6 +29,7 @@ __all__ = ["describe_mistral", "parse_mistral", "render_mistral", "show_mistral"
 
 TAG = "[TOOL_CALLS]"
 _FORM = TAG + '[{"name": ..., "arguments": {...}}]'
+# The newer form, with [ARGS] or without it where decoding leaves that token out.
 _NAMED = re.compile(r"\s*([\w.:-]{1,200})\s*(?:\[ARGS\]\s*)?(?=\{)")
 _FIRST_OF_LIST = re.compile(r"\[\s*\{")
 

@@ -21,6 +21,7 @@ __all__ = ["describe_openai", "parse_openai", "render_openai", "show_openai"]
 
 _KEY = '"tool_calls"'
 _FORM = '{"tool_calls": [{"type": "function", "function": {"name": ..., "arguments": "{...}"}}]}'
+# Characters in which a broken message must name its calls to be taken for one.
 _KEY_NEAR = 400
 
 
@@ -35,6 +36,7 @@ def parse_openai(text: str, specs: Mapping[str, ToolSpec]) -> tuple[Call, ...]:
         if _KEY not in said[start : start + _KEY_NEAR] and not looks_like_a_call(said, start):
             return ()
         return (BadCall(reason=f"the message is malformed: {read.problem}; write {_FORM}"),)
+    # Servers write null or an empty list where there is no call.
     if "tool_calls" not in read.value or read.value["tool_calls"] is None:
         return ()
     if skip_space(said, read.end) < len(said):

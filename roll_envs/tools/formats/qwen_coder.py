@@ -85,6 +85,7 @@ def _is_text(schema: Any) -> bool:
 
 
 def _value(raw: str, schema: Any) -> Any:
+    # The template puts one newline on either side of a value.
     text = raw.removeprefix("\n").removesuffix("\n")
     if _is_text(schema):
         return text

@@ -37,6 +37,7 @@ MAX_CALLS = 64
 """Calls read of one answer; the rest becomes one :class:`BadCall`."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+# Characters in which malformed JSON must name its tool to be taken for a call.
 _NAME_NEAR = 400
 _MOST_SHOWN = 40
 
@@ -89,10 +90,12 @@ def read_json(text: str, start: int) -> JsonRead:
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
+        # Reading never goes back: it goes on from here, and would find the same text again.
         at = max(error.pos, start)
         found = repr(clip(text[at : at + 12])) if at < len(text) else "the end of the text"
         return JsonRead(None, at, f"{error.msg.lower()} at character {at - start} of the JSON, before {found}")
     except ValueError as error:  # numbers of thousands of digits, NaN, Infinity
+        # Behind the semicolon Python says how to raise its limit of digits, which is nothing for a model.
         return JsonRead(None, start + 1, str(error).split(";")[0].lower())
     except RecursionError:
         return JsonRead(None, start + 1, "it is nested too deep")

@@ -29,6 +29,7 @@ def code_of(answer: str, language: str = "python") -> str:
     for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
+        # As in CommonMark, a closing fence is at least as long as the opening one and has no name.
         elif fence[1].startswith(opened[1]) and not fence[2].strip():
             _keep(opened, text[opened.end() + 1 : fence.start()], language, named, plain)
             opened = None
@@ -38,6 +39,7 @@ def code_of(answer: str, language: str = "python") -> str:
 
 
 def _keep(fence: re.Match[str], body: str, language: str, named: list[str], plain: list[str]) -> None:
+    # Pandoc writes the name as {.python}.
     name = fence[2].strip().split(" ")[0].strip("{}.").lower()
     if name in _NAMES.get(language, (language,)):
         named.append(body)

@@ -56,6 +56,7 @@ class Plan:
 def read_plan(reference: Any) -> Plan:
     """Raises :class:`Unusable`."""
     from_json = False
+    # A text that begins like JSON and is none is test code.
     if isinstance(reference, str) and reference.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
             reference, from_json = json.loads(reference), True
@@ -73,6 +74,7 @@ def read_plan(reference: Any) -> Plan:
 
 
 def _read_tests(reference: Mapping[Any, Any], from_json: bool) -> Plan:
+    # The column is test_list in MBPP and test in HumanEval.
     for key in ("asserts", "test_list", "tests", "test"):
         if reference.get(key):
             found = reference[key]

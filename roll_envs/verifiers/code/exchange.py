@@ -68,6 +68,7 @@ class ValueExchange:
             return f"({self._closed(value)})"
         if isinstance(value, Function):
             raise Unjudgeable(f"test code that hands its function {value.node.name} to the candidate")
+        # A built-in function, as in key=len, goes by its name.
         for name, known in BUILT_IN.items():
             if value is known:
                 return name
@@ -105,6 +106,7 @@ class ValueExchange:
     def iterate(self, value: Any) -> Iterator[Any]:
         plain = self.plain(value)
         if isinstance(plain, Opaque):
+            # An iterator or container of the candidate's own is read out in the sandbox.
             plain = self.plain(self.ask(f"list({self.source(value)})"))
         items = self.guard(lambda: list(plain))
         for item in items:

@@ -87,6 +87,7 @@ class Expressions:
         self._exchange.step()
         self._depth += 1
         try:
+            # Each level here takes several frames of Python, whose recursion limit is 1000.
             if self._depth > 100:
                 raise Unjudgeable("the test code is nested too deeply")
             run = getattr(self, f"_of_{type(node).__name__}", None)
@@ -175,6 +176,7 @@ class Expressions:
 
     def _compare(self, sign: ast.cmpop, left: Any, right: Any) -> bool:
         if is_type(left) and is_type(right):
+            # == is not in the table, since values are compared with a tolerance below; types are not.
             return bool((_COMPARISON.get(type(sign)) or operator.eq)(left, right))
         a, b = self._exchange.plain(left), self._exchange.plain(right)
         if isinstance(a, Opaque) and isinstance(b, Opaque):
@@ -256,6 +258,7 @@ class Expressions:
             given[i] = Remote(f"(_sent_{self._sent} := {literal(value)})")
         found = self._exchange.ask(f"{function.source}({self._exchange.arguments(given, named)})")
         for i, value in changeable:
+            # The name in "(_sent_1 := ...)".
             _, now = self._exchange.session.evaluate(given[i].source[1:].partition(" ")[0])
             if type(now) is type(value) and now != value:
                 value.clear()
@@ -380,6 +383,7 @@ def _too_large(sign: ast.operator, a: Any, b: Any) -> bool:
 
 
 def _sign(op: ast.operator) -> str:
+    # The operator alone of "a + b".
     return ast.unparse(ast.BinOp(left=ast.Name("a"), op=op, right=ast.Name("b")))[2:-2]
 
 

@@ -91,6 +91,7 @@ class AssertInterpreter:
 
     def _block(self, body: list[ast.stmt], scope: Scope) -> None:
         for statement in body:
+            # Within try an error goes to its handler instead of becoming a check.
             if self._trying:
                 self._statement(statement, scope)
                 continue
@@ -144,6 +145,7 @@ class AssertInterpreter:
         scope.names[node.target.id] = self._expressions.value(ast.BinOp(left=now, op=node.op, right=node.value), scope)
 
     def _do_If(self, node: ast.If, scope: Scope) -> None:
+        # Test code is run as a main program.
         if isinstance(node.test, ast.Compare) and short(node.test).startswith("__name__ =="):
             return self._block(node.body, scope)
         return self._block(
@@ -179,6 +181,7 @@ class AssertInterpreter:
         try:
             self._block(node.body, scope)
         except (CandidateFault, TestFault, AssertionFailed) as error:
+            # The handler itself stands outside of the try.
             self._trying -= 1
             try:
                 self._handle(node, error, scope)
@@ -238,6 +241,7 @@ class AssertInterpreter:
                 scope.names[name] = MODULES[alias.name]
             elif module in MODULES and alias.name in MODULES[module]:
                 scope.names[name] = MODULES[module][alias.name]
+            # "answer" is the candidate's own module, whose names are known in the sandbox anyway.
             elif module != "answer" and (module or alias.name) not in ("pytest", "unittest"):
                 self._exchange.session.execute(ast.unparse(node))
                 scope.names[name] = Remote(name)

@@ -36,6 +36,7 @@ FUNCTIONS = (
     "list map max min oct ord pow range repr reversed round set slice sorted str sum tuple type zip"
 ).split()
 MODULES: dict[str, dict[str, Any]] = {
+    # The factorial of a large number would take very long here, outside of the sandbox and its limits.
     "math": {name: getattr(math, name) for name in dir(math) if not name.startswith("_") and name != "factorial"},
     "collections": {"Counter": Counter},
     "copy": {"deepcopy": copy.deepcopy, "copy": copy.copy},
@@ -52,6 +53,7 @@ class TestFault(Exception):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}"[:300])
+        # Of all base classes too, so that `except Exception` matches.
         self.names = tuple(kind.__name__ for kind in type(error).__mro__)
 
 

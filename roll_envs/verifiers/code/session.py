@@ -18,6 +18,8 @@ __all__ = ["CandidateFault", "CandidateSession", "Usage"]
 
 # Defines the functions of the protocol under random names and runs the candidate's code in a module of its own, so that
 # the code cannot replace them by chance. Every reply is one line: mark, id of the request, JSON.
+# A reply begins with a newline, since the candidate may have printed a line without an end. Braces are doubled where
+# the text goes through str.format.
 _PRELUDE = (
     """
 def {name}_start(source):
@@ -154,6 +156,7 @@ class CandidateSession:
         if content is None:
             self._end()
             if result.stdout_dropped:
+                # The reply was among what was dropped.
                 raise CandidateFault("output", "over the limit of output")
             raise CandidateFault("exit", "the code ended its process instead of answering")
         if "fault" in content:

@@ -24,6 +24,7 @@ class Opaque:
     kind: str
 
 
+# Numbers are written in hexadecimal: exact for floats, and without Python's limit on the decimal digits of an int.
 ENCODER = """
 def encode(value, depth=0, left=None):
     left = [200000] if left is None else left
@@ -161,6 +162,7 @@ def literal(value: Any) -> str:
             return f"[{items}]"
         if kind is tuple:
             return f"({items}{',' if len(value) == 1 else ''})"
+        # {} would be an empty dict.
         return f"{kind.__name__}([{items}])" if kind is frozenset or not value else f"{{{items}}}"
     raise TypeError(f"a {kind.__name__} cannot be sent into the sandbox")
 
@@ -174,6 +176,7 @@ def same_value(said: Any, wanted: Any, *, tolerance: float = 0.0, sequences_alik
     """
     if isinstance(said, Opaque) or isinstance(wanted, Opaque):
         return False
+    # Before the numbers, since a bool is an int in Python.
     if isinstance(said, bool) or isinstance(wanted, bool):
         return said is wanted
     numbers = (int, float, complex)

@@ -138,6 +138,7 @@ class CodeVerifier:
         until = time.monotonic() + self.total_s
         results = []
         for number, test in enumerate(tests, start=1):
+            # Looked at between tests only: a test that has begun ends by its own limit.
             if time.monotonic() > until:
                 results.append(CaseResult(name=f"test {number}", passed=False, status="skipped", detail=self._over()))
             else:
@@ -150,11 +151,13 @@ class CodeVerifier:
     def _run_case(self, source: str, test: Run, name: str) -> CaseResult:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         program = Program(source=source, language=self.language, stdin=stdin)
+        # wait_s is for a free slot of the sandbox, before the program's own time begins.
         result = self._made().run(program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s)
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")
             return CaseResult(name=name, passed=False, status="compile", detail=said)
         status, detail = result.status, ""
+        # Output of which a part is missing cannot be compared.
         if status == "ok" and result.stdout_dropped:
             status = "output"
         elif status == "ok":
@@ -191,6 +194,7 @@ class CodeVerifier:
         )
         for text in plan.asserts:
             interpreter.run(text)
+        # HumanEval defines check(candidate) and leaves its call to the program that judges.
         if plan.entry_point and interpreter.defines("check") and not interpreter.checks:
             interpreter.run(f"check({plan.entry_point})")
         return [_checked(f"test {n}", check) for n, check in enumerate(interpreter.checks, start=1)]
@@ -289,6 +293,7 @@ _sandboxes_lock = threading.Lock()
 
 def _shared_sandbox(name: str, kwargs: Mapping[str, Any]) -> Sandbox:
     """The one sandbox of this process for a name and its arguments."""
+    # Arguments may be lists or mappings, which cannot be keys themselves.
     key = f"{name}|{sorted(kwargs.items())!r}"
     with _sandboxes_lock:
         if key not in _sandboxes:

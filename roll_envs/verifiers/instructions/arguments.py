@@ -25,6 +25,7 @@ class Arguments:
     def whole(self, name: str, least: int = 0) -> int:
         """A whole number of ``least`` or more."""
         value = self._take(name)
+        # 3.0 passes, nan and infinity do not.
         usable = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
         if not usable or value < least:
             raise ConfigError(f"{self.instruction}: {name} must be a whole number of {least} or more, not {value!r}")

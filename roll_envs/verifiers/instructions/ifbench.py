@@ -21,6 +21,7 @@ _PRONOUNS = frozenset(
     "herself it its itself they them their theirs themselves".split()
 )
 _CLUSTER = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
+# Words of 100 letters and more count as not prime.
 _PRIMES = frozenset(n for n in range(2, 100) if all(n % d for d in range(2, n)))
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
@@ -160,6 +161,7 @@ def parentheses(arguments: Arguments) -> Check:
                 deepest = max(deepest, len(opened))
             elif sign in _PAIRS:
                 if not opened or opened[-1] != _PAIRS[sign]:
+                    # As in the published code: a bracket that closes no other starts the count anew.
                     opened, deepest = [], 0
                     continue
                 opened.pop()

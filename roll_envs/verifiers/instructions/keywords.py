@@ -40,6 +40,7 @@ def frequency(arguments: Arguments) -> Check:
 def forbidden_words(arguments: Arguments) -> Check:
     """None of ``forbidden_words`` occurs as a word of its own, in any case."""
     words = arguments.texts("forbidden_words")
+    # Not \b, which would need a letter or digit at the edge of the forbidden word.
     patterns = [re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE) for word in words]
     return lambda text: not any(pattern.search(text) for pattern in patterns)
 
@@ -96,6 +97,7 @@ def nth_paragraph_first_word(arguments: Arguments) -> Check:
         if len(paragraphs) != wanted:
             return False
         word = paragraphs[nth - 1].split(maxsplit=1)[0].lstrip("'").lstrip('"')
+        # IFEval cuts the word at the first of these signs.
         return re.split(r"[.,?!'\"]", word, maxsplit=1)[0].lower() == first_word
 
     return check

@@ -17,6 +17,7 @@ __all__ = ["LAYOUT"]
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
+# In this order: without its name a fence would leave "json" behind.
 _FENCES = ("```json", "```Json", "```JSON", "```")
 
 
@@ -56,6 +57,8 @@ def _bullets(text: str) -> int:
     found = 0
     for place, line in enumerate(lines):
         bare = line.lstrip()
+        # The original's pattern is ^\s*\*[^\*].*$, whose [^*] matches a newline too: a lone star counts where a line
+        # follows.
         starred = bare.startswith("*") and (bare[1:2] != "*" if len(bare) > 1 else place < len(lines) - 1)
         found += starred or bare.startswith("-")
     return found
@@ -89,6 +92,7 @@ def _highlights(line: str) -> int:
 
 def multiple_sections(arguments: Arguments) -> Check:
     """At least ``num_sections`` times ``section_spliter`` with a number."""
+    # The misspelt name is that of the public data.
     pattern = re.compile(rf"{re.escape(arguments.text('section_spliter'))}\s?\d+")
     wanted = arguments.whole("num_sections")
     return lambda text: sum(1 for _ in pattern.finditer(text)) >= wanted

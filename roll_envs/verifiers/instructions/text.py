@@ -18,6 +18,7 @@ import re
 __all__ = ["count_sentences", "count_words", "split_sentences", "tokens", "words"]
 
 _WORD = re.compile(r"\w+")
+# Possessive quantifiers (++, *+) never backtrack, which keeps the time linear.
 _END = re.compile(r"(?<![.!?…؟।۔])[.!?…؟।۔]++[\"'”’»)\]}*]*+(?=\s|$)|[。！？]+[”’」』）]*")
 _BEFORE = re.compile(r"[\w.&-]*\Z")
 _STARTERS = frozenset(
@@ -29,9 +30,11 @@ _ABBREVIATIONS = frozenset(
     "approx dept est fig figs no nos vol pp ed eds inc ltd co corp bros jan feb mar apr jun jul aug sep sept oct nov "
     "dec mon tue wed thu fri sat sun ph.d m.d b.a m.a b.sc m.sc a.m p.m u.s u.k u.n e.u d.c p.s p.p.s".split()
 )
+# Abbreviations that a sentence may end with.
 _CAN_END = frozenset("etc inc ltd co corp bros jr sr al u.s u.k u.n e.u d.c ph.d m.d b.a m.a b.sc m.sc a.m p.m".split())
 _DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]")
 _NEXT = re.compile(r"[\s\"'“‘«(\[*_#>-]*")
+# Characters looked at before and after a mark; a fixed number keeps the time linear.
 _REACH = 40
 
 

@@ -126,6 +126,7 @@ class InstructionsVerifier:
 
 
 def _follows(check: Check, forms: Sequence[str]) -> bool:
+    # An empty text would follow many instructions, such as "no comma".
     return any(form.strip() and check(form) for form in forms)
 
 

@@ -14,13 +14,16 @@ _SPAN = re.compile(  # lengths are limited, so that delimiters without an end ta
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
 )
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
+# What follows these words explains the answer.
 _STOP = re.compile(
     r"\.\s|\.$|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b|,\s+(?:because|since|as|so|which)\b"
 )
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z}])")
+# 1,234.5 or .5, 3/4, 2e3; with a sign of money before it or a percent sign behind it.
 _NUMBER = re.compile(
     r"[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][+-]?\d+)?\s*(?:\\?%)?"
 )
+# Words before an answer: "so we get", "The area is: ".
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?)\b[,:\s]*)+"
     r"|(?:[A-Za-z]{2,}[\s,]+){0,3}[A-Za-z]{2,}:\s+",
@@ -51,10 +54,12 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
     bare = text.strip()[lead.end() if lead else 0 :]
     text = text[-_LOOKED_AT:]
     spans = list(_SPAN.finditer(text))
+    # Mathematics within prose: the last of it is the answer.
     if spans and _words(text[: spans[-1].start()]):
         return _joined(text, spans)
     if len(bare) <= _SHORT and "\n" not in bare and not _is_prose(bare):
         return bare
+    # Long, and no prose at either end: one long expression, such as a list.
     if len(bare) > _SHORT and not _is_prose(bare[:_SHORT]) and not _is_prose(bare[-_SHORT:]):
         return bare
     if spans:
@@ -66,6 +71,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 def _in_tags(text: str) -> str:
     """The content of the last closed ``<answer>``; the whole text without one."""
     closings = list(_CLOSING.finditer(text))
+    # Only the last two: many closings without an opening would take quadratic time.
     for closing in reversed(closings[-2:]):
         openings = [m.end() for m in _OPENING.finditer(text, 0, closing.start())]
         if openings:

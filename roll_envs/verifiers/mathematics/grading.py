@@ -42,6 +42,7 @@ def check(reference: str) -> str:
         return "there is nothing in it"
     for node in readings:
         _evaluate(node)
+    # No answer could be right then, for example with nan.
     if not any(same(node, node) for node in readings):
         return "it is not equal to itself"
     return ""
@@ -141,6 +142,7 @@ def _same_expression(gold: Expression, said: Expression) -> bool:
         part, whole = (gold, said) if gold.percent else (said, gold)
         return whole.unit is None and _same_value(rf"\frac{{{part.text}}}{{100}}", whole.text)
     if _DEGREE in (gold.unit, said.unit) and None in (gold.unit, said.unit):
+        # Radians are meant only where π is written: else 30° would be a number near 0.52.
         angle, other = (gold, said) if gold.unit is not None else (said, gold)
         return r"\pi" in other.text and _same_value(rf"({angle.text})\cdot\frac{{\pi}}{{180}}", other.text)
     return False
@@ -199,6 +201,7 @@ def _algebra(node: Matrix | Expression) -> Any:
 def _same_items(gold: Items, said: Items) -> bool:
     wanted, given = list(gold.items), list(said.items)
     if gold.braces and said.braces:
+        # In a set an element counts once.
         wanted, given = _distinct(wanted), _distinct(given)
     if len(wanted) != len(given):
         return False
@@ -252,6 +255,8 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
             if _bare(gold.sides[0]) == _bare(said.sides[0]):
                 return same(gold.right, said.right)
             if len(gold.sides) == len(said.sides) == 2 and not _is_name(said.sides[1]):
+                # "y = 5" is another answer than "x = 5"; "y = 2x" may be the same equation solved for the other
+                # variable.
                 return False if _constant(said.sides[1]) else _same_equation(gold, said)
         return _same_equation(gold, said)
     if isinstance(gold, Equation):

@@ -9,9 +9,11 @@ __all__ = ["grouped", "plain_number"]
 
 _SIGN = r"([+-]?)\s*"
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)?", re.ASCII)
+# At most 400 digits, far below the 4300 that int() takes.
 _DECIMAL = re.compile(_SIGN + r"(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})", re.ASCII)
 _RATIO = re.compile(_SIGN + r"(\d{1,400})\s*/\s*(\d{1,400})", re.ASCII)
 _FRACTION = re.compile(_SIGN + r"\\frac\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}", re.ASCII)
+# 2\frac{1}{3} or 2 1/3.
 _MIXED = re.compile(
     _SIGN + r"(\d{1,400})(?:\s*\\frac\s*\{\s*(\d{1,400})\s*\}\s*\{\s*(\d{1,400})\s*\}|\s+(\d{1,400})/(\d{1,400}))",
     re.ASCII,
@@ -45,6 +47,7 @@ def plain_number(text: str) -> Fraction | None:
         return found if found is None or match[2] == match[4] or "-" not in match[2] + match[4] else -found
     if match := _MIXED.fullmatch(text):
         above, below = match[3] or match[5], match[4] or match[6]
+        # "2 7/3" is no mixed number.
         if int(above) < int(below):
             return _signed(match[1], int(match[2]) + Fraction(int(above), int(below)))
         return None

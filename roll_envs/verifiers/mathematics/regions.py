@@ -118,6 +118,7 @@ def _inequalities(region: Region) -> RealSet | None:
 def _chain(text: str) -> tuple[Any, Any] | None:
     """``1 < x ≤ 2`` as its variable and its set."""
     tokens = _SIGN.split(text)
+    # Two to five sides.
     if len(tokens) < 3 or len(tokens) > 9:
         return None
     sides, signs = [symbols.parse(t.strip()).doit() for t in tokens[::2]], tokens[1::2]
@@ -133,6 +134,7 @@ def _chain(text: str) -> tuple[Any, Any] | None:
 
 def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
     if right == name and not left.free_symbols:
+        # = and ≠ are the same from either side.
         left, sign, right = right, _FLIPPED.get(sign, sign), left
     if left == name and not right.free_symbols:
         return {
@@ -145,6 +147,7 @@ def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
         }[sign]()
     real = sympy.Symbol(name.name, real=True)
     relation = _RELATIONS[sign](left.subs(name, real), right.subs(name, real))
+    # SymPy has decided it for all values of the variable.
     if relation in (sympy.true, sympy.false):
         return sympy.S.Reals if relation == sympy.true else sympy.S.EmptySet
     return relation.as_set()

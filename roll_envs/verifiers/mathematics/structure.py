@@ -103,6 +103,7 @@ _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
 _COMPARISON = re.compile(r"[<>≤≥≠]")
 _MEMBER = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*∈\s*")
+# The French notation ]0, 1[ of an open interval.
 _REVERSED_BRACKETS = re.compile(r"([\]\[(])([^\[\]()]*[,;][^\[\]()]*)([\[\])])")
 _COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NO_UNIT = frozenset(
@@ -148,6 +149,7 @@ def read(text: str, depth: int = 0) -> list[Node]:
         if sign is not None:
             return [words, Region(kind="sets", pieces=(sign,), operators=())]
         return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
+    # The order matters: a matrix holds commas, a region holds commas and signs of equations.
     for reader in (_matrix, _single_group, _region, _several, _brackets, _equation, _ratio):
         found = reader(text, depth)
         if found:
@@ -283,6 +285,7 @@ def _several(text: str, depth: int) -> list[Node]:
         return _both_signs(text, depth) if "±" in text else []
     bare = text.lstrip("+-" + _MONEY).strip()
     number = re.split(r"[^\d,. ]", bare, maxsplit=1)[0].strip()
+    # "1,234" is one number; where nothing follows it, it may be a list of two as well.
     if grouped(number) and len(split(joined.replace(number, "0", 1), ",;")) == 1:
         spaced = [_items(parts, depth, braces=False)] if number == bare and "." not in number else []
         return [*_expressions(text), *spaced]
@@ -388,6 +391,8 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
             continue
         elif match := _TAIL_WORD.search(rest):
             word = match[1]
+            # A single letter may be a variable; an unknown word of three letters or more, set apart, counts as a unit
+            # (5 apples).
             known = is_unit_word(word)
             alone = len(word) == 1 and word.isalpha() and word.isascii()
             apart = match.start() > 0 and rest[match.start() - 1].isspace() and len(word) > 2

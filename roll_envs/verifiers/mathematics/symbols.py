@@ -45,7 +45,9 @@ def parse(text: str) -> Any:
         return sympy.Integer(int(match[1]) % int(match[2])) if int(match[2]) else sympy.nan
     try:
         normal = normalize_latex(text, config=_CONFIG)
+        # Variables are real, so that sqrt(x^2) equals |x|.
         found = latex2sympy(normal, is_real=True, convert_degrees=False, normalization_config=None)
+    # These two are reported by worker_main in words of its own.
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # the parser raises exceptions of any type for unknown input
@@ -149,6 +151,7 @@ def _same_function(one: Any, other: Any) -> bool:
         if a is None or b is None or (not complex_ and not (a.is_real and b.is_real)):
             continue
         usable += 1
+        # Far above the rounding of 40 digits, far below a real difference.
         if abs(a - b) > sympy.Float(10) ** -25 * max(abs(a), abs(b), 1):
             return False
     if usable >= 3:

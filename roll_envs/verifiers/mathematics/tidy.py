@@ -38,6 +38,7 @@ _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
 _SPACES = re.compile(r"\\[,;:!>]|\\ |~|\\\n")
 _DEGREE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\circ(?![A-Za-z])")
 _MATHBB = re.compile(r"\\(?:mathbb|mathbf|bf|Bbb)\s*\{?\s*R\s*\}?(?![A-Za-z])")
+# \frac12 and \frac1{2} mean \frac{1}{2}.
 _FRAC = re.compile(r"\\frac\s*(?:(\d)\s*(\d)|(\d)\s*(?=\{)|(?=\{))")
 _FRAC_TAIL = re.compile(r"(\\frac\{[^{}]*\})\s*(\d)")
 _SQRT = re.compile(r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])")
@@ -72,6 +73,7 @@ def tidy(text: str) -> str:
     text = _FRAC_TAIL.sub(r"\1{\2}", text)
     text = _SQRT.sub(r"\\sqrt{\1}", text)
     text = text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠").replace("==", "=").replace("+-", "±")
+    # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 

@@ -59,6 +59,7 @@ def _table() -> dict[str, tuple[Fraction, dict[str, int]]]:
     add("h hr hrs hour hours", 3600, s=1)
     add("d day days", 86400, s=1)
     add("week weeks wk wks", 604800, s=1)
+    # Months and days have no fixed ratio, so months and years are a dimension of their own.
     add("month months", 1, month=1)
     add("year years yr yrs", 12, month=1)
     add("ton tons tonne tonnes", 1000000, g=1)
@@ -89,6 +90,7 @@ _ORDER = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
 
 def is_unit_word(word: str) -> bool:
     """Whether a word by itself names a unit (single letters do, too)."""
+    # Case tells short names apart (mW and MW), so only longer ones are looked up without it.
     return word in _TABLE or (word.lower() in _TABLE and len(word) > 2) or word.lower() in _ORDER
 
 
@@ -114,6 +116,7 @@ def read_unit(text: str) -> Unit:
         elif token in _ORDER:
             order = _ORDER[token]
         elif token in ("/", "per"):
+            # Holds for all that follows: "J/kg K" is J/(kg K).
             sign = -1
         elif token not in ("*", "\\cdot", "\\times", "(", ")", "a", "an", "of"):
             last = _TABLE.get(token) or (_TABLE.get(token.lower()) if len(token) > 2 else None)

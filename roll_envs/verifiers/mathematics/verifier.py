@@ -96,6 +96,7 @@ class MathVerifier:
         return _wrong(f"read {shown!r}{': ' + ungraded if ungraded else ''}", ungraded=bool(ungraded))
 
     def _one(self, said: str, reference: str) -> Verdict:
+        # Some data sets give a whole solution as reference, with its answer in a box.
         gold = tidy(final_expression(reference) if "\\boxed" in reference else reference)
         if not gold or len(gold) > self.max_chars:
             return Failed(reason=_about(reference, "it is empty" if not gold else f"it has {len(gold)} characters"))
@@ -106,6 +107,7 @@ class MathVerifier:
         one, other = plain_number(gold), plain_number(said)
         if one is not None and other is not None and one == other:
             return Score(value=1.0, passed=True)
+        # With a comma, one of the texts may be a list: the workers decide.
         if one is not None and other is not None and "," not in gold + said:
             return _wrong("another number")
         why = self._check(gold)

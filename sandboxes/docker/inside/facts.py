@@ -32,6 +32,7 @@ def gather() -> dict[str, Any]:
         "pid": os.getpid(),
         "capabilities": int(status["CapEff"], 16) | int(status["CapBnd"], 16),
         "no_new_privileges": status.get("NoNewPrivs") == "1",
+        # Counted since Linux 5.9; earlier kernels tell only whether there is one (mode 2).
         "seccomp_filters": int(status.get("Seccomp_filters", "1" if status.get("Seccomp") == "2" else "0")),
         "networks": networks,
         "read_only": bool(os.statvfs("/").f_flag & os.ST_RDONLY),

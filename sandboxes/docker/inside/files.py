@@ -30,9 +30,11 @@ def write_in(path: str, content: bytes) -> None:
         for parent in parents:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(parent, dir_fd=folder)
+            # Fails for a link in place of a folder.
             inner = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
             os.close(folder)
             folder = inner
+        # A name that no program can have taken beforehand; rename() then replaces what is at `name`, also a link.
         place = f".{os.urandom(8).hex()}"
         fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)
         try:

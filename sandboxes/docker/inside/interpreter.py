@@ -28,6 +28,7 @@ def serve_cells(script: Script, body: int, note: int, head: dict[str, Any], sour
 
     Each ends with the line ``name code`` in ``note``; nothing else from here is trusted.
     """
+    # Local names: a cell may replace functions of os.
     leave, own, getpid, write = os._exit, os.getpid(), os.getpid, os.write
     set_environment(head["environ"])
     sys.argv = [""]

@@ -129,7 +129,9 @@ def _become_untrusted(keep: tuple[int, ...]) -> None:
     os.setsid()
     os.nice(_NICENESS)
     kernel.dumpable(True)
+    # The kernel's first choice when memory runs out must be a program, not PID 1.
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
+    # Programs must not import the trusted code.
     for name in [n for n in sys.modules if n == "sandboxes" or n.startswith("sandboxes.")]:
         del sys.modules[name]

@@ -60,6 +60,7 @@ def serve() -> None:
 
 def _protect() -> None:
     kernel.dumpable(False)  # programs, of the same user, may not read this process's memory or descriptors
+    # Python has set a handler for SIGINT; without one the kernel drops signals to PID 1.
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -95,6 +96,7 @@ def run(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
         return None
     ends, watch = Ends(), _watch(child, header)
     watch.prepared = False
+    # Both count from the start of the container, so only what this run adds to them is its own.
     before = (oom_kills(), memory_peak())
     observe(watch)
     wall_s = time.monotonic() - watch.started
@@ -118,6 +120,7 @@ def cell(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
             return None
     child = kept.interpreter
     ends, watch = Ends(), _watch(child, header)
+    # The name is random and new for each cell, so that a cell cannot report its end beforehand.
     watch.done = header["name"].encode()
     before = (oom_kills(), memory_peak())
     observe(watch)

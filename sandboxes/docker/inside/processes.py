@@ -51,6 +51,7 @@ def start(enter: Callable[[int, int], None]) -> Child | None:
     for fd in (body[0], out[1], err[1], note[1]):
         os.close(fd)
     for fd in (body[1], out[0], err[0], note[0]):
+        # PID 1 must never wait for a program.
         os.set_blocking(fd, False)
     return Child(pid=pid, pidfd=os.pidfd_open(pid), body=body[1], out=out[0], err=err[0], note=note[0])
 

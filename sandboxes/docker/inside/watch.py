@@ -118,6 +118,7 @@ def cell_exit_code(watch: Watch) -> int | None:
     for line in watch.note.split(b"\n")[:-1]:
         name, _, code = bytes(line).partition(b" ")
         if name == watch.done and code.isdigit():
+            # A program may write any number of digits, and int() refuses thousands of them.
             return int(code[:9]) & 0xFF
     return None
 

@@ -52,6 +52,7 @@ def serve_cells(channel_fd: int, script: Script) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):
                 stream.flush()
+        # Gives up the cell's pipes, so that they reach their end; threads that go on print to nowhere.
         dup2(nothing, 1)
         dup2(nothing, 2)
         send(bytes.fromhex(message["token"]) + code.to_bytes(CODE_BYTES, "little"))
@@ -59,10 +60,12 @@ def serve_cells(channel_fd: int, script: Script) -> NoReturn:
 
 def run_cell(source: str, name: str, namespace: dict[str, Any]) -> int:
     """Statements, then the value of a last expression through ``sys.displayhook``; 1 after an exception."""
+    # So that tracebacks show lines of cells; an entry without a time (None) is not looked for on disk.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     try:
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        # dont_inherit: without this module's own `from __future__` imports.
         exec(compile(tree, name, "exec", dont_inherit=True), namespace)
         if isinstance(last, ast.Expr):
             sys.displayhook(eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), namespace))

@@ -20,9 +20,11 @@ class Cgroup:
         self._limit = os.open(f"{memory}/{names[0]}", os.O_RDWR)
         self._events = os.open(f"{memory}/{names[1]}", os.O_RDONLY)
         self._peak = _open_if_there(f"{memory}/{names[2]}")
+        # Missing where the kernel does not account for swap.
         self._swap = _open_if_there(f"{memory}/{'memory.swap.max' if self._v2 else 'memory.memsw.limit_in_bytes'}")
         self._pids = os.open(f"{pids}/pids.max", os.O_WRONLY)
         tasks = "cgroup.procs" if self._v2 else "tasks"
+        # In version 2 both are the same folder.
         self._tasks = [os.open(f"{folder}/{tasks}", os.O_WRONLY) for folder in dict.fromkeys((memory, pids))]
         self._oom_before = 0
         self._bound = _SETUP_BYTES
@@ -56,6 +58,7 @@ class Cgroup:
 
     def _limit_memory(self, memory_bytes: int) -> None:
         if self._v2:
+            # No swap: a program beyond its memory is to end, not to become slow.
             if self._swap is not None:
                 os.pwrite(self._swap, b"0", 0)
             os.pwrite(self._limit, b"%d" % memory_bytes, 0)
@@ -80,6 +83,7 @@ class Cgroup:
         return self._oom_total() - self._oom_before
 
     def _oom_total(self) -> int:
+        # The line is in memory.events of version 2, and since Linux 4.13 in memory.oom_control of version 1.
         for line in os.pread(self._events, 4096, 0).splitlines():
             name, value = line.split()
             if name == b"oom_kill":

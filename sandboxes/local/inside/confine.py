@@ -27,12 +27,15 @@ def give_up_rights(user: int, *, many_users: bool) -> None:
 
     The zygote has set what is inherited: an empty capability bounding set, no_new_privs, and the seccomp filter.
     """
+    # The zygote ignores SIGINT; a Python program expects KeyboardInterrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Groups first: without the user id 0 there is no right to change them.
     if many_users:
         os.setgroups([])
     group = user if many_users else os.getgid()
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
+    # Where the namespace has one user its id does not change above, so that all its capabilities would be kept.
     kernel.capabilities_drop()
     kernel.dumpable(True)  # so that its own /proc entries belong to it; other users cannot see them
     with contextlib.suppress(OSError):
@@ -65,5 +68,6 @@ def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, others: i
         _, hard = resource.getrlimit(name)
         value = bound if hard < 0 else min(bound, hard)  # raising a hard limit needs a capability
         resource.setrlimit(name, (value, value))
+    # Only the soft limit, at Linux's usual 8 MB: programs with deep recursion may raise it.
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(hard, _STACK), hard))

@@ -29,6 +29,7 @@ def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
 def open_plain(folder: int, name: str) -> int | None:
     """Open a regular file below ``folder`` for reading, through no link; ``None`` where it is not one."""
     try:
+        # O_NONBLOCK: a named pipe would wait for a writer. O_NOCTTY: a terminal would become that of this process.
         fd = kernel.open_beneath(folder, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
@@ -53,6 +54,7 @@ def replace_file(folder: int, name: str, content: bytes, owner: int) -> None:
         try:
             os.fchown(fd, owner, _group(owner))
             _write(fd, content)
+            # rename() replaces a link itself, not what it points to.
             os.rename(place, last, src_dir_fd=here, dst_dir_fd=here)
         except BaseException:
             os.unlink(place, dir_fd=here)
@@ -68,6 +70,7 @@ def _enter(folder: int, part: str, owner: int) -> int:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(part, 0o755, dir_fd=folder)
+            # A program may put a link in its place at any time: it is not followed here, and refused below.
             os.chown(part, owner, _group(owner), dir_fd=folder, follow_symlinks=False)
         return kernel.open_beneath(folder, part, os.O_RDONLY | os.O_DIRECTORY)
     finally:

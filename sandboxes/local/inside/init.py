@@ -85,6 +85,8 @@ class Init:
         self._script = script
         self._cgroup = cgroup
         self._workspace = workspace
+        # Where there are two users, the top of the run's file system belongs to init, so that programs cannot rename
+        # or remove its folders.
         self._owner = 0 if many_users else RUN_USER
         self.user = RUN_USER if workspace is None else workspace.user
         self._many_users = many_users
@@ -102,8 +104,8 @@ class Init:
         try:
             self._prepare()
             message, fds = (order, []) if order else wire.receive(self.work)
-            # The init that was meant had been killed; the order is left in the channel.
-            while message is not None and message["order"] == "fetched":  # meant for an init that was ended meanwhile
+            # "fetched" is left in the channel where the init that it was meant for was killed before it read it.
+            while message is not None and message["order"] == "fetched":
                 message, fds = wire.receive(self.work)
             if message is None:
                 os._exit(0)
@@ -164,7 +166,7 @@ class Init:
     def others(self) -> int:
         """Processes and threads that count as the program's user's and are not the program's."""
         if self._workspace is None:
-            return 0 if self._many_users else 3  # the zygote and its kind
+            return 0 if self._many_users else 3  # trusted processes of the same user, such as the zygote
         return self._others
 
     def over_limit(self) -> bool:
@@ -178,6 +180,7 @@ class Init:
         child.order({**message, "order": "program", "others": self.others()}, fds)
         for fd in fds:
             os.close(fd)
+        # No time limit here: the caller enforces it and has this process killed.
         status, resident = self._wait_for(child.pid)
         wall_s = time.monotonic() - started
         # Background processes end with the run: before the report, so that files no longer change when it arrives.
@@ -219,6 +222,7 @@ class Init:
             if self._watchdog is not None and not poll.poll(self.tick_ms) and self.over_limit():
                 signal_all(signal.SIGKILL)
             while True:
+                # Without a watchdog there is nothing to poll for, so this may block.
                 pid, status, usage = os.wait4(-1, 0 if self._watchdog is None else os.WNOHANG)
                 if pid == child:
                     return status, usage.ru_maxrss << 10

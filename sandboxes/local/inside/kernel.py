@@ -32,6 +32,8 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 MACHINE = platform.machine()
+# System calls that C libraries have no function for, or only of late; from number 424 on all architectures share the
+# numbers.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
@@ -99,6 +101,7 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def _prctl(option: int, *values: int) -> int:
+    # Unused arguments must be 0: the kernel checks it for some options.
     return _check(_libc.prctl(option, *(*values, 0, 0, 0, 0)[:4]), f"prctl({option})")
 
 
@@ -142,6 +145,7 @@ def drop_bounding_set() -> None:
 def capabilities_drop() -> None:
     """Give up all permitted, effective and inheritable capabilities."""
     header = struct.pack("Ii", 0x2008_0522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    # Two struct __user_cap_data_struct of three 32-bit words each, all zero.
     _check(_libc.capset(header, bytes(24)), "capset")
 
 

@@ -28,6 +28,7 @@ _libc.syscall.restype = ctypes.c_long
 
 def abi() -> int:
     """Landlock ABI version of the kernel; 0 where there is none."""
+    # With LANDLOCK_CREATE_RULESET_VERSION (1) the call returns the version and makes nothing.
     return max(0, int(_libc.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
@@ -62,6 +63,7 @@ def _allow(rules: int, path: str, access: int) -> None:
         return
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            # The kernel refuses rules that give a file the rights of folders (EINVAL).
             access &= _OF_FILES
         rule = struct.pack("=Qi", access, fd)  # struct landlock_path_beneath_attr is packed
         _checked(_libc.syscall(_ADD_RULE, rules, ctypes.c_uint(1), rule, ctypes.c_uint(0)), f"allow {path}")

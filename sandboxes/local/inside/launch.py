@@ -27,6 +27,7 @@ unwinds close their own descriptors when they are freed, and must not close this
 STARTED = b"started"
 """Sent when the trusted set-up is done; whatever happens after it is the program's doing."""
 
+# An exit code of sysexits.h that says nothing by itself: the reason is sent through the channel.
 _NOT_STARTED = 72
 WithFolders = Callable[[Mapping[str, str]], dict[str, str]]
 """Replaces ``HOME`` and ``TMPDIR`` of an environment by the folders of the slot."""
@@ -81,6 +82,7 @@ def _work_folder(message: Mapping[str, Any]) -> list[int]:
 
 
 def _take_streams(fds: Sequence[int]) -> None:
+    # 0, 1 and 2 are open here, so no descriptor that was received has one of these numbers.
     for place, fd in enumerate(fds):
         os.dup2(fd, place)
         os.close(fd)

@@ -24,6 +24,7 @@ def kill_all() -> None:
         return
     while living := descendants():
         stopped: set[int] = set()
+        # A fork that was in progress may add a process after the list was read, so it is read until nothing is new.
         while new := living - stopped:
             _signal(new, signal.SIGSTOP)
             stopped |= new

@@ -21,6 +21,7 @@ from typing import NoReturn
 __all__ = ["Script", "execute", "exit_code", "set_environment", "show", "standard_streams"]
 
 _HERE = os.path.dirname(__file__)
+# Kept under names of this module: a program may replace the functions of os.
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
 
@@ -31,12 +32,14 @@ def set_environment(environ: Mapping[str, str]) -> None:
 
 def execute(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Become another program."""
+    # Python ignores these two; other programs expect their default action.
     for name in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(name, signal.SIG_DFL)
     try:
         os.execve(argv[0], argv, environ)
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        # As a shell: found, but it cannot be executed.
         _exit(126)
 
 
@@ -65,6 +68,7 @@ class Script:
         loader = importlib.machinery.SourceFileLoader("__main__", path)
         vars(self.module).update(__file__=path, __cached__=None, __loader__=loader)
         try:
+            # dont_inherit: without this module's own `from __future__` imports.
             exec(compile(source, path, "exec", dont_inherit=True), vars(self.module))
         except BaseException as error:
             self._end.after(error)
@@ -111,6 +115,7 @@ class Ending:
         elif error is not None:
             show(error)
             code, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        # Its traceback would keep the script's objects alive, and their finalizers would not run.
         del error
         for step in (self._shut_down, self._at_exit, self._forget, self._collect):
             try:
@@ -118,8 +123,10 @@ class Ending:
             except BaseException as trouble:
                 show(trouble)
         if not self._flushed():
+            # As Python's own exit code when standard output cannot be flushed.
             code = 120
         if interrupted:
+            # Python ends by the signal itself after an unhandled KeyboardInterrupt, so that a parent sees why.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             _kill(_getpid(), signal.SIGINT)
         _exit(code & 0xFF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +25,10 @@ RUN_FILESYSTEM = "/.box"
 """Mount point of the tmpfs of a run; its folders appear as /work, /tmp and /dev/shm."""
 _PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
+# procfs: subset=pid leaves out all that is not about processes, hidepid the processes of other users.
 PROC_OPTIONS = "subset=pid"
 _HIDDEN = "subset=pid,hidepid=invisible"
+# Small: it holds empty folders, links and a few texts; all else is mounted over them.
 _ROOT_OPTIONS = "mode=0755,size=4m,nr_inodes=4096"
 _FIXED = MS_RDONLY | MS_NOSUID | MS_NODEV
 
@@ -49,6 +52,7 @@ def build_tree(plan: Mapping[str, Any]) -> None:
     for name in _DEVICES:
         _touch(f"{base}/dev/{name}")
         kernel.bind(f"/dev/{name}", f"{base}/dev/{name}")
+        # A device on a read-only mount can still be written to: that does not change the file system.
         kernel.remount(f"{base}/dev/{name}", MS_RDONLY | MS_NOSUID | MS_NOEXEC)
     for path, target in plan["links"].items():
         os.makedirs(os.path.dirname(base + path), exist_ok=True)
@@ -88,12 +92,17 @@ def _show(path: str, target: str) -> None:
 
 def _mounts_at_or_below(target: str) -> list[str]:
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+    with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
-            place = line.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+            place = mount_point(line)
             if place == target or place.startswith(target + "/"):
                 found.append(place)
     return found
+
+
+def mount_point(line: bytes) -> str:
+    """The mount point of a line of mountinfo, which writes spaces and the like as octal escapes, such as ``\\040``."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]))
 
 
 def _touch(path: str) -> None:

@@ -30,6 +30,7 @@ __all__ = ["Runs"]
 
 REAP_MS = 20
 """How often orphans of a program are reaped while it runs."""
+# Waiting processes lost one after the other before the slot gives up: then something outside kills each of them.
 _MAX_LOST = 3
 
 
@@ -105,7 +106,9 @@ class Runs:
             return Child(pid=pid, channel=ours)
         try:
             for channel in (ours, self._control, self._work):
+                # keep_only_channel closes the numbers; objects freed later must not close what reuses them.
                 channel.detach()
+            # Before the cgroup namespace is made below, whose root is the group that the process is in then.
             self._cgroup.join()
             kernel.unshare(PRIVATE)
             mount_run_filesystem(self._files_mb, 0, RUN_USER)

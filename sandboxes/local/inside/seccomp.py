@@ -111,10 +111,12 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
     families = [_AF_UNIX] * rules.unix_sockets + [_AF_INET, _AF_INET6] * rules.internet
     checks = {
         "clone": [*_argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _verdict(_EPERM), _verdict(_ALLOW)],
+        # Protocols: the default of the type (0), TCP (6) and UDP (17), so no raw sockets.
         "socket": [*_unless(0, families, _AFNOSUPPORT), *_only(2, (0, 6, 17))],
         "socketpair": _only(0, (_AF_UNIX,)),
         "mknod": _only(1, _PLAIN_KINDS, mask=0xF000),
         "mknodat": _only(2, _PLAIN_KINDS, mask=0xF000),
+        # PER_LINUX, and 0xffffffff, which only asks.
         "personality": _only(0, (0, 0xFFFF_FFFF)),
         "ioctl": [*_argument(1), *_verdict_for(_TERMINAL_INJECTION, _EPERM), _verdict(_ALLOW)],
         "prctl": _only(0, _PRCTL),

@@ -94,8 +94,10 @@ class _Session:
             code, signal, stopped = self._other_cell(payload, stdout, stderr)
         for fd in fds:
             os.close(fd)
+        # So that serve_session does not close these numbers again, which may have been given to other files.
         fds.clear()
         usage = self._init.usage()
+        # After a kill nothing is known of the interpreter's state; the next cell begins another.
         if (usage["oom"] or stopped) and self._command is None:
             self._drop()
         elif usage["oom"] or stopped:
@@ -114,6 +116,7 @@ class _Session:
         poll = select.poll()
         poll.register(interpreter.channel, select.POLLIN)
         status = self._wait(poll, interpreter.ended)
+        # _wait returns the status of the process as an int, all else as a bool.
         if isinstance(status, bool):
             if status:
                 return None, None, True
@@ -155,6 +158,7 @@ class _Session:
         while True:
             ready = [fd for fd, _ in poll.poll(self._init.tick_ms or TICK_MS)]
             if self._init.work.fileno() in ready:
+                # While a cell runs the only order that comes is "stop".
                 message, _ = wire.receive(self._init.work)
                 if message is None:
                     os._exit(0)
@@ -203,6 +207,7 @@ def _reap(ended: int) -> int:
 def _reap_orphans(keep: int) -> None:
     """Reap children that have ended, except the process of the pidfd ``keep``, whose status the caller needs."""
     while not select.select([keep], [], [], 0)[0]:
+        # WNOWAIT looks without reaping: were it the process to keep, its status would be lost.
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if info is None or select.select([keep], [], [], 0)[0]:
             return

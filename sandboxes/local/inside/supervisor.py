@@ -41,6 +41,7 @@ def main() -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             wire.send(control, {"event": "fault", "text": wire.describe(error)})
+        # 70 and 71 are EX_SOFTWARE and EX_OSERR of sysexits.h; the caller reads the message, not the code.
         raise SystemExit(70) from None
 
 

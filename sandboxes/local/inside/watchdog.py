@@ -45,6 +45,7 @@ class Watchdog:
         ``statm`` is cheap but ignores pages shared after a fork; only above the limit is the exact PSS read.
         """
         if self._workspace is None:
+            # 1 is init, which is trusted and whose memory does not count.
             pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         else:
             pids = sorted(descendants())

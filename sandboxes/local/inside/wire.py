@@ -15,6 +15,7 @@ from typing import Any
 
 __all__ = ["describe", "pack", "receive", "sealed", "send", "unpack"]
 
+# A longer packet would be cut off by the kernel; long contents go into memory files.
 MAX_MESSAGE = 65536
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
 _ADD_SEALS = 1033
@@ -64,6 +65,7 @@ def send(channel: socket.socket, message: Mapping[str, Any], fds: Sequence[int] 
 
 def receive(channel: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
     """One message with its descriptors; ``None`` when the other side is gone."""
+    # Room for eight descriptors of four bytes.
     space = socket.CMSG_SPACE(8 * 4)
     data, control, _, _ = channel.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
     fds = array.array("i")

@@ -85,6 +85,7 @@ class Workspace:
             for name in (*folders, *names):
                 seen += 1
                 with contextlib.suppress(OSError):
+                    # st_blocks counts units of 512 bytes really used; st_size would count holes of sparse files.
                     bytes_seen += os.lstat(f"{place}/{name}").st_blocks * 512
                 if bytes_seen > size or seen > count:
                     return True

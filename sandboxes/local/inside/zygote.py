@@ -123,6 +123,7 @@ class Zygote:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
         self._close_others()
+        # The first entry is the folder of the trusted code (see slot), which programs must not import from.
         sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["python_paths"])
         for name in self._plan["preload"]:
             importlib.import_module(name)

@@ -3,6 +3,14 @@
 Their names stand in :data:`trainer.config.parts.LOSSES`. Looking one up loads no torch.
 """
 
-from trainer.algorithms.losses.types import Loss, LossInputs, StepTokens, log_ratio, log_ratio_at, ratio_metrics
+from trainer.algorithms.losses.objective import (
+    Loss,
+    LossInputs,
+    StepTokens,
+    TokenMetrics,
+    log_ratio,
+    log_ratio_at,
+    ratio_metrics,
+)
 
-__all__ = ["Loss", "LossInputs", "StepTokens", "log_ratio", "log_ratio_at", "ratio_metrics"]
+__all__ = ["Loss", "LossInputs", "StepTokens", "TokenMetrics", "log_ratio", "log_ratio_at", "ratio_metrics"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from roll_envs.settings import Settings
-from trainer.algorithms.losses.types import (
+from trainer.algorithms.losses.objective import (
     Loss,
     LossInputs,
     RatioSettings,
@@ -20,8 +20,6 @@ from trainer.algorithms.losses.types import (
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["clipped"]
 
 _LOW, _HIGH = "Ratio is cut below 1 - clip_low.", "Ratio is cut above 1 + clip_high."
 

@@ -15,13 +15,15 @@ from pydantic import Field, model_validator
 
 from roll_envs.settings import Settings
 from trainer.algorithms.losses.clipped import clipped
-from trainer.algorithms.losses.types import Loss, LossInputs, StepTokens, TokenMetrics, log_ratio, ratio_metrics
+from trainer.algorithms.losses.objective import Loss, LossInputs, StepTokens, TokenMetrics, log_ratio, ratio_metrics
 from trainer.data.table import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["choose_between", "choose_largest"]
+
+_ROUNDING = 1e-5
+"""Log-ratios up to this are what rounding in float32 leaves between two computations of one log-prob, and no move."""
 
 
 class CovarianceSettings(Settings):
@@ -75,12 +77,13 @@ def kl_cov(inputs: LossInputs, settings: KlCovSettings) -> tuple[torch.Tensor, T
     The ``covariance_share`` of all tokens of the step with the largest covariance (at least one) are chosen. (r 1.5,
     A 1): -1.5; chosen, with 1: -1.5 + 0.405465 = -1.094535.
 
-    2e-4 and 1 are the authors'. Before the policy has moved the penalty has no gradient, and this is ``reinforce``:
-    with ``proximal: recompute`` the ratio of the first optimiser step is exactly 1, because the slope of ``|log r|`` is
-    +-1 however small log r is, so that recomputed log-probs would push tokens by the sign of their rounding.
+    2e-4 and 1 are the authors'. Before the policy has moved the penalty has no gradient, and this is ``reinforce``: the
+    slope of ``|log r|`` is +-1 however small log r is, so that ``|log r|`` up to 1e-5 counts as 0, and no token is
+    pushed by the sign of a rounding, which depends on how the step was cut into micro-batches.
     """
     log_r, chosen = log_ratio(inputs.logp, inputs.old_logp), _selected(inputs)
-    penalty = settings.covariance_coef * log_r.abs().masked_fill(~chosen, 0.0)
+    pushed = chosen & (log_r.detach().abs() > _ROUNDING)
+    penalty = settings.covariance_coef * log_r.abs().masked_fill(~pushed, 0.0)
     return -log_r.exp() * inputs.advantages + penalty, {"loss/selected_fraction": chosen, **ratio_metrics(log_r)}
 
 
@@ -92,28 +95,25 @@ def choose_between(tokens: StepTokens, settings: ClipCovSettings, rng: np.random
     """
     covariance = _covariance(tokens)
     eligible = np.flatnonzero((covariance > settings.covariance_low) & (covariance < settings.covariance_high))
-    return _marked(tokens, rng.permutation(eligible)[: _count(tokens, settings)])
+    return _share(tokens, settings, rng.permutation(eligible))
 
 
 def choose_largest(tokens: StepTokens, settings: KlCovSettings, rng: np.random.Generator) -> BoolArray:
     """KL-Cov's choice [N]; ties go to the earlier token."""
-    return _marked(tokens, np.argsort(-_covariance(tokens), kind="stable")[: _count(tokens, settings)])
+    return _share(tokens, settings, np.argsort(-_covariance(tokens), kind="stable"))
 
 
 def _covariance(tokens: StepTokens) -> FloatArray:
-    if not tokens.old_logp.size:
-        return np.zeros(0)
-    centred = (tokens.advantages - tokens.advantages.mean()) * (tokens.old_logp - tokens.old_logp.mean())
-    return np.asarray(centred, dtype=np.float64)
+    advantages, logp = tokens.advantages, tokens.old_logp
+    return (advantages - advantages.mean()) * (logp - logp.mean()) if logp.size else np.zeros(0)
 
 
-def _count(tokens: StepTokens, settings: CovarianceSettings) -> int:
-    return max(1, int(settings.covariance_share * tokens.old_logp.size)) if settings.covariance_share else 0
-
-
-def _marked(tokens: StepTokens, places: IntArray) -> BoolArray:
-    marks = np.zeros(tokens.old_logp.size, dtype=np.bool_)
-    marks[places] = True
+def _share(tokens: StepTokens, settings: CovarianceSettings, order: IntArray) -> BoolArray:
+    """True for the configured share of the tokens [N], at least one, that come first in ``order``."""
+    size = tokens.old_logp.size
+    count = max(1, int(settings.covariance_share * size)) if settings.covariance_share else 0
+    marks = np.zeros(size, dtype=np.bool_)
+    marks[order[:count]] = True
     return marks
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from roll_envs.settings import Settings
-from trainer.algorithms.losses.types import (
+from trainer.algorithms.losses.objective import (
     Loss,
     LossInputs,
     RatioSettings,
@@ -18,7 +18,7 @@ from trainer.algorithms.losses.types import (
     ratio_metrics,
     sum_over,
 )
-from trainer.algorithms.rewards import LOG_RATIO_BOUND
+from trainer.algorithms.shaping import LOG_RATIO_BOUND
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +152,8 @@ def kimi(inputs: LossInputs, settings: KimiSettings) -> tuple[torch.Tensor, Toke
 
     The square is of each token, as in ROLL (whose tau is also 0.1); the paper squares that of the whole answer. Without
     advantages nothing pushes before the policy has moved: with ``proximal: recompute`` the ratio of the first optimiser
-    step is exactly 1, so that rounding is not taken for a move.
+    step is exactly 1, so that rounding is not taken for a move. Where all advantages of that step are 0 its gradient is
+    exactly 0, and the step is taken all the same: momentum and weight decay alone move the weights.
     """
     log_r = log_ratio(inputs.logp, inputs.old_logp)
     plain = -inputs.advantages * inputs.logp

@@ -1,29 +1,29 @@
 """The references of configuration keys and of algorithms as Markdown, generated from the declarations in the code.
 
-``python -m trainer.run.reference docs`` writes ``configuration.md`` and ``algorithms.md`` into the folder ``docs``.
+``python docs/make_reference.py`` writes ``configuration.md`` and ``algorithms.md`` beside this file.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from trainer.algorithms.losses.objective import aggregate, correction_weights, kl_loss, within_second_moment
+from trainer.algorithms.losses.objective import aggregate, correction_weights, kl_loss
+from trainer.algorithms.shaping import within_second_moment
 from trainer.config import FORMAT
 from trainer.config.keys import Key, part_keys, section_keys
 from trainer.config.parts import ESTIMATORS, LOSSES, PART_SECTIONS
 from trainer.config.recipes import PRESETS, Preset
-from trainer.config.yaml_text import dump_yaml
+from trainer.config.yaml_text import value_text
 from trainer.run.folder import write_atomic
 
 __all__ = ["algorithm_reference", "config_reference"]
 
 _CONFIGURATION_HEAD = f"""# Configuration
 
-<!-- Generated from trainer/config: python -m trainer.run.reference docs -->
+<!-- Generated from trainer/config: python docs/make_reference.py -->
 
 One YAML file describes one run and is complete by itself; `configs/` holds whole files to start from. On the command
 line `key=value` overrides a key by its dotted name: `roll-train configs/frozenlake_tiny.yaml optimizer.lr=1e-3 seed=1`.
@@ -38,7 +38,7 @@ This is format {FORMAT}. Keys without a default must be given.
 
 _ALGORITHMS_HEAD = """# Algorithms
 
-<!-- Generated from the code: python -m trainer.run.reference docs -->
+<!-- Generated from the code: python docs/make_reference.py -->
 
 A training step is always the same: episodes are scored, their rewards shaped (`reward`), an *estimator* gives every
 sampled token an advantage (`advantage`), a *loss* makes gradients of them (`loss`, `correction`), and one aggregation
@@ -55,9 +55,9 @@ What holds for all of them:
 - A group of one episode, or of equal returns, gives group-relative advantages of exactly 0, and is counted
   (`advantage/singleton_groups`, `advantage/zero_variance_groups`).
 - An estimator sees the sampled tokens of an episode one after the other; what the environment said is not among them,
-  so that generalised advantages skip it, also where an episode stands in several rows.
-- The gradient does not depend on micro-batches, packing, row order or masked positions. Corrections are constant
-  weights that never change a denominator; masks do, since masked tokens are not learnt from.
+  so that generalised advantages skip it, also where an episode stands in several sequences.
+- The gradient does not depend on micro-batches, packing, the order of sequences or masked positions. Corrections are
+  constant weights that never change a denominator; masks do, since masked tokens are not learnt from.
 - In a single optimiser step the ratio is taken to the policy itself (exactly 1). With `learner.minibatches` or
   `learner.epochs` above 1 it is taken to the weights before the step, recomputed (`loss.proximal: recompute`), and
   `correction` accounts for what lies between those and the sampler (decoupled PPO).
@@ -91,13 +91,9 @@ def _tables_of_parts(section: str) -> list[str]:
 def _table(rows: Iterable[Key]) -> str:
     lines = ["| Key | Allowed | Default | Meaning |", "| --- | --- | --- | --- |"]
     for key in rows:
-        default = "" if key.required else f"`{_value(key.default)}`"
+        default = "" if key.required else f"`{value_text(key.default)}`"
         lines.append(f"| `{'.'.join(key.path)}` | {_cell(key.allowed)} | {default} | {_cell(key.description)} |")
     return "\n".join(lines) + "\n"
-
-
-def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else dump_yaml(value).removesuffix("...\n").strip()
 
 
 def _cell(text: str) -> str:
@@ -143,7 +139,7 @@ def _recipes() -> str:
 
 
 def _settings(preset: Preset) -> str:
-    return " ".join(f"`{key}={_value(value)}`" for key, value in preset.settings.items())
+    return " ".join(f"`{key}={value_text(value)}`" for key, value in preset.settings.items())
 
 
 def _reads(section: str, settings: type) -> list[str]:
@@ -157,10 +153,10 @@ def _entry(name: str, function: Callable[..., object], remark: str) -> str:
     return f"### {name}\n\n{text}\n" + (f"\n{remark}\n" if remark else "")
 
 
-def _main(folder: str) -> None:
+def _main(folder: Path) -> None:
     for name, text in (("configuration.md", config_reference()), ("algorithms.md", algorithm_reference())):
-        write_atomic(Path(folder) / name, text)
+        write_atomic(folder / name, text)
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    _main(Path(__file__).parent)

@@ -1,0 +1,86 @@
+"""Processes of their own for tests, forked from one that has loaded PyTorch.
+
+A process that begins with nothing spends seconds on imports before its first line of ours. One server per test process
+loads them once, with every warning an error, and forks what a test asks for; so a process costs its own work only.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Forked", "roll_train"]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["trainer.cli", "trainer.run.loop", "transformers.models.llama.modeling_llama", "matplotlib.pyplot",
+     "torch.utils.tensorboard", "torch.distributed"]
+)  # fmt: skip
+
+
+class Forked:
+    """``function(*arguments)`` in a process of its own, where it ends with the number that it returns.
+
+    Both are pickled: the function by its name. What is printed goes to the file ``log``.
+    """
+
+    def __init__(self, function: Callable[..., int | None], *arguments: Any, log: Path) -> None:
+        self.log = log
+        self._process = _CONTEXT.Process(target=_run, args=(function, arguments, log), daemon=True)
+        before = os.environ.get("PYTHONWARNINGS")
+        os.environ["PYTHONWARNINGS"] = "error"  # read by the server, when it is started for the first process
+        try:
+            self._process.start()
+        finally:
+            if before is None:
+                del os.environ["PYTHONWARNINGS"]
+            else:
+                os.environ["PYTHONWARNINGS"] = before
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status, or the number of its signal below 0; None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float = 60) -> int:
+        self._process.join(timeout_s)
+        status = self.poll()
+        if status is None:
+            self._process.kill()
+            raise AssertionError(f"the process ran for more than {timeout_s} s: {self.log.read_text()}")
+        return status
+
+
+def _run(function: Callable[..., int | None], arguments: tuple[Any, ...], log: Path) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    torch.set_num_threads(1)
+    torch.manual_seed(time.monotonic_ns() % 2**32)  # a process of its own would not begin like another one either
+    sys.exit(function(*arguments))
+
+
+def roll_train(*arguments: str, log: Path) -> Forked:
+    """``roll-train ARGUMENTS`` in a process of its own."""
+    return Forked(_main, list(arguments), log=log)
+
+
+def _main(arguments: list[str]) -> int:
+    from trainer.cli import main
+
+    return main(arguments)
