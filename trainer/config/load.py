@@ -17,7 +17,6 @@ from pydantic import Field, ValidationError, create_model
 
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.settings import Part
-from trainer.config.algorithm import PartSection
 from trainer.config.keys import (
     KeyTable,
     built_in_keys,
@@ -277,12 +276,12 @@ def _with_settings(parts: tuple[tuple[str, Part], ...]) -> type[RunConfig]:
 
 
 @cache
-def _section_with(section: str, part: Part) -> type[PartSection]:
+def _section_with(section: str, part: Part) -> Any:
+    """The model of a section with the settings of the part that it chooses."""
     own = type(RunConfig.model_fields[section].get_default(call_default_factory=True))
-    bases = (own,) if issubclass(own, part.settings) else (part.settings, own)  # fields of the last come first
-    both: type[PartSection] = create_model(
-        own.__name__, __base__=bases, __cls_kwargs__={**_DESCRIBED, "extra": "forbid"}
-    )
+    # Fields of the last come first.
+    bases: Any = (own,) if issubclass(own, part.settings) else (part.settings, own)
+    both: Any = create_model(own.__name__, __base__=bases, __cls_kwargs__={**_DESCRIBED, "extra": "forbid"})
     both.__doc__ = own.__doc__
     return both
 
