@@ -28,16 +28,17 @@ quickstart: .venv/train.stamp ## train a small model to play FrozenLake (minutes
 # Small models are quicker on one thread, above all on a busy machine. The tests start some hundred processes, each of
 # which would compile the packages anew where the environment forbids to keep what is compiled.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest
-# Two processes; tests of one file stay together because they share what is slow to make. Files start in the order of
-# their names: xdist's own order is by the number of tests, which leaves the few long ones for the end.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests of one file stay together because they share what is slow to make. Files start in the order of their names:
+# xdist's own order is by the number of tests, which leaves the few long ones for the end. The quick tests have more
+# processes than most machines have cores, since those of sandboxes and servers mostly wait; the long ones compute.
+PARALLEL := --dist loadfile --no-loadscope-reorder
 BROWSER := tests/envs/test_webshop_browser.py
 
 test: .venv/dev.stamp ## the quick tests
-	$(PYTEST) $(PARALLEL) -m "not slow and not docker and not vllm" $(ARGS)
+	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm" $(ARGS)
 
 test-slow: .venv/dev.stamp ## the long tests, and those with real parts
-	@$(PYTEST) $(PARALLEL) -m "slow and not docker and not vllm" --ignore=$(BROWSER) $(ARGS); \
+	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm" --ignore=$(BROWSER) $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
 
 test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ def temporary_folder() -> Iterator[None]:
         yield
         return
     before = os.environ.get("TMPDIR")
+    multiprocessing.util.get_temp_dir()  # removed at exit, when the folder below is gone: made outside of it
     folder = tempfile.mkdtemp(prefix=f"tests-{worker}-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     yield

@@ -27,7 +27,8 @@ from trainer.config import EngineConfig
 from trainer.engines import make_engine, vllm
 from trainer.engines.vllm import VLLMSettings, check_environment
 from trainer.engines.vllm_engine import VLLMEngine
-from trainer.model.network import LanguageModel, weights_of
+from trainer.model.forward import weights_of
+from trainer.model.network import LanguageModel
 from trainer.run.folder import read_metrics
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -33,7 +33,8 @@ from trainer.engines import check_can_train, make_engine, server
 from trainer.engines.server import ServerFaultError
 from trainer.engines.vllm import TESTED
 from trainer.engines.vllm_engine import VLLMEngine, read_completion
-from trainer.model.network import LanguageModel, save_model, weights_of
+from trainer.model.forward import weights_of
+from trainer.model.network import LanguageModel, save_model
 
 PROMPT = (5, 6, 7)
 FOREVER = 60.0

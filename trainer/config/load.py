@@ -245,7 +245,6 @@ def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, li
     """The configuration that ``data`` make, with every setting of its parts; and what is wrong with them."""
     parts, problems = _chosen_parts(data, place)
     model = _with_settings(tuple(parts.items()))
-    keys = keys_of(model)
     while True:
         try:
             # Through JSON: strict about types, yet lists fill tuples and integers fill numbers.
@@ -254,6 +253,7 @@ def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, li
             found = error.errors(include_url=False)
         else:
             break
+        keys = keys_of(model)
         unknown = [tuple(map(str, each["loc"])) for each in found if each["type"] == "extra_forbidden"]
         problems += [_unknown_key(data, path, place, keys) for path in unknown]
         # Checks of a whole section or file only run when there are no unknown keys: once more without them.
@@ -270,12 +270,24 @@ def _with_settings(parts: tuple[tuple[str, Part], ...]) -> type[RunConfig]:
     """The model of a run whose sections also hold, and check, the settings of the parts that they choose."""
     sections: dict[str, Any] = {}
     for section, part in parts:
-        own = type(RunConfig.model_fields[section].get_default(call_default_factory=True))
-        bases = (own,) if issubclass(own, part.settings) else (part.settings, own)  # fields of the last come first
-        both = create_model(own.__name__, __base__=bases, __cls_kwargs__={"extra": "forbid"})
-        both.__doc__ = own.__doc__
+        both = _section_with(section, part)
         sections[section] = (both, Field(default_factory=both))
-    return create_model("RunConfig", __base__=RunConfig, **sections)
+    return create_model("RunConfig", __base__=RunConfig, __cls_kwargs__=_DESCRIBED, **sections)
+
+
+@cache
+def _section_with(section: str, part: Part) -> Any:
+    """The model of a section with the settings of the part that it chooses."""
+    own = type(RunConfig.model_fields[section].get_default(call_default_factory=True))
+    # Fields of the last come first.
+    bases: Any = (own,) if issubclass(own, part.settings) else (part.settings, own)
+    both: Any = create_model(own.__name__, __base__=bases, __cls_kwargs__={**_DESCRIBED, "extra": "forbid"})
+    both.__doc__ = own.__doc__
+    return both
+
+
+_DESCRIBED = {"use_attribute_docstrings": False}
+"""Fields bring their descriptions with them; pydantic need not look for docstrings of a class that has no source."""
 
 
 def _chosen_parts(data: Mapping[str, Any], place: _Places) -> tuple[dict[str, Part], list[str]]:

@@ -17,7 +17,7 @@ import torch
 from torch.func import functional_call
 
 from roll_envs.errors import EngineError
-from trainer.model.network import load_weights
+from trainer.model.forward import load_weights
 
 __all__ = ["SentWeights", "skeleton_of"]
 

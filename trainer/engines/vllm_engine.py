@@ -22,7 +22,8 @@ from trainer.engines import Capabilities, Engine
 from trainer.engines.sent_weights import SentWeights, skeleton_of
 from trainer.engines.server import Server, ServerClient, ServerFaultError
 from trainer.engines.vllm import VLLMSettings
-from trainer.model.network import LanguageModel, weights_of
+from trainer.model.forward import weights_of
+from trainer.model.network import LanguageModel
 
 __all__ = ["VLLMEngine", "read_completion"]
 
