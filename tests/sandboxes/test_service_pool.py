@@ -100,7 +100,7 @@ def test_a_wait_that_is_too_long_is_504() -> None:
 
 def test_waiters_are_served_in_order() -> None:
     with running(slots=1) as service:
-        first = _in_thread(lambda: service.post("/run_code", _sleep(0.5)))
+        first = _in_thread(lambda: service.post("/run_code", _sleep(2.0)))
         service.wait_until(lambda: service.service.pool.running == 1)
         waiting = []
         for number in range(5):
@@ -121,7 +121,7 @@ def _leave(service: Running, body: dict[str, Any], condition: Callable[[], bool]
 def test_clients_that_leave_the_queue_free_their_place() -> None:
     with running(slots=1) as service:
         pool = service.service.pool
-        first = _in_thread(lambda: service.post("/run_code", _sleep(0.6)))
+        first = _in_thread(lambda: service.post("/run_code", _sleep(1.5)))
         service.wait_until(lambda: pool.running == 1)
         _leave(service, {"code": "#echo never", "language": "python"}, lambda: pool.waiting == 1)
         service.wait_until(lambda: pool.waiting == 0)

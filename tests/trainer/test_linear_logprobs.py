@@ -89,7 +89,7 @@ def test_equal_to_the_full_computation(
     weights: tuple[float, float],
 ) -> None:
     """Forward and backward: within 1e-13 in float64 and 3e-6 in float32 (of the largest number; logits of 30 and more
-    have digits no finer), or no further from the truth than twice what the full computation is in the same type."""
+    have digits no finer), or no further from the truth than thrice what the full computation is in the same type."""
     keywords = {"temperature": temperature, "chunk": chunk}
     for dtype, tolerance in ((torch.float64, 1e-13), (torch.float32, 3e-6)):
         hidden, labels, head = some(count, 8, vocabulary, dtype=dtype, bias=bias)
@@ -109,7 +109,7 @@ def test_equal_to_the_full_computation(
         for a, b, c in zip(found, plain, truth, strict=True):
             assert a.dtype == dtype
             bound = tolerance * max(1.0, float(c.abs().max()))
-            assert float((a - c).abs().max()) <= max(bound, 2 * float((b - c).abs().max()))
+            assert float((a - c).abs().max()) <= max(bound, 3 * float((b - c).abs().max()))
 
 
 def test_only_what_is_used_is_differentiated() -> None:
