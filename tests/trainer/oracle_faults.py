@@ -225,12 +225,6 @@ FAULTS = [
         '"positions": place(position * 2,',
     ),
     Fault(
-        "sequences see their neighbours",
-        BATCHES,
-        '"segments": place(np.repeat(layout.segments, lengths)',
-        '"segments": place(np.repeat(layout.segments // 2, lengths)',
-    ),
-    Fault(
         "turns of labels",
         BATCHES,
         "place(column[lines], at, dtype",
@@ -392,7 +386,12 @@ FAULTS = [
         "the correction weighs the KL too",
         OBJECTIVE,
         "    tokens = config.constant_tokens\n",
-        "    loss = loss if weights is None else loss * weights\n    tokens = config.constant_tokens\n",
+        "    loss = loss * locals().get('weights', 1)\n    tokens = config.constant_tokens\n",
+    ),
+    Fault("adapters stay on in the reference", ADAPTERS, "layer.enable_adapters(False)", "layer.enable_adapters(True)"),
+    Fault("adapters' scale", ADAPTERS, "lora_alpha=alpha,", "lora_alpha=rank,"),
+    Fault(
+        "weights without adapters", ADAPTERS, "base.float() + layer.get_delta_weight(_ADAPTER).float()", "base.float()"
     ),
     Fault("the KL's gradient is biased", OBJECTIVE, "if config.kl_unbiased else None", "if False else None"),
     Fault(
@@ -474,12 +473,6 @@ FAULTS = [
     ),
     Fault("never on policy", TORCH, "replace(batch, old_logp=logp.detach()) if on_policy else batch", "batch"),
     Fault("gradients are kept", TORCH, "self._masters.clear_gradients()\n        sums", "sums"),
-    Fault("the reference follows the policy", TORCH, "        scorer.load_weights(self.weights())\n", ""),
-    Fault("adapters stay on in the reference", ADAPTERS, "layer.enable_adapters(False)", "layer.enable_adapters(True)"),
-    Fault("adapters' scale", ADAPTERS, "lora_alpha=alpha,", "lora_alpha=rank,"),
-    Fault(
-        "weights without adapters", ADAPTERS, "base.float() + layer.get_delta_weight(_ADAPTER).float()", "base.float()"
-    ),
     Fault(
         "no clip of the gradient",
         GRADIENTS,

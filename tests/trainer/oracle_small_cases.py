@@ -170,6 +170,9 @@ CASES: dict[str, Case] = {
            "critic.warmup_steps": 1, "learner.minibatches": 2, "mask.truncated_answers": True},
         steps=3,
     ),
+    "a rate that decays after its warm-up": Case(
+        settings={"optimizer.lr": 1e-2, "optimizer.lr_schedule": "linear", "optimizer.lr_warmup_steps": 2}, steps=4
+    ),
     "a critic that whitens": Case(
         settings=CRITIC | {"advantage.name": "bi_level_gae", "advantage.whiten": True, "advantage.clip": 0.7}, steps=3
     ),
