@@ -121,7 +121,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     outcome: Outcome
     attempts: int = 1
-    """How many times the episode was started (more than 1 after failures of ours)."""
+    """How many times the episode was started (more than 1 after infrastructure failures)."""
 
     @property
     def scored(self) -> bool:

@@ -24,7 +24,7 @@ class PhaseResult:
 
     name: str
     tasks: int
-    """Episodes that count; failures of ours are in ``failed`` and in no mean."""
+    """Episodes that count; infrastructure failures are in ``failed`` and in no mean."""
     success: float
     interval_low: float
     interval_high: float
@@ -45,7 +45,7 @@ def phase_result(name: str, trajectories: Iterable[Trajectory], *, seconds: floa
     everything = list(trajectories)
     scored = [t for t in everything if t.scored]
     turns = [turn for t in scored for turn in t.turns]
-    # A failure of ours is never a reward of 0: it is in no mean below.
+    # An infrastructure failure is never a reward of 0: it is in no mean below.
     successes = sum(t.success for t in scored)
     low, high = wilson_interval(successes, len(scored))
     return PhaseResult(
