@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .SUFFIXES:
-.PHONY: help quickstart test test-slow test-browser check bench clean
+.PHONY: help quickstart test test-slow test-browser test-docker test-vllm vllm check bench clean
 
 PYTHON ?=
 ARGS ?=
@@ -35,10 +35,10 @@ PARALLEL := --dist loadfile --no-loadscope-reorder
 BROWSER := tests/envs/test_webshop_browser.py
 
 test: .venv/dev.stamp ## the quick tests
-	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker" $(ARGS)
+	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm" $(ARGS)
 
 test-slow: .venv/dev.stamp ## the long tests, and those with real parts
-	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker" --ignore=$(BROWSER) $(ARGS); \
+	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm" --ignore=$(BROWSER) $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
 
 test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
@@ -58,6 +58,11 @@ test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
 test-docker: .venv/docker.stamp ## the tests of the Docker sandbox, on a real engine
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} bash tests/sandboxes/docker_engine.sh run \
 		.venv/bin/python -m pytest -m docker tests/sandboxes $(ARGS)
+
+vllm: .venv-vllm/stamp ## vLLM (CPU) in an environment of its own
+
+test-vllm: .venv/dev.stamp .venv-vllm/stamp ## the tests of the vLLM engine, on a real vLLM
+	$(PYTEST) -m vllm $(ARGS)
 
 check: .venv/dev.stamp ## format, lint, types, imports
 	.venv/bin/ruff format --check .
@@ -80,8 +85,14 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 
 .venv/dev.stamp: .venv/place $(SPEC)
 	@echo "Installing the trainer and the development tools into .venv; this is done once."
-	$(PIP) -e ".[train,lora,service,verifiers,mcp,data,dev]" || { echo "$$FAILED"; exit 1; }
+	$(PIP) -e ".[train,lora,vllm,service,verifiers,mcp,data,dev]" || { echo "$$FAILED"; exit 1; }
 	@touch .venv/train.stamp $@
+
+.venv-vllm/stamp: .venv/train.stamp trainer/engines/vllm_worker/requirements.txt
+	@echo "Installing vLLM into .venv-vllm; this is done once (3.5 GB)."
+	.venv/bin/python -c "import aiohttp" 2>/dev/null || $(PIP) -e ".[train,vllm]"
+	.venv/bin/roll-train setup vllm || { echo "$$FAILED"; exit 1; }
+	@touch $@
 
 .venv/docker.stamp: .venv/dev.stamp
 	@echo "Installing what the Docker sandbox needs into .venv; this is done once."

@@ -28,8 +28,8 @@ _EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safete
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``roll-train CONFIG [key=value ...]``, ``roll-train resume RUN`` and ``roll-train explain CONFIG``; returns the
-    exit status."""
+    """``roll-train CONFIG [key=value ...]``, ``roll-train resume RUN``, ``roll-train explain CONFIG`` and ``roll-train
+    setup ENGINE``; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["resume"]:
         options = _resume_parser().parse_args(arguments[1:])
@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["explain"]:
         options = _explain_parser().parse_intermixed_args(arguments[1:])
         return _guarded("roll-train", lambda: _explain(options))
+    if arguments[:1] == ["setup"]:
+        options = _setup_parser().parse_args(arguments[1:])
+        return _guarded("roll-train", lambda: _set_up(options))
     options = _train_parser().parse_intermixed_args(arguments)
     return _guarded("roll-train", lambda: _dry_run(options) if options.dry_run else _train(options))
 
@@ -51,7 +54,7 @@ def _train_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="roll-train",
         description="Train an agent as a YAML file says; `roll-train resume RUN` goes on with a stopped run, "
-        "`roll-train explain CONFIG` shows what a file learns by.",
+        "`roll-train explain CONFIG` shows what a file learns by, `roll-train setup vllm` installs an engine.",
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
@@ -82,6 +85,15 @@ def _explain_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _setup_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train setup", description="Make the virtual environment of an engine, once; needs the network."
+    )
+    parser.add_argument("engine", choices=["vllm"], help="docs/engines.md says what each is for")
+    parser.add_argument("--venv", metavar="DIR", help="where (default: .venv-vllm beside the trainer's)")
+    return parser
+
+
 def _eval_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="roll-eval", description="Play held-out tasks with a trained agent.")
     parser.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="run folder (its last checkpoint), or a checkpoint")
@@ -93,6 +105,13 @@ def _eval_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
+
+
+def _set_up(options: argparse.Namespace) -> int:
+    from trainer.engines.vllm import set_up
+
+    print(set_up(options.venv))
+    return OK
 
 
 def _explain(options: argparse.Namespace) -> int:

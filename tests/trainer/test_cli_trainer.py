@@ -125,7 +125,8 @@ def test_a_reader_that_goes_away_is_no_traceback(config_path: Path) -> None:
             ["advantage.name=grp0"],
             "roll-train: override 'advantage.name=grp0': no advantage estimator 'grp0'; did you mean 'grpo'",
         ),
-        (["engine.name=vllm"], "roll-train: override 'engine.name=vllm': no engine 'vllm'; known: 'hf'"),
+        (["engine.name=sglang"], "roll-train: override 'engine.name=sglang': no engine 'sglang'; known: 'hf', 'vllm'"),
+        (["engine.name=vllm"], "roll-train: override 'engine.name=vllm': the model has attention heads 24 wide, and"),
         (
             ["learner.backend=deepspeed"],
             "roll-train: override 'learner.backend=deepspeed': no learner backend 'deepspeed'; known: 'torch'",

@@ -1,0 +1,298 @@
+"""The vLLM engine on a real vLLM, on the CPU: its log-probabilities are the learner's before and after updates, also of
+requests that an update meets midway, and the whole loop trains on it. What a real one cannot be made to do is in
+test_vllm_contract."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import yaml
+from loop_runs import start, values
+from test_vllm_contract import ended
+from tiny import full_logits, tiny_model
+
+from roll_envs.errors import ConfigError, EngineError
+from roll_envs.types import Completion, SamplingParams
+from trainer.config import EngineConfig
+from trainer.engines import make_engine, vllm
+from trainer.engines.vllm import VLLMSettings, check_environment
+from trainer.engines.vllm_engine import VLLMEngine
+from trainer.model.forward import weights_of
+from trainer.model.network import LanguageModel
+from trainer.run.folder import read_metrics
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+FOREVER = 120.0
+WIDE = {"hidden_size": 64, "heads": 2, "layers": 2}
+PROMPT = tuple(range(5, 105))  # three blocks of the prefix cache and a bit
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed() -> None:
+    try:
+        check_environment(VLLMSettings())
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def made(model: LanguageModel, **settings: Any) -> VLLMEngine:
+    engine = make_engine(model, EngineConfig(name="vllm", **{"max_running": 32, "max_tokens": 400, **settings}))
+    assert isinstance(engine, VLLMEngine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def models() -> list[LanguageModel]:
+    """With a head that is tied to the embedding."""
+    found = [tiny_model(seed, **WIDE) for seed in range(3)]
+    assert all(m.network.config.tie_word_embeddings for m in found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(installed: None, models: list[LanguageModel]) -> Iterator[VLLMEngine]:
+    found = made(models[0])
+    yield found
+    found.close()
+
+
+def params(n: int = 12, *, temperature: float = 1.0, stop: tuple[int, ...] = (), seed: int = 3) -> SamplingParams:
+    return SamplingParams(max_new_tokens=n, temperature=temperature, stop_ids=stop, seed=seed)
+
+
+def largest_error(
+    models: Sequence[LanguageModel], prompt: Sequence[int], completion: Completion, temperature: float = 1.0
+) -> float:
+    """By how much log-probs differ from those of plain forward passes, version ``i`` being ``models[i]``."""
+    assert len(completion.logprobs) == len(completion.ids)
+    errors, at = [0.0], 0
+    for version, tokens in completion.spans:
+        logits = full_logits(models[version], [*prompt, *completion.ids]).double() / (temperature or 1.0)
+        logp = logits.log_softmax(-1)
+        for i in range(at, at + tokens):
+            errors.append(abs(float(logp[len(prompt) - 1 + i, completion.ids[i]]) - completion.logprobs[i]))
+        at += tokens
+    return max(errors)
+
+
+def use(engine: VLLMEngine, models: list[LanguageModel], version: int) -> None:
+    if engine.version != version:
+        engine.update_weights(weights_of(models[version].network), version)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.45])
+def test_log_probs_are_the_learners_before_and_after_updates(
+    engine: VLLMEngine, models: list[LanguageModel], temperature: float
+) -> None:
+    for version in (0, 1, 2):
+        use(engine, models, version)
+        completion = engine.generate(PROMPT, params(temperature=temperature), timeout_s=FOREVER)
+        assert completion.spans == ((version, 12),)
+        assert largest_error(models, PROMPT, completion, temperature) < TOLERANCE
+        others = [models[i] if i == version else models[(i + 1) % 3] for i in range(3)]
+        others[version] = models[(version + 1) % 3]
+        assert largest_error(others, PROMPT, completion, temperature) > 100 * TOLERANCE
+        if temperature == 0:
+            logits = full_logits(models[version], [*PROMPT, *completion.ids])
+            assert logits[len(PROMPT) - 1 : -1].argmax(-1).tolist() == list(completion.ids)
+
+
+def test_only_stop_ids_end_an_answer_and_seeds_decide_it(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+    use(engine, models, 0)
+    whole = engine.generate(PROMPT, params(40), timeout_s=FOREVER)
+    assert (whole.finish, len(whole.ids)) == ("length", 40)  # whatever the model's end of sequence is
+    assert engine.generate(PROMPT, params(40), timeout_s=FOREVER) == whole
+    assert engine.generate(PROMPT, params(40, seed=4), timeout_s=FOREVER).ids != whole.ids
+    at = next(i for i in range(5, 40) if whole.ids[i] not in whole.ids[:i])
+    stopped = engine.generate(PROMPT, params(40, stop=(whole.ids[at],)), timeout_s=FOREVER)
+    assert (stopped.finish, stopped.ids) == ("stop", whole.ids[: at + 1])
+    eos = models[0].network.config.eos_token_id
+    many = [engine.submit(PROMPT[i:], params(200, seed=i, temperature=1.45), timeout_s=FOREVER) for i in range(20)]
+    answers = [f.result() for f in many]
+    assert any(eos in a.ids[:-1] for a in answers)
+    assert {a.finish for a in answers} == {"length"}
+
+
+def test_many_long_prompts_with_seeds_at_once(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+    use(engine, models, 0)
+    prompts = [tuple((7 * i + 3 * j) % 250 + 5 for j in range(380)) for i in range(60)]  # more than one pass takes
+    futures = [engine.submit(p, params(8, seed=i), timeout_s=FOREVER) for i, p in enumerate(prompts)]
+    answers = [f.result() for f in futures]
+    assert max(largest_error(models, p, a) for p, a in zip(prompts, answers, strict=True)) < TOLERANCE
+
+
+def test_the_prefix_cache_serves_and_never_serves_old_weights(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+    def hits() -> float:
+        lines = httpx.get(engine._client.url + "/metrics", trust_env=False).text.splitlines()
+        return sum(float(x.split()[-1]) for x in lines if x.startswith("vllm:prefix_cache_hits_total"))
+
+    use(engine, models, 1)
+    before = hits()
+    for _ in range(2):
+        assert largest_error(models, PROMPT, engine.generate(PROMPT, params(), timeout_s=FOREVER)) < TOLERANCE
+    assert hits() >= before + 96  # it is in use, or this test would show nothing
+    use(engine, models, 2)
+    assert largest_error(models, PROMPT, engine.generate(PROMPT, params(), timeout_s=FOREVER)) < TOLERANCE
+
+
+def test_an_update_in_mid_flight_keeps_requests_and_says_who_sampled_what(
+    engine: VLLMEngine, models: list[LanguageModel]
+) -> None:
+    use(engine, models, 0)
+    prompts = [PROMPT[i:] for i in range(40)]  # more than run at once, so that some begin after the update
+    futures = [engine.submit(p, params(280, seed=i), timeout_s=FOREVER) for i, p in enumerate(prompts)]
+    time.sleep(0.5)
+    started = time.monotonic()
+    engine.update_weights(weights_of(models[1].network), 1)
+    assert time.monotonic() - started < 20
+    engine.pause()
+    time.sleep(0.3)
+    engine.update_weights(weights_of(models[2].network), 2)
+    engine.resume()
+    answers = [f.result() for f in futures]
+    assert {a.finish for a in answers} == {"length"}
+    assert {tuple(v for v, _ in a.spans) for a in answers} & {(0, 1, 2), (0, 1), (0, 2)}
+    assert max(largest_error(models, p, a) for p, a in zip(prompts, answers, strict=True)) < TOLERANCE
+
+
+def test_pause_and_abort(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+    use(engine, models, 0)
+    futures = [engine.submit(PROMPT, params(280, seed=i), timeout_s=FOREVER) for i in range(50)]
+    time.sleep(0.3)
+    engine.pause()
+    done = sum(f.done() for f in futures)
+    time.sleep(1.0)
+    assert sum(f.done() for f in futures) == done
+    engine.resume()
+    time.sleep(0.2)
+    engine.abort()
+    answers = [f.result() for f in futures]
+    ended_early = [a for a in answers if a.finish == "abort"]
+    assert ended_early
+    assert any(a.ids for a in ended_early)
+    assert all(largest_error(models, PROMPT, a) < TOLERANCE for a in answers if a.ids)
+    assert engine.generate(PROMPT, params(), timeout_s=FOREVER).finish == "length"
+
+
+def group_of(engine: VLLMEngine) -> list[int]:
+    """Processes of the server: itself, its engine, its worker."""
+    assert engine._server._process is not None
+    return members(engine._server._process.pid)
+
+
+def members(group: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_killed_engine_comes_back_with_the_current_weights(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+    use(engine, models, 2)
+    before = group_of(engine)
+    assert len(before) >= 2
+    futures = [engine.submit(PROMPT, params(250, seed=i), timeout_s=500) for i in range(10)]
+    time.sleep(0.3)
+    os.kill(max(before), signal.SIGKILL)  # the one that computes
+    answers = [f.result() for f in futures]
+    assert {a.finish for a in answers} == {"length"}
+    assert max(largest_error(models, PROMPT, a) for a in answers) < TOLERANCE
+    assert all(map(ended, before))
+
+
+def test_a_head_of_its_own_and_biases(installed: None) -> None:
+    models = [tiny_model(seed, architecture="qwen2", **WIDE) for seed in range(2)]
+    for model in models:
+        network = model.network
+        network.config.tie_word_embeddings = False
+        network.lm_head.weight = torch.nn.Parameter(torch.randn_like(network.lm_head.weight) * 0.2)
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if name.endswith("bias"):
+                    parameter.normal_()
+    engine = made(models[0])
+    try:
+        for version in (0, 1):
+            use(engine, models, version)
+            completion = engine.generate(PROMPT, params(temperature=1.45), timeout_s=FOREVER)
+            assert largest_error(models, PROMPT, completion, 1.45) < TOLERANCE
+    finally:
+        engine.close()
+
+
+def test_the_probe_finds_a_tied_head_that_keeps_old_weights(
+    models: list[LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker"
+    shutil.copytree(vllm._WORKER, worker)
+    plugin = worker / "roll_vllm.py"
+    head, line, _ = plugin.read_text().partition("            if isinstance(layer, VocabParallelEmbedding)")
+    assert line
+    rest = "            del layer\n\n    def shutdown(self) -> None:\n        pass\n\n" + plugin.read_text().partition(
+        "def register()"
+    )[2].join(["def register()", ""])
+    plugin.write_text(head + rest)
+    monkeypatch.setattr(vllm, "_WORKER", worker)
+    with pytest.raises(EngineError, match="log-probabilities differ from those of the weights that were sent"):
+        made(models[0])
+
+
+def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(tmp_path: Path) -> None:
+    config = values(
+        output=str(tmp_path / "runs"),
+        steps=100_000,
+        model=WIDE,
+        engine={"name": "vllm", "max_tokens": 128, "log_file": str(tmp_path / "log")},
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    process = start(str(tmp_path / "run.yaml"))
+    try:
+        lines = wait_for_steps(tmp_path / "runs", 3, process)
+        assert all(abs(line["mismatch/kl"]) < 1e-4 for line in lines)
+        assert all(line["rollout/failed_share"] == 0 for line in lines)
+        servers = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == process.pid]
+        assert servers
+        group = [pid for server in servers for pid in members(server)]
+        assert len(group) >= 2
+    finally:
+        process.kill()
+        process.communicate()
+    assert all(map(ended, group))
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def wait_for_steps(runs: Path, count: int, process: subprocess.Popen[str], within_s: float = 400) -> list[Any]:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        for folder in runs.glob("*"):
+            if (folder / "metrics.jsonl").exists():
+                lines = [line for line in read_metrics(folder) if line["phase"] == "train"]
+                if len(lines) >= count:
+                    return lines
+        time.sleep(0.5)
+    raise AssertionError(f"no {count} steps within {within_s} s")

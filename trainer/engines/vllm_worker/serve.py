@@ -1,0 +1,21 @@
+"""A vLLM server that ends with the process that holds its standard input; run with vLLM's own Python."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, which the parent holds open as long as it lives, however it ends."""
+    os.read(0, 1)  # not sys.stdin, whose lock would be held when the interpreter ends
+    os.killpg(0, signal.SIGKILL)  # vLLM's processes are in a group of their own, which takes its engine along
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.path.pop(0)  # this folder is on the path already
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
