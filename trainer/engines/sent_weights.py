@@ -1,7 +1,8 @@
-"""Weights on their way to a server: in memory that its process maps, and in a network that says what they answer.
+"""Weights on their way to a server: read once from the learner, kept in memory that other processes can map, and in a
+network that says what they answer.
 
-Nothing is copied twice: the server reads the very bytes that are kept here for a server that must be started again, and
-the probe runs the network on them.
+Nothing is copied twice: a server on the same machine reads the very bytes that are kept here for one that must be
+started again, and the probe runs the network on them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import torch
 from torch.func import functional_call
 
 from roll_envs.errors import EngineError
-from trainer.model.forward import load_weights
+from trainer.engines.vllm_worker.roll_transfer import Piece, views
+from trainer.model.forward import fitting
 
-__all__ = ["SentWeights", "skeleton_of"]
-
-_ALIGNMENT = 64
-"""Bytes: more than any type of tensor needs."""
+ALIGNMENT = 64
+"""Bytes at which a tensor may begin: more than any type needs."""
 
 
 def skeleton_of(network: Any) -> Any:
@@ -36,9 +36,21 @@ def skeleton_of(network: Any) -> Any:
 class SentWeights:
     """The weights of one version, all in one file: in memory only, or in ``folder`` for a server that shares one."""
 
-    def __init__(self, skeleton: Any, source: Iterable[tuple[str, torch.Tensor]], *, folder: str | None = None) -> None:
-        """Read ``source`` once. Raises :class:`EngineError` where names or shapes are not those of the network."""
-        self._skeleton = skeleton
+    def __init__(
+        self,
+        skeleton: Any,
+        source: Iterable[tuple[str, torch.Tensor]],
+        *,
+        folder: str | None = None,
+        dtype: torch.dtype | None = None,
+        live: bool = False,
+    ) -> None:
+        """Read ``source`` once: here, or when ``live`` while it is sent, by :meth:`read`.
+
+        Numbers that are wider than ``dtype``, what the server computes in, are rounded to it. Raises
+        :class:`EngineError` where names or shapes are not those of the network.
+        """
+        self._skeleton, self._dtype = skeleton, dtype
         if folder is None:
             # A file without a name leaves nothing behind, whatever ends this process.
             self._file: Any = os.fdopen(os.memfd_create("roll-weights"), "w+b")
@@ -46,33 +58,66 @@ class SentWeights:
         else:
             self._file = tempfile.NamedTemporaryFile(dir=folder, prefix="roll-weights-")  # noqa: SIM115 - kept open
             self.path = self._file.name
-        self.tensors: list[tuple[str, str, tuple[int, ...], int, int]] = []
-        """Name, type, shape, first byte and the byte after the last of each."""
+        self.tensors: list[Piece] = []
+        """What lies where in the file."""
+        self._unread: Iterator[tuple[str, torch.Tensor]] | None = self._written(source)
+        if not live:
+            self.keep()
+
+    @property
+    def most_bytes(self) -> int:
+        """No less than all the weights take."""
+        size = max((p.element_size() for p in self._skeleton.parameters()), default=0) if self._dtype is None else 0
+        size = size or self._dtype.itemsize  # type: ignore[union-attr]
+        return sum(size * p.numel() + ALIGNMENT for p in self._skeleton.parameters())
+
+    def read(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and weights: live ones as they come from the learner, on its device, and kept at the same time; the
+        next time those that were kept. Raises :class:`EngineError` behind the last where they do not fit."""
+        if self._unread is not None and not self.tensors:
+            # Not by "yield from", which would end it with this one: the rest is kept when the server fails midway.
+            for name, tensor in self._unread:  # noqa: UP028
+                yield name, tensor
+            self.keep()
+        else:
+            self.keep()
+            yield from views(self._bytes(), self.tensors)
+
+    def keep(self) -> None:
+        """Read what is not read yet. Raises :class:`EngineError` where names or shapes are not those of the network."""
+        if self._unread is None:
+            return
         try:
-            # Weights that are copied into a network without memory are checked, and not copied.
-            load_weights(skeleton, self._written(source), "the update", error=EngineError)
+            for _ in self._unread:
+                pass
             self._file.flush()
         except BaseException:
             self.close()
             raise
+        self._unread = None
 
     def _written(self, source: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in source:
-            self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
+        for name, wide in fitting(self._skeleton, source, "the update", error=EngineError):
+            tensor = wide.detach()
+            if self._dtype is not None and tensor.is_floating_point() and tensor.element_size() > self._dtype.itemsize:
+                tensor = tensor.to(self._dtype)
+            self._file.write(bytes(-self._file.tell() % ALIGNMENT))
             start = self._file.tell()
-            plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            plain = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
             self._file.write(memoryview(plain.numpy()))  # type: ignore[arg-type]
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.tensors.append((name, dtype, tuple(tensor.shape), start, self._file.tell()))
             yield name, tensor
 
+    def _bytes(self) -> torch.Tensor:
+        """All that is kept, uint8 [n]; nothing is copied."""
+        return torch.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+
     @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
         """Log-probabilities of the ids of ``answer`` at temperature 1, by one plain forward pass."""
-        whole = torch.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
         values = {name: buffer.cpu() for name, buffer in self._skeleton.named_buffers()}
-        for name, dtype, shape, start, end in self.tensors:
-            values[name] = whole[start:end].view(getattr(torch, dtype)).view(shape)
+        values.update(self.read())
         ids = torch.tensor([[*prompt, *answer]])
         logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]
         logp = logits[len(prompt) - 1 : -1].float().log_softmax(-1)

@@ -293,6 +293,20 @@ def load_weights(
     of the new weights and is not to be used.
     """
     own = network.state_dict(keep_vars=True)
+    for name, value in fitting(network, weights, source, error=error):
+        own[name].copy_(value)
+
+
+def fitting(
+    network: Any,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    source: str = "the checkpoint",
+    *,
+    error: type[RollError] = CheckpointError,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of ``weights`` that fit ``network``, as they come; raises ``error`` behind the last as
+    :func:`load_weights` does."""
+    own = network.state_dict(keep_vars=True)
     missing = {id(value): name for name, value in reversed(own.items())}
     problems: list[str] = []
     for name, value in weights:
@@ -301,7 +315,7 @@ def load_weights(
             continue
         missing.pop(id(own[name]), None)
         if own[name].shape == value.shape:
-            own[name].copy_(value)
+            yield name, value
         else:
             problems.append(f"{name} has shape {tuple(value.shape)}, the model's {tuple(own[name].shape)}")
     problems += [f"{name} is missing" for name in missing.values()]

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's processes: a backend of its weight-transfer API that reads new weights from shared memory.
+"""What runs inside vLLM's processes: a backend of its weight-transfer API that takes weights in any of three ways.
 
 vLLM loads it as a plugin: this folder is on the server's ``PYTHONPATH``, and ``roll_vllm.dist-info`` declares the entry
 point. It imports nothing of the trainer, whose environment is another one.
@@ -8,74 +8,121 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from roll_transfer import Group, Piece, open_memory, views  # type: ignore[import-not-found]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-__all__ = ["SharedMemoryEngine", "register"]
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing has to be agreed on beforehand."""
+    """What has to be agreed on before an update: nothing, or the process group that it comes through."""
+
+    group: dict[str, Any] | None = None
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Where the weights lie."""
+    """A bucket of weights, and one of the three places where its bytes are."""
 
-    path: str
-    tensors: list[list[Any]]
-    """Name, type, shape and first byte of each."""
+    pieces: list[Piece]
+    path: str | None = None
+    """A file, in memory or in a folder that both sides see."""
+    handle: list[Any] | None = None
+    """Memory of another process of this machine. It is used again for the next bucket."""
+    broadcast: int | None = None
+    """So many bytes come through the process group."""
 
 
-class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
+class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
     """Weights by their Hugging Face names, loaded as from a checkpoint."""
 
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
+    _group: Group | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Nothing is held open."""
+        self._leave()
+        if init_info.group is not None:
+            if init_info.group["backend"] == "nccl" and self.device.type != "cuda":
+                raise ValueError("the trainer sends from a GPU and this worker has none; set engine.device to cpu")
+            parallel = self.parallel_config
+            rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
+            self._group = Group(**init_info.group, rank=rank)
 
     def start_weight_update(self) -> None:
+        # What an update that failed midway left behind would be mixed with this one.
+        for layer in self.model.modules():
+            info = get_layerwise_info(layer)
+            if info.can_load():
+                info.loaded_weights.clear()
+                info.load_numel = 0
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # The method of the base class also waits for an accelerator, and a CPU build has none.
-        self.receive_weights(self.parse_update_info(update_info))
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
+        except BaseException:
+            self._leave()  # so that the trainer does not wait for this worker
+            raise
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        with open(update_info.path, "rb") as file:
-            # Private to this process: torch wants memory that could be written to, and nobody may change the weights.
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        self.model.load_weights(
-            (name, whole[start:end].view(getattr(torch, dtype)).view(shape))
-            for name, dtype, shape, start, end in update_info.tensors
-        )
+        with disable_mtp_completeness_check():  # a bucket need not be the whole model
+            self.model.load_weights(self._weights(update_info))
+
+    def _weights(self, info: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+        if info.path is not None:
+            with open(info.path, "rb") as file:
+                # Private to this process: torch wants memory that could be written to, and nobody may change these.
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            yield from views(torch.frombuffer(memory, dtype=torch.uint8), info.pieces)
+        elif info.handle is not None:
+            # vLLM holds on to weights until it has all of a layer, and the next bucket would lie in the same memory.
+            for name, tensor in views(open_memory(info.handle), info.pieces):
+                yield name, tensor.clone()
+        else:
+            assert self._group is not None
+            assert info.broadcast is not None
+            device = self.device if self._group.backend == "nccl" else "cpu"
+            bucket = torch.empty(info.broadcast, dtype=torch.uint8, device=device)
+            self._group.broadcast(bucket)
+            yield from views(bucket, info.pieces)
 
     def finish_weight_update(self) -> None:
+        self._leave()
         finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type != "cpu":
+            return
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
         # A head that is tied to the embedding goes on with a packed copy of the old weights otherwise.
         for layer in self.model.modules():
             if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "cpu_linear"):
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 
     def shutdown(self) -> None:
-        """Nothing is held open."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
 
 def register() -> None:
     """Make the backend known to vLLM; called in each of its processes."""
     with contextlib.suppress(ValueError):  # known already
-        WeightTransferEngineFactory.register_engine("roll_shared_memory", SharedMemoryEngine)
+        WeightTransferEngineFactory.register_engine("roll", RollEngine)

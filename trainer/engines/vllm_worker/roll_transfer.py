@@ -1,0 +1,101 @@
+"""Both ends of the ways by which weights reach another process: memory that both have open, or a process group.
+
+The trainer imports it, and so does what runs inside vLLM's processes, so it needs torch alone. Weights travel in
+buckets: a flat tensor of bytes, and what lies where in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import socket
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+
+c10d: Any = torch.distributed
+Piece = tuple[str, str, tuple[int, ...], int, int]
+"""Name, type, shape, first byte and the byte after the last of a tensor in a bucket."""
+
+
+def views(bucket: torch.Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors that lie in ``bucket``, uint8 [n]; nothing is copied. Raises ValueError where none can lie."""
+    for name, dtype, shape, start, end in pieces:
+        if not 0 <= start <= end <= len(bucket):
+            raise ValueError(f"{name} lies at bytes {start} to {end} of a bucket of {len(bucket)}")
+        yield name, bucket[start:end].view(getattr(torch, dtype)).view(shape)
+
+
+def share_memory(bucket: torch.Tensor) -> list[Any]:
+    """A handle of the memory of ``bucket`` in JSON, for :func:`open_memory` in another process of this machine.
+
+    It can be opened once; on the CPU the memory must be that of a file (``torch.from_file``).
+    """
+    storage: Any = bucket.untyped_storage()
+    # CUDA IPC as torch.multiprocessing does it, but not pickled: at a route that asks no key, a pickle may run any code.
+    parts = storage._share_cuda_() if bucket.is_cuda else (storage.filename, storage.nbytes())
+    coded = [["bytes", base64.b64encode(p).decode()] if isinstance(p, bytes) else ["value", p] for p in parts]
+    return [bucket.device.type, coded]
+
+
+def open_memory(handle: list[Any]) -> torch.Tensor:
+    """The memory that :func:`share_memory` gave a handle of, uint8 [n]."""
+    device, coded = handle
+    parts: list[Any] = [base64.b64decode(value) if kind == "bytes" else value for kind, value in coded]
+    if device == "cpu":
+        return torch.from_file(parts[0], shared=True, size=parts[1], dtype=torch.uint8)
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    new: Any = torch.UntypedStorage
+    storage = new._new_shared_cuda(*parts)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+class Group:
+    """A process group of the trainer (rank 0) and a server's workers, beside all other groups of each process."""
+
+    def __init__(
+        self,
+        backend: str,
+        address: str,
+        port: int,
+        *,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Waits for all the others. Rank 0 gives a ``listener`` at ``address``, where the others find each other."""
+        timeout = datetime.timedelta(seconds=timeout_s)
+        own = None if listener is None else listener.detach()
+        self._store = c10d.TCPStore(
+            address, port, size, own is not None, timeout, wait_for_workers=False, master_listen_fd=own
+        )
+        self.backend, self._timeout = backend, timeout
+        if backend == "nccl":
+            options: Any = c10d.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group: Any = c10d.ProcessGroupNCCL(self._store, rank, size, options)
+        else:
+            options = c10d.ProcessGroupGloo._Options()
+            options._timeout = timeout
+            # At the address that was agreed on, not at all of this machine's.
+            options._devices = [c10d.ProcessGroupGloo.create_device(hostname=_own_address(address, port))]
+            self._group = c10d.ProcessGroupGloo(self._store, rank, size, options)
+
+    def broadcast(self, bucket: torch.Tensor) -> None:
+        """Fill ``bucket`` with that of rank 0. Raises RuntimeError when the others do not take part in time."""
+        self._group.broadcast(bucket, 0).wait(self._timeout)
+
+    def close(self) -> None:
+        """Leave; whoever waits for this process learns of it."""
+        self._group.abort()
+        del self._group, self._store
+
+
+def _own_address(address: str, port: int) -> str:
+    """The address of this machine by which it reaches ``address``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, port))
+        return str(probe.getsockname()[0])
