@@ -11,6 +11,7 @@ import copy
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from roll_envs.errors import EngineError
 from trainer.engines.vllm_worker.roll_transfer import Piece, views
 from trainer.model.forward import fitting
 
+_skeletons = threading.Lock()  # for the time of a call a network holds the weights of that call
 ALIGNMENT = 64
 """Bytes at which a tensor may begin: more than any type needs."""
 
@@ -119,7 +121,8 @@ class SentWeights:
         values = {name: buffer.cpu() for name, buffer in self._skeleton.named_buffers()}
         values.update(self.read())
         ids = torch.tensor([[*prompt, *answer]])
-        logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]
+        with _skeletons:
+            logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]
         logp = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
         return logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()  # type: ignore[no-any-return]
 

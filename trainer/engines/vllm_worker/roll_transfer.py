@@ -34,7 +34,7 @@ def share_memory(bucket: torch.Tensor) -> list[Any]:
     It can be opened once; on the CPU the memory must be that of a file (``torch.from_file``).
     """
     storage: Any = bucket.untyped_storage()
-    # CUDA IPC as torch.multiprocessing does it, but not pickled: at a route that asks no key, a pickle may run any code.
+    # As torch.multiprocessing does it, but not pickled: at a route that asks no key, a pickle could run any code.
     parts = storage._share_cuda_() if bucket.is_cuda else (storage.filename, storage.nbytes())
     coded = [["bytes", base64.b64encode(p).decode()] if isinstance(p, bytes) else ["value", p] for p in parts]
     return [bucket.device.type, coded]
