@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 VOCABULARY = 265
@@ -44,13 +45,18 @@ class FakeVLLM:
         """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
         log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never."""
         self.load: dict[str, float] = {}
+        self.asleep: set[str] = set()
+        self.group: Any = None
+        self.weights: dict[str, Any] = {}
+        """What the last updates brought."""
         self.most_at_once = self.at_once = self.requests = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while head := await reader.readuntil(b"\r\n\r\n"):
-                path = head.split(b" ")[1].decode().partition("?")[0]
+                target = head.split(b" ")[1].decode()
+                path = target if "tags=" in target else target.partition("?")[0]
                 length = next((int(v) for k, v in _headers(head) if k == "content-length"), 0)
                 body = json.loads(await reader.readexactly(length) or b"null")
                 status, answer = await self.answer(path, body)
@@ -89,14 +95,44 @@ class FakeVLLM:
             case "/abort_requests":
                 self.aborted.set()
                 self.aborted = asyncio.Event()
+            case "/init_weight_transfer_engine" if body["init_info"]:
+                from trainer.engines.vllm_worker.roll_transfer import Group  # torch, which a start need not wait for
+
+                self.group = await asyncio.to_thread(Group, **body["init_info"]["group"], rank=1)
+            case "/get_world_size":
+                return 200, {"world_size": 1}
             case "/update_weights":
-                with open(body["update_info"]["path"], "rb") as file:
-                    assert len(file.read()) == max(end for *_, end in body["update_info"]["tensors"])
+                if "weights" in self.asleep:
+                    return 500, {"error": "no memory for weights"}
+                await asyncio.to_thread(self.take, **body["update_info"])
+            case "/sleep":
+                self.asleep = {"weights", "kv_cache"}
+                self.running.clear()
+            case "/wake_up?tags=weights" | "/wake_up?tags=kv_cache":
+                self.asleep.discard(path.partition("=")[2])
+                if not self.asleep:
+                    self.running.set()
             case "/inference/v1/generate":
                 return await self.generate(body)
             case "/metrics":
                 return 200, METRICS.format(**{"used": 0.0, "waiting": 0, "preempted": 0} | self.load).encode()
         return 200, {}
+
+    def take(self, pieces: Any, path: str = "", handle: Any = None, broadcast: int = 0) -> None:
+        """Weights in any of the ways of the plugin."""
+        import torch
+
+        from trainer.engines.vllm_worker.roll_transfer import open_memory, views
+
+        if path:
+            bucket = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+        elif handle:
+            bucket = open_memory(handle)
+        else:
+            assert self.group is not None
+            bucket = torch.empty(broadcast, dtype=torch.uint8)
+            self.group.broadcast(bucket)
+        self.weights.update((name, tensor.clone()) for name, tensor in views(bucket, pieces))
 
     async def generate(self, body: Any) -> tuple[int, Any]:
         self.requests += 1

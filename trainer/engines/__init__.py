@@ -58,6 +58,8 @@ class Capabilities:
     """:meth:`Engine.pause` and :meth:`Engine.resume` work."""
     abort: bool = False
     """:meth:`Engine.abort` works."""
+    sleep: bool = False
+    """The engine shares a device with the learner; :meth:`Engine.sleep` gives its memory back."""
 
 
 class Engine(Policy):
@@ -88,6 +90,15 @@ class Engine(Policy):
     def abort(self) -> None:
         """End every request with ``finish="abort"`` and what was sampled so far."""
         raise EngineError(f"{type(self).__name__} cannot abort; ask its capabilities first")
+
+    def sleep(self) -> None:
+        """Give back the memory of weights, keys and values. Requests wait until :meth:`update_weights` or
+        :meth:`wake`."""
+        raise EngineError(f"{type(self).__name__} cannot sleep; ask its capabilities first")
+
+    def wake(self) -> None:
+        """Go on after :meth:`sleep`, with the weights of before."""
+        raise EngineError(f"{type(self).__name__} cannot sleep; ask its capabilities first")
 
     def health(self) -> None:
         """Raise :class:`EngineError` when the engine cannot answer."""

@@ -64,6 +64,7 @@ class RemoteEngine(Engine):
         self._dialect, self._settings = dialect, settings
         self._limits = _Limits(model.network.config.vocab_size, max_tokens)
         self._skeleton = skeleton_of(model.network)
+        self._live = dialect.live and len(servers) == 1  # several would have to read it at the same time
         self._owner, self._updates = secrets.token_hex(4), itertools.count()
         self._problem = ""  # why nothing is answered until an update succeeds
         self._aborts = 0  # how often everything was aborted
@@ -120,6 +121,20 @@ class RemoteEngine(Engine):
     def _hold(self, paused: bool) -> None:
         self._paused = paused
         self._client.run(self._every(lambda replica: replica.hold(self._sent, paused=paused)))
+
+    def sleep(self) -> None:
+        """Give back the servers' memory; requests wait, those that run too."""
+        if not self.capabilities.sleep:
+            super().sleep()
+        self._raise_if_unusable()
+        self._client.run(self._sleep())
+
+    def wake(self) -> None:
+        """Go on after :meth:`sleep`, with the weights of before, which are sent again."""
+        if not self.capabilities.sleep:
+            super().wake()
+        self._raise_if_unusable()
+        self._client.run(self._bring_all(patient=True))
 
     def abort(self) -> None:
         """End every request with ``finish="abort"``, keeping what was sampled so far."""
@@ -296,6 +311,11 @@ class RemoteEngine(Engine):
         self._problem = problem
         self._router.dismiss()
 
+    async def _sleep(self) -> None:
+        for replica in self._replicas:
+            self._router.shut(replica.lane)
+        await self._every(Replica.sleep)
+
     async def _drain(self, replica: Replica) -> None:
         self._router.shut(replica.lane)
         while replica.lane.running:
@@ -317,7 +337,13 @@ class RemoteEngine(Engine):
     # -- small things ------------------------------------------------------------------------------------------------
 
     def _read(self, source: Iterable[tuple[str, torch.Tensor]], version: int) -> Sent:
-        weights = SentWeights(self._skeleton, source, folder=self._settings.weights_folder)
+        weights = SentWeights(
+            self._skeleton,
+            source,
+            folder=self._settings.weights_folder,
+            dtype=getattr(torch, self._settings.dtype),
+            live=self._live,
+        )
         return Sent(weights, version, self._owner, next(self._updates))
 
     def _raise_if_unusable(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from roll_envs.errors import EngineError
 from roll_envs.types import Completion, SamplingParams
@@ -64,7 +64,9 @@ class Dialect(abc.ABC):
     """What errors call the server."""
     generate: ClassVar[str]
     """Path that takes token ids and answers with token ids."""
-    capabilities: ClassVar[Capabilities]
+    capabilities: Capabilities
+    live: bool = False
+    """Weights are read from the learner while they are sent, so that they need not leave its device."""
     continues_aborted: ClassVar[bool] = False
     """What a request that a pause ended has sampled is kept, and the rest asked for."""
 
@@ -103,6 +105,14 @@ class Dialect(abc.ABC):
     async def undo(self, ask: Ask) -> None:
         """Let the server go on after :meth:`send` failed somewhere in the middle, as far as it can. Raises nothing."""
 
+    async def sleep(self, ask: Ask) -> None:
+        """Give back the memory of weights, keys and values, and keep the requests."""
+        raise EngineError(f"{self.name} cannot sleep; ask its capabilities first")
+
+    async def wake(self, ask: Ask, what: Literal["weights", "kv_cache"]) -> None:
+        """Take the memory of one of them again. That of weights comes first, and has none in it until :meth:`send`."""
+        raise EngineError(f"{self.name} cannot sleep; ask its capabilities first")
+
     async def load(self, ask: Ask) -> Load | None:
         """What the server says about its load; None where it does not."""
         return None
@@ -125,7 +135,7 @@ class Replica:
         self._dialect, self._settings, self._model = dialect, settings, model
         self._control = asyncio.Lock()  # updates, pauses and starts, one after the other
         self._starts = 0  # without an answer in between
-        self._unproved = False
+        self._unproved = self._asleep = False
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingParams, sent: Sent, *, patient: bool = True
@@ -161,16 +171,40 @@ class Replica:
                     await self._start()
                 try:
                     sent = current()
-                    if await self._dialect.label(self.ask) != sent.label:
-                        await self._dialect.pause(self.ask)
-                        await self._dialect.send(self.ask, sent)
-                        self._unproved = True
+                    if self._asleep or await self._dialect.label(self.ask) != sent.label:
+                        await self._take(sent, paused=paused())
                         if not paused():
                             await self._go_on(sent)
                     return
                 except ServerFaultError:
                     if await self.healthy():
                         raise  # else it died meanwhile
+
+    async def _take(self, sent: Sent, *, paused: bool) -> None:
+        """Replace the weights. Memory for keys and values comes last, when what was needed for the transfer is free."""
+        asleep, dialect = self._asleep, self._dialect
+        if asleep:
+            await dialect.wake(self.ask, "weights")
+        await dialect.pause(self.ask)
+        await dialect.send(self.ask, sent)
+        self._unproved = True
+        if asleep:
+            await dialect.wake(self.ask, "kv_cache")
+            self._asleep = False
+            if paused:
+                await dialect.pause(self.ask)  # a server that is all awake goes on by itself
+
+    async def sleep(self) -> None:
+        """Give back the server's memory until it gets weights again."""
+        async with self._control:
+            if self._asleep:
+                return
+            try:
+                await self._dialect.sleep(self.ask)
+                self._asleep = True
+            except ServerFaultError:
+                if await self.healthy():
+                    raise  # else it died, and holds no memory
 
     async def hold(self, sent: Sent, *, paused: bool) -> None:
         """Pause, or go on."""
@@ -187,7 +221,7 @@ class Replica:
 
     async def silence(self) -> None:
         """After an update that failed: it answers nothing, and no request waits for it."""
-        if not self.server.stop():
+        if not self.server.stop() and not self._asleep:
             await self._dialect.undo(self.ask)
 
     async def follow_load(self) -> None:
@@ -203,7 +237,7 @@ class Replica:
             self._starts = 0
             raise ReplicaLostError(f"the {name} server died {_STARTS} times in a row. {self.server.last_words()}")
         self._starts += 1
-        self.starting = True
+        self.starting, self._asleep = True, False
         try:
             self.server.start()
             async with asyncio.timeout(timeout_s):

@@ -8,6 +8,7 @@ started again, and the probe runs the network on them.
 from __future__ import annotations
 
 import copy
+import itertools
 import mmap
 import os
 import tempfile
@@ -62,7 +63,13 @@ class SentWeights:
             self.path = self._file.name
         self.tensors: list[Piece] = []
         """What lies where in the file."""
-        self._unread: Iterator[tuple[str, torch.Tensor]] | None = self._written(source)
+        stream = iter(source)
+        first = next(stream, None) if live else None
+        self.device = torch.device("cpu") if first is None else first[1].device
+        """Where the weights come from."""
+        self._unread: Iterator[tuple[str, torch.Tensor]] | None = self._written(
+            stream if first is None else itertools.chain([first], stream)
+        )
         if not live:
             self.keep()
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,26 +25,23 @@ from trainer.engines.vllm_worker.roll_transfer import Group, Piece, share_memory
 BUCKET_BYTES = 256 * 2**20
 """Of the weights that are on their way at once; a tensor that is larger has a bucket of its own."""
 
-Send = Callable[[SentWeights], Awaitable[None]]
+_GRACE_S = 2.0
+"""For the server to say what went wrong there, once the trainer's side has failed."""
 
-
-class Ask(Protocol):
-    """Asks a route of the server; see :meth:`trainer.engines.server.ServerClient.ask`."""
-
-    async def __call__(self, path: str, body: Any = None, *, method: str = "POST") -> Any: ...
+Ask = Callable[..., Awaitable[Any]]
+"""Asks one server: :meth:`trainer.engines.server.ServerClient.ask` without the address."""
+Send = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransportOptions:
     """What the two sides agree on."""
 
-    device: torch.device
-    """Of the weights as they come from the learner."""
-    on_gpu: bool
+    on_gpu: bool = False
     """Whether the server's workers have GPUs."""
-    address: str
+    address: str = "127.0.0.1"
     """Of the trainer, as the workers reach it."""
-    timeout_s: float
+    timeout_s: float = 120.0
     """Longest wait for the workers to take part."""
 
 
@@ -52,18 +49,18 @@ class TransportOptions:
 class Transport:
     """A way of weights to the workers."""
 
-    open: Callable[[Ask, TransportOptions], AbstractAsyncContextManager[Send]]
-    """Agree with the workers, before they forget the weights they have; gives what sends new ones."""
+    open: Callable[[Ask, SentWeights, TransportOptions], AbstractAsyncContextManager[Send]]
+    """Agree with the workers, before they forget the weights they have; gives what sends the new ones."""
     live: bool
     """Whether weights are sent as they come from the learner, so that they need not leave its device."""
 
 
 @contextlib.asynccontextmanager
-async def _mapped(ask: Ask, options: TransportOptions) -> AsyncIterator[Send]:
+async def _mapped(ask: Ask, weights: SentWeights, options: TransportOptions) -> AsyncIterator[Send]:
     """The workers map the file in which the weights are kept: nothing is copied for them."""
     await ask("/init_weight_transfer_engine", {"init_info": {}})
 
-    async def send(weights: SentWeights) -> None:
+    async def send() -> None:
         await asyncio.to_thread(weights.keep)
         await ask("/update_weights", {"update_info": {"path": weights.path, "pieces": weights.tensors}})
 
@@ -71,20 +68,20 @@ async def _mapped(ask: Ask, options: TransportOptions) -> AsyncIterator[Send]:
 
 
 @contextlib.asynccontextmanager
-async def _shared(ask: Ask, options: TransportOptions) -> AsyncIterator[Send]:
+async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> AsyncIterator[Send]:
     """The workers open the memory of a bucket: CUDA IPC on a GPU that they share with the learner."""
     await ask("/init_weight_transfer_engine", {"init_info": {}})
 
     files: list[Any] = []
 
     def allocate(size: int) -> torch.Tensor:
-        if options.device.type != "cpu":
-            return torch.empty(size, dtype=torch.uint8, device=options.device)
+        if weights.device.type != "cpu":
+            return torch.empty(size, dtype=torch.uint8, device=weights.device)
         files.append(os.fdopen(os.memfd_create("roll-bucket")))
         path = f"/proc/{os.getpid()}/fd/{files[-1].fileno()}"
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
 
-    async def send(weights: SentWeights) -> None:
+    async def send() -> None:
         found = _buckets(weights, allocate)
         while (bucket := await asyncio.to_thread(next, found, None)) is not None:
             memory, pieces = bucket
@@ -95,14 +92,14 @@ async def _shared(ask: Ask, options: TransportOptions) -> AsyncIterator[Send]:
     finally:
         for file in files:
             file.close()
-        if options.device.type == "cuda":
+        if weights.device.type == "cuda":
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
 @contextlib.asynccontextmanager
-async def _broadcast(ask: Ask, options: TransportOptions) -> AsyncIterator[Send]:
+async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) -> AsyncIterator[Send]:
     """The workers receive buckets through a process group: NCCL between GPUs, gloo elsewhere."""
-    nccl = options.on_gpu and options.device.type == "cuda"
+    nccl = options.on_gpu and weights.device.type == "cuda"
     workers = (await ask("/get_world_size", method="GET"))["world_size"]
     with socket.create_server((options.address, 0)) as listener:
         agreed = {
@@ -119,8 +116,8 @@ async def _broadcast(ask: Ask, options: TransportOptions) -> AsyncIterator[Send]
             f"engine.transfer_timeout_s {options.timeout_s:g}",
         )
 
-    async def send(weights: SentWeights) -> None:
-        found = _buckets(weights, partial(torch.empty, dtype=torch.uint8, device=options.device if nccl else "cpu"))
+    async def send() -> None:
+        found = _buckets(weights, partial(torch.empty, dtype=torch.uint8, device=weights.device if nccl else "cpu"))
         while (bucket := await asyncio.to_thread(next, found, None)) is not None:
             memory, pieces = bucket
             await _together(
@@ -135,17 +132,18 @@ async def _broadcast(ask: Ask, options: TransportOptions) -> AsyncIterator[Send]
         await asyncio.to_thread(group.close)
 
 
-async def _together(asked: Awaitable[Any], own: Awaitable[Any], problem: str) -> tuple[Any, Any]:
-    """What both sides of a step give. The server's own words come first where both fail; each has a deadline."""
-    both: Any = await asyncio.gather(asked, own, return_exceptions=True)
-    answer, mine = both
-    if isinstance(answer, BaseException):
-        raise answer
-    if isinstance(mine, RuntimeError):  # as torch's errors of process groups are
-        raise EngineError(f"{problem}: {mine}") from mine
-    if isinstance(mine, BaseException):
-        raise mine
-    return answer, mine
+async def _together(asking: Awaitable[Any], own: Awaitable[Any], problem: str) -> tuple[Any, Any]:
+    """What both sides of a step give. Where both fail, the server says why; its own side has a deadline."""
+    asked, mine = asyncio.ensure_future(asking), asyncio.ensure_future(own)
+    await asyncio.wait({mine})
+    if mine.exception() is not None:
+        await asyncio.wait({asked}, timeout=_GRACE_S)
+    if not asked.done() and mine.exception() is not None:
+        asked.cancel()
+        if isinstance(mine.exception(), RuntimeError):  # as torch's errors of process groups are
+            raise EngineError(f"{problem}: {mine.exception()}") from mine.exception()
+        raise mine.exception() or AssertionError
+    return await asked, await mine
 
 
 def _buckets(

