@@ -40,7 +40,7 @@ class FakeVLLM:
         self.version, self.paths, self.updates = "default", [], 0
         self.running = asyncio.Event()
         self.running.set()
-        self.aborted = asyncio.Event()
+        self.aborted, self.never = asyncio.Event(), asyncio.Event()
         self.bad: dict[str, Any] = {}
         """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
         log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never."""
@@ -77,7 +77,7 @@ class FakeVLLM:
         if self.bad.get("fail_in") == path:
             return 500, {"error": f"{path} fails"}
         if self.bad.get("hang_in") == path:
-            await asyncio.Event().wait()
+            await self.never.wait()
         match path:
             case "/misbehave":
                 self.bad = body
