@@ -139,8 +139,8 @@ _VARIABLES = {
 # Prompts are run whole: one that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU
 # Generator does not use offset").
 _CPU_FLAGS = ("no-enable-chunked-prefill", "enforce-eager")
-_OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_CUDA_ALLOC_CONF")
-"""Of the trainer's Python; vLLM's sleep takes no other allocator."""
+_OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Of the trainer's Python."""
 
 
 def command_line(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> list[str]:

@@ -1,0 +1,131 @@
+"""How long new weights take on their way into vLLM, and how much memory they take beside those of learner and server.
+
+    make vllm
+    python benchmarks/weight_transfer.py              # 0.4 and 135 million parameters, all ways
+    python benchmarks/weight_transfer.py --shapes 0.4m --ways broadcast --updates 20
+
+One server per shape, started here on the CPU, takes the same weights by each way. The first update of a way and the
+median of later ones are given, each with the probe, as a run does them. Memory is what trainer and server hold at the
+most during an update above what they held before, shared pages counted by halves: the kept copy, which stays until the
+next update, and what the way needs for a moment. Until an update has succeeded the last copy is kept too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import roll_envs
+from trainer.config import EngineConfig, ModelConfig
+from trainer.engines import make_engine
+from trainer.engines.remote import RemoteEngine
+from trainer.engines.transfer import TRANSPORTS
+from trainer.model.forward import weights_of
+from trainer.model.network import LanguageModel, build_model
+
+SHAPES = {
+    "0.4m": ModelConfig(hidden_size=96, layers=3, heads=3),
+    "135m": ModelConfig(hidden_size=576, layers=30, heads=9, mlp_ratio=1536 / 576),
+}
+EVERY_S = 0.005
+
+
+class Peak:
+    """The most memory that processes hold while it is open, in MiB, above what they held before."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids, self._done = pids, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._before = self._most = 0.0
+
+    def __enter__(self) -> Peak:
+        self._before = self._most = held_mib(self._pids)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    @property
+    def above(self) -> float:
+        return self._most - self._before
+
+    def _watch(self) -> None:
+        while not self._done.wait(EVERY_S):
+            self._most = max(self._most, held_mib(self._pids))
+
+
+def held_mib(pids: Sequence[int]) -> float:
+    """Proportional set size: a page that two processes have mapped counts half for each."""
+    total = 0.0
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += next(float(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    return total / 1024
+
+
+def server_pids(engine: RemoteEngine) -> list[int]:
+    """The processes of the server's group."""
+    process = engine._replicas[0].server._process
+    assert process is not None
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if entry.name.isdigit() and int(fields[2]) == process.pid:
+            found.append(int(entry.name))
+    return found
+
+
+def measure(engine: RemoteEngine, model: LanguageModel, way: str, updates: int) -> str:
+    """One line of the table: times of updates by ``way``, then memory in further ones."""
+    dialect = engine._dialect
+    dialect._transport, engine._live = TRANSPORTS[way], TRANSPORTS[way].live  # type: ignore[attr-defined]
+    times = []
+    for _ in range(1 + updates):
+        started = time.monotonic()
+        engine.update_weights(weights_of(model.network), engine.version + 1)
+        times.append(time.monotonic() - started)
+    peaks = []
+    for pids in ([os.getpid()], server_pids(engine)):
+        with Peak(pids) as peak:
+            engine.update_weights(weights_of(model.network), engine.version + 1)
+        peaks.append(f"{peak.above:.0f}")
+    return f"| {way} | {times[0]:.2f} | {statistics.median(times[1:]):.2f} | {' | '.join(peaks)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--ways", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
+    parser.add_argument("--updates", type=int, default=5, help="after the first")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the server")
+    options = parser.parse_args()
+    for shape in options.shapes:
+        model = build_model(SHAPES[shape], roll_envs.make("roll/FrozenLake-v0"), seed=0)
+        weights = sum(tensor.nbytes for _, tensor in weights_of(model.network)) / 2**20
+        settings = {"name": "vllm", "max_tokens": 256, "dtype": options.dtype}
+        engine = make_engine(model, EngineConfig.model_validate(settings))
+        assert isinstance(engine, RemoteEngine)
+        try:
+            print(f"\n{shape} parameters, {weights:.1f} MiB of weights in the learner, server in {options.dtype}\n")
+            print("| way | first update, s | later ones, s | trainer, MiB | server, MiB |\n|---|---|---|---|---|")
+            for way in options.ways:
+                print(measure(engine, model, way, options.updates), flush=True)
+        finally:
+            engine.close()
+
+
+if __name__ == "__main__":
+    main()
