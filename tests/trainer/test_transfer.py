@@ -123,6 +123,11 @@ def test_workers_that_do_not_take_part_end_a_broadcast(
         engine.close()
 
 
+def test_an_address_of_another_machine_is_refused(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
+    with pytest.raises(EngineError, match=r"engine.transfer_address '192.0.2.1' is no address of this machine"):
+        connect(model, fake[0], transfer="broadcast", transfer_address="192.0.2.1")
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_worker_that_fails_ends_an_update_at_once(
     model: LanguageModel, fake: tuple[str, FakeVLLM], monkeypatch: pytest.MonkeyPatch, way: str

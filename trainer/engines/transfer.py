@@ -71,7 +71,6 @@ async def _mapped(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
 async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> AsyncIterator[Send]:
     """The workers open the memory of a bucket: CUDA IPC on a GPU that they share with the learner."""
     await ask("/init_weight_transfer_engine", {"init_info": {}})
-
     files: list[Any] = []
 
     def allocate(size: int) -> torch.Tensor:
@@ -101,7 +100,7 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
     """The workers receive buckets through a process group: NCCL between GPUs, gloo elsewhere."""
     nccl = options.on_gpu and weights.device.type == "cuda"
     workers = (await ask("/get_world_size", method="GET"))["world_size"]
-    with socket.create_server((options.address, 0)) as listener:
+    with _listener(options.address) as listener:
         agreed = {
             "backend": "nccl" if nccl else "gloo",
             "address": options.address,
@@ -132,18 +131,27 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
         await asyncio.to_thread(group.close)
 
 
+def _listener(address: str) -> socket.socket:
+    try:
+        return socket.create_server((address, 0))
+    except OSError as error:
+        raise EngineError(f"engine.transfer_address '{address}' is no address of this machine: {error}") from error
+
+
 async def _together(asking: Awaitable[Any], own: Awaitable[Any], problem: str) -> tuple[Any, Any]:
     """What both sides of a step give. Where both fail, the server says why; its own side has a deadline."""
     asked, mine = asyncio.ensure_future(asking), asyncio.ensure_future(own)
     await asyncio.wait({mine})
-    if mine.exception() is not None:
-        await asyncio.wait({asked}, timeout=_GRACE_S)
-    if not asked.done() and mine.exception() is not None:
-        asked.cancel()
-        if isinstance(mine.exception(), RuntimeError):  # as torch's errors of process groups are
-            raise EngineError(f"{problem}: {mine.exception()}") from mine.exception()
-        raise mine.exception() or AssertionError
-    return await asked, await mine
+    fault = mine.exception()
+    if fault is None:
+        return await asked, mine.result()
+    await asyncio.wait({asked}, timeout=_GRACE_S)
+    if asked.done():
+        await asked  # raises what went wrong there
+    asked.cancel()
+    if isinstance(fault, RuntimeError):  # as torch's errors of process groups are
+        raise EngineError(f"{problem}: {fault}") from fault
+    raise fault
 
 
 def _buckets(

@@ -139,7 +139,7 @@ _VARIABLES = {
 # Prompts are run whole: one that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU
 # Generator does not use offset").
 _CPU_FLAGS = ("no-enable-chunked-prefill", "enforce-eager")
-_OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
 """Of the trainer's Python."""
 
 
