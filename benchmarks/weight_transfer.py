@@ -6,13 +6,14 @@
 
 One server per shape, started here on the CPU, takes the same weights by each way. The first update of a way and the
 median of later ones are given, each with the probe, as a run does them. Memory is what trainer and server hold at the
-most during an update above what they held before, shared pages counted by halves: the kept copy, which stays until the
-next update, and what the way needs for a moment. Until an update has succeeded the last copy is kept too.
+most during an update above what they held before, shared memory counted at the trainer, which makes it: a second copy
+of the weights, since the last one is kept until the update has succeeded, and what the way needs for a moment.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import threading
@@ -62,15 +63,17 @@ class Peak:
 
 
 def held_mib(pids: Sequence[int]) -> float:
-    """Proportional set size: a page that two processes have mapped counts half for each."""
+    """Memory of their own, and the files in memory that they made."""
     total = 0.0
     for pid in pids:
-        try:
+        with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += next(float(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-    return total / 1024
+            total += next(float(line.split()[1]) for line in text.splitlines() if line.startswith("Pss_Anon:")) / 1024
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(file).startswith("/memfd:roll-"):
+                    total += file.stat().st_blocks * 512 / 2**20
+    return total
 
 
 def server_pids(engine: RemoteEngine) -> list[int]:

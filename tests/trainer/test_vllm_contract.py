@@ -454,8 +454,7 @@ def test_the_preflight_knows_the_shapes_of_models(environment: Path, tmp_path: P
     with pytest.raises(ConfigError, match="attention heads 8 wide"):
         configured(tmp_path, engine={"name": "vllm"})
     wide = {"hidden_size": 64, "heads": 2}
-    with pytest.raises(ConfigError, match=r"engine\.device 'cuda': vLLM runs on the CPU only"):
-        configured(tmp_path, engine={"name": "vllm", "device": "cuda"}, model=wide)
+    configured(tmp_path, engine={"name": "vllm", "device": "cuda"})  # where any width will do
     configured(tmp_path, engine={"name": "vllm"}, model=wide)
 
 

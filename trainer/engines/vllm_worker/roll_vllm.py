@@ -89,17 +89,18 @@ class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[mi
                 # Private to this process: torch wants memory that could be written to, and nobody may change these.
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             yield from views(torch.frombuffer(memory, dtype=torch.uint8), info.pieces)
-        elif info.handle is not None:
-            # vLLM holds on to weights until it has all of a layer, and the next bucket would lie in the same memory.
-            for name, tensor in views(open_memory(info.handle), info.pieces):
-                yield name, tensor.clone()
+            return
+        if info.handle is not None:
+            bucket = open_memory(info.handle)
         else:
             assert self._group is not None
             assert info.broadcast is not None
             device = self.device if self._group.backend == "nccl" else "cpu"
             bucket = torch.empty(info.broadcast, dtype=torch.uint8, device=device)
             self._group.broadcast(bucket)
-            yield from views(bucket, info.pieces)
+        # vLLM holds on to weights until it has all of a layer: not to the bucket, in which the next weights may lie.
+        for name, tensor in views(bucket, info.pieces):
+            yield name, tensor.clone()
 
     def finish_weight_update(self) -> None:
         self._leave()
