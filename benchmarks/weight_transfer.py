@@ -64,7 +64,7 @@ class Peak:
 
 def held_mib(pids: Sequence[int]) -> float:
     """Memory of their own, and the files in memory that they made."""
-    total = 0.0
+    total, files = 0.0, {}
     for pid in pids:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -72,8 +72,9 @@ def held_mib(pids: Sequence[int]) -> float:
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if os.readlink(file).startswith("/memfd:roll-"):
-                    total += file.stat().st_blocks * 512 / 2**20
-    return total
+                    found = file.stat()  # one that is mapped is open twice
+                    files[found.st_ino] = found.st_blocks * 512 / 2**20
+    return total + sum(files.values())
 
 
 def server_pids(engine: RemoteEngine) -> list[int]:

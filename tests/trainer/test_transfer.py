@@ -281,6 +281,8 @@ def test_what_is_only_for_the_cpu_is_not_said_to_a_server_on_a_gpu() -> None:
     found = variables(settings, gpu=True)
     assert not any(key.startswith(("VLLM_CPU", "VLLM_ENABLE_V1")) for key in found)
     assert found["VLLM_PLUGINS"] == "roll"
+    apart = VLLMSettings(gpus="2,3,5,7", tensor_parallel_size=2, replicas=2).resolved("cuda")
+    assert [variables(apart, gpu=True, number=i)["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["2,3", "5,7"]
     on_cpu = VLLMSettings(threads=2, kv_cache_gib=3).resolved("cpu")
     words = " ".join(command_line(on_cpu, max_tokens=500, gpu=False))
     assert "--no-enable-chunked-prefill" in words
@@ -324,6 +326,9 @@ def test_memory_of_a_shared_gpu_is_not_passed_to_another_one(tmp_path: Path, mod
     environment = str(made_environment(tmp_path / "gpu", **GPU_BUILD))
     config = EngineConfig(name="vllm", venv=environment, gpus="1", transfer="ipc")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"engine.gpus '1' gives the server others; choose broadcast"):
+        make_engine(model, config)
+    config = EngineConfig(name="vllm", venv=environment, gpus="1", replicas=2)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"engine.gpus '1' are fewer than the 2 of all replicas"):
         make_engine(model, config)
 
 

@@ -47,7 +47,8 @@ class VLLMSettings(RemoteSettings):
     kv_cache_gib: int = Field(1, ge=1)
     """Memory of a server on the CPU for keys and values, in GiB."""
     gpus: str | None = None
-    """GPUs of the server, as CUDA_VISIBLE_DEVICES lists them, e.g. '1'; null shares the learner's."""
+    """GPUs of the server, as CUDA_VISIBLE_DEVICES lists them, e.g. '1', dealt out where there are replicas; null shares
+    the learner's."""
     gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
     """Share of each GPU's memory that a server takes while it is awake: weights, keys and values."""
     tensor_parallel_size: int = Field(1, ge=1)
@@ -160,12 +161,14 @@ def command_line(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> list[
     return [*pairs, *(f"--{flag}" for flag in flags), *settings.arguments]
 
 
-def variables(settings: VLLMSettings, *, gpu: bool) -> dict[str, str]:
-    """The environment variables of a server."""
+def variables(settings: VLLMSettings, *, gpu: bool, number: int = 0) -> dict[str, str]:
+    """The environment variables of replica ``number``."""
     found = {key: value for key, value in os.environ.items() if key not in _OWN_VARIABLES} | _VARIABLES
     found["PYTHONPATH"] = str(_WORKER)
     if gpu:
-        return found | ({} if settings.gpus is None else {"CUDA_VISIBLE_DEVICES": settings.gpus})
+        size = settings.tensor_parallel_size
+        mine = [] if settings.gpus is None else settings.gpus.split(",")[size * number : size * (number + 1)]
+        return found | ({"CUDA_VISIBLE_DEVICES": ",".join(mine)} if mine else {})
     return found | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -174,8 +177,8 @@ def variables(settings: VLLMSettings, *, gpu: bool) -> dict[str, str]:
     }
 
 
-def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, *, gpu: bool) -> Server:
-    """The server that is started for a model of ``config``; its files are in a temporary folder."""
+def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, *, gpu: bool, number: int) -> Server:
+    """Replica ``number``, which is started for a model of ``config``; its files are in a temporary folder."""
     from trainer.engines.server import Server
 
     folder = tempfile.TemporaryDirectory(prefix="roll-vllm-")
@@ -185,7 +188,7 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
     return Server(
         url,
         [*program, *model, *command_line(settings, max_tokens=max_tokens, gpu=gpu)],
-        environment=variables(settings, gpu=gpu) | {"VLLM_RPC_BASE_PATH": folder.name},
+        environment=variables(settings, gpu=gpu, number=number) | {"VLLM_RPC_BASE_PATH": folder.name},
         log=settings.log_file,
         folder=folder,
     )
@@ -199,6 +202,9 @@ def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool
         problems.append(f"engine.max_tokens {max_tokens} is more than the model's {config.max_position_embeddings}")
     if settings.weights_folder and not os.path.isdir(settings.weights_folder):
         problems.append(f"engine.weights_folder '{settings.weights_folder}' is no folder of this machine")
+    needed = settings.replicas * settings.tensor_parallel_size
+    if settings.gpus is not None and len(settings.gpus.split(",")) < needed:
+        problems.append(f"engine.gpus '{settings.gpus}' are fewer than the {needed} of all replicas")
     if settings.gpus is not None and settings.transfer == "ipc":
         problems.append(
             f"engine.transfer 'ipc' passes memory of a GPU that is shared, and engine.gpus '{settings.gpus}' gives the "
@@ -227,7 +233,10 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
     if problems := _problems(settings, config, max_tokens, gpu=gpu):
         raise ConfigError("engine 'vllm': " + "; ".join(problems))
     config.architectures = [type(loaded.network).__name__]
-    servers = [_own_server(config, settings, url, max_tokens, gpu=gpu) if ours else Server(url) for url in urls]
+    servers = [
+        _own_server(config, settings, url, max_tokens, gpu=gpu, number=number) if ours else Server(url)
+        for number, url in enumerate(urls)
+    ]
     options = TransportOptions(on_gpu=gpu, address=settings.transfer_address, timeout_s=settings.transfer_timeout_s)
     dialect = VLLMDialect(TRANSPORTS[settings.transfer], options, colocated=bool(settings.colocated))
     return RemoteEngine(loaded, dialect, settings, servers, max_tokens=max_tokens)
