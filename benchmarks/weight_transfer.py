@@ -4,10 +4,10 @@
     python benchmarks/weight_transfer.py              # 0.4 and 135 million parameters, all ways
     python benchmarks/weight_transfer.py --shapes 0.4m --ways broadcast --updates 20
 
-One server per shape, started here on the CPU, takes the same weights by each way. The first update of a way and the
-median of later ones are given, each with the probe, as a run does them. Memory is what trainer and server hold at the
-most during an update above what they held before, shared memory counted at the trainer, which makes it: a second copy
-of the weights, since the last one is kept until the update has succeeded, and what the way needs for a moment.
+A server is started here on the CPU for each line. Its first update after that of its start and the median of later ones
+are given, each with the probe, as a run does them. Memory is what trainer and server hold at the most during an update
+above what they held before, shared memory counted at the trainer, which makes it: a second copy of the weights, since
+the last one is kept until the update has succeeded, and what the way needs for a moment.
 """
 
 from __future__ import annotations
@@ -92,10 +92,8 @@ def server_pids(engine: RemoteEngine) -> list[int]:
     return found
 
 
-def measure(engine: RemoteEngine, model: LanguageModel, way: str, updates: int) -> str:
-    """One line of the table: times of updates by ``way``, then memory in further ones."""
-    dialect = engine._dialect
-    dialect._transport, engine._live = TRANSPORTS[way], TRANSPORTS[way].live  # type: ignore[attr-defined]
+def measure(engine: RemoteEngine, model: LanguageModel, updates: int) -> str:
+    """Times of updates, then memory in further ones: the cells of one line of the table."""
     times = []
     for _ in range(1 + updates):
         started = time.monotonic()
@@ -106,7 +104,7 @@ def measure(engine: RemoteEngine, model: LanguageModel, way: str, updates: int) 
         with Peak(pids) as peak:
             engine.update_weights(weights_of(model.network), engine.version + 1)
         peaks.append(f"{peak.above:.0f}")
-    return f"| {way} | {times[0]:.2f} | {statistics.median(times[1:]):.2f} | {' | '.join(peaks)} |"
+    return f"{times[0]:.2f} | {statistics.median(times[1:]):.2f} | {' | '.join(peaks)}"
 
 
 def main() -> None:
@@ -119,16 +117,16 @@ def main() -> None:
     for shape in options.shapes:
         model = build_model(SHAPES[shape], roll_envs.make("roll/FrozenLake-v0"), seed=0)
         weights = sum(tensor.nbytes for _, tensor in weights_of(model.network)) / 2**20
-        settings = {"name": "vllm", "max_tokens": 256, "dtype": options.dtype}
-        engine = make_engine(model, EngineConfig.model_validate(settings))
-        assert isinstance(engine, RemoteEngine)
-        try:
-            print(f"\n{shape} parameters, {weights:.1f} MiB of weights in the learner, server in {options.dtype}\n")
-            print("| way | first update, s | later ones, s | trainer, MiB | server, MiB |\n|---|---|---|---|---|")
-            for way in options.ways:
-                print(measure(engine, model, way, options.updates), flush=True)
-        finally:
-            engine.close()
+        print(f"\n{shape} parameters, {weights:.1f} MiB of weights in the learner, server in {options.dtype}\n")
+        print("| way | first update, s | later ones, s | trainer, MiB | server, MiB |\n|---|---|---|---|---|")
+        for way in options.ways:
+            settings = {"name": "vllm", "max_tokens": 256, "dtype": options.dtype, "transfer": way}
+            engine = make_engine(model, EngineConfig.model_validate(settings))
+            assert isinstance(engine, RemoteEngine)
+            try:
+                print(f"| {way} | {measure(engine, model, options.updates)} |", flush=True)
+            finally:
+                engine.close()
 
 
 if __name__ == "__main__":
