@@ -25,7 +25,7 @@ help: ## show this list
 quickstart: .venv/train.stamp ## train a small model to play FrozenLake (minutes)
 	.venv/bin/roll-train configs/frozenlake_tiny.yaml $(ARGS)
 
-learn-llm: models/smollm2-135m/config.json ## train a real language model to play FrozenLake (an hour)
+learn-llm: models/smollm2-135m/config.json ## train a language model to play FrozenLake (slow)
 	.venv/bin/roll-train configs/frozenlake_smollm2.yaml $(ARGS)
 
 # Small models are quicker on one thread, above all on a busy machine. The tests start some hundred processes, each of
