@@ -63,7 +63,7 @@ class Peak:
 
 
 def held_mib(pids: Sequence[int]) -> float:
-    """Memory of their own, and the files in memory that they made."""
+    """Memory of their own, and the files in memory that the trainer made."""
     total, files = 0.0, {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -71,7 +71,8 @@ def held_mib(pids: Sequence[int]) -> float:
             total += next(float(line.split()[1]) for line in text.splitlines() if line.startswith("Pss_Anon:")) / 1024
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                if os.readlink(file).startswith("/memfd:roll-"):
+                # A server that maps a file of the trainer has it open too.
+                if pid == os.getpid() and os.readlink(file).startswith("/memfd:roll-"):
                     found = file.stat()  # one that is mapped is open twice
                     files[found.st_ino] = found.st_blocks * 512 / 2**20
     return total + sum(files.values())
