@@ -1,5 +1,4 @@
-"""Fakes with which whole loops run without a model: two tiny environments, a policy that answers from a script, and a
-renderer over characters.
+"""Fakes with which whole loops run without a model: two tiny environments, and a policy that answers from a script.
 
 The exact ids, log-probabilities and weight versions are known beforehand, and failures and delays come where a test
 wants them.
@@ -21,8 +20,8 @@ import gymnasium
 from roll_envs.env import AnyText, EnvironmentCard, TextEnv
 from roll_envs.errors import DeadlineExceededError
 from roll_envs.parsing import ActionFormat, make_action_format
-from roll_envs.policy import Policy
-from roll_envs.types import Completion, FinishReason, Message, SamplingParams
+from roll_envs.policy import CharRenderer, Policy
+from roll_envs.types import Completion, FinishReason, SamplingParams
 
 # -- environments: one to win by counting, one that repeats what it is told --------------------------------------------
 
@@ -123,41 +122,10 @@ class EchoEnv(gymnasium.Env[str, str]):
         return self._shown
 
 
-# -- a model: its renderer and its policy ------------------------------------------------------------------------------
+# -- a policy ---------------------------------------------------------------------------------------------------------
 
 Script = Callable[[tuple[int, ...]], Sequence[int] | str]
 """From the prompt's ids to the completion, as ids or as text."""
-
-
-class CharRenderer:
-    """A :class:`roll_envs.policy.Renderer` with one id per Unicode character.
-
-    Ids 0, 1, 2 open a message of system, user and assistant, 3 ends a message, and a character c is ``ord(c) + 4``:
-    ``render([user "hi"])`` is ``(1, 108, 109, 3, 2)``. Any text survives the way there and back, lone surrogates too.
-    """
-
-    ROLES: Mapping[str, int] = {"system": 0, "user": 1, "assistant": 2}
-    STOP = 3
-    FIRST = 4
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        return (self.STOP,)
-
-    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        ids = [i for m in messages for i in (self.ROLES[m.role], *self.encode(m.content), self.STOP)]
-        return (*ids, self.ROLES["assistant"])
-
-    def extend(self, ids: Sequence[int], message: Message) -> tuple[int, ...] | None:
-        closing = () if ids and ids[-1] == self.STOP else (self.STOP,)
-        return (*ids, *closing, *self.render([message]))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(i - self.FIRST) for i in ids if i >= self.FIRST)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of plain text, without any markers."""
-        return tuple(ord(c) + self.FIRST for c in text)
 
 
 @dataclass(eq=False)
