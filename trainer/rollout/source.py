@@ -25,7 +25,7 @@ from roll_envs.types import Completion, Group, Metrics, SamplingParams, Task, Tr
 from trainer.algorithms.shaping import keep_groups
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.parts import ESTIMATORS
-from trainer.engines import Engine, make_engine
+from trainer.engines import Engine, find_engine, make_engine, not_trained_here
 from trainer.model.network import LanguageModel, build_model
 from trainer.model.renderer import ChatRenderer
 
@@ -110,12 +110,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
     ) -> None:
         """Open the parts of ``config``; ``temperature``, ``seed`` and ``model`` replace what it says."""
         self.config = config
+        prompts = find_engine(config.engine.name).prompts(config)
         self.env = roll_envs.make(config.env.id, **config.env.kwargs)
-        self.model = model or build_model(config.model, self.env, config.seed)
-        self.threads = int(getattr(config.learner, "threads", 0)) or _threads(self.model.parameters)
+        self._model = model if model or prompts else build_model(config.model, self.env, config.seed)
+        parameters = self._model.parameters if self._model else 0
+        self.threads = int(getattr(config.learner, "threads", 0)) or _threads(parameters)
         torch.set_num_threads(self.threads)
-        renderer = ChatRenderer(self.model.tokenizer, variables=config.context.template)
-        self.rewrites_history = renderer.rewrites_history
+        variables = config.context.template
+        renderer = prompts.renderer if prompts else ChatRenderer(self.model.tokenizer, variables=variables)
+        self.rewrites_history: bool = getattr(renderer, "rewrites_history", False)
         """Whether the chat template changes earlier turns, so that a turn may begin a sequence of its own."""
         self.settings = EpisodeSettings(
             context=load_context(config.context.kind, turns=config.context.turns, function=config.context.function),
@@ -125,7 +128,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 max_new_tokens=config.sampling.max_new_tokens,
                 stop_ids=renderer.stop_ids,
             ),
-            max_tokens=config.engine.max_tokens,
+            max_tokens=prompts.max_tokens if prompts else config.engine.max_tokens,
             seed=config.seed if seed is None else seed,
             system_prompt=config.context.system_prompt,
             observation_template=config.context.observation_template,
@@ -138,10 +141,17 @@ class Session(contextlib.AbstractContextManager["Session"]):
         gc.freeze()
 
     @property
+    def model(self) -> LanguageModel:
+        """The model that is trained. Raises :class:`ConfigError` where the engine has one of its own instead."""
+        if self._model is None:
+            raise not_trained_here(self.config.engine.name)
+        return self._model
+
+    @property
     def engine(self) -> Engine:
         """The inference engine, started at first use."""
         if self._engine is None:
-            self._engine = make_engine(self.model, self.config.engine)
+            self._engine = make_engine(self._model, self.config.engine)
         return self._engine
 
     def start(

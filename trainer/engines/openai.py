@@ -1,0 +1,334 @@
+"""A server with OpenAI's API as an engine: for evaluation, judges and teachers, since its weights are not ours.
+
+Prompts are ids of characters, which become messages again before they are sent, so that server and model need be known
+by their address and name alone. With ``token_ids`` they are ids of the model's own tokenizer, to and fro (vLLM).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import sys
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import Field
+
+from roll_envs.chat_api import read_answer
+from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError, MissingExtraError
+from roll_envs.policy import CharRenderer
+from roll_envs.settings import Settings
+from roll_envs.types import Completion, FinishReason, Message, SamplingParams
+from trainer.config.parts import part_settings
+from trainer.engines import Engine, EnginePart, Prompts, check_request
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.config import RunConfig
+    from trainer.model.network import LanguageModel
+
+_TEXT = CharRenderer()
+_GREETING = Message(role="user", content="Say OK.")
+_GREETINGS = 3
+"""So many tries of the first request, half a second apart, before a server that fails is taken for none."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_OURS = ("model", "messages", "prompt", "stream", "n", "echo", "logprobs", "return_token_ids")
+"""Fields that ``engine.body`` may not change: the answer would not be what is read."""
+
+
+class OpenAISettings(Settings):
+    """Settings of the OpenAI engine."""
+
+    url: str
+    """Address of the API, up to and with the version, e.g. https://api.openai.com/v1."""
+    model: str = Field(min_length=1)
+    """Name of the model at the server."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the API key; null sends none."""
+    max_running: int = Field(32, ge=1)
+    """Requests that are at the server at the same time; the others wait here."""
+    body: dict[str, Any] = Field(default_factory=dict)
+    """More fields of each request, e.g. {top_p: 0.9}; null leaves one of ours out, e.g. {seed: null}."""
+    token_ids: bool = False
+    """Send and read ids of the tokenizer in model.path, in its chat template; the server must be vLLM."""
+
+
+# -- what is sent, and how the answer is read --------------------------------------------------------------------------
+
+
+class _Route(NamedTuple):
+    """A way to ask for a completion."""
+
+    path: str
+    body: Callable[[tuple[int, ...], SamplingParams], dict[str, Any]]
+    read: Callable[[Any, SamplingParams], Completion]
+    """Raises ServerFaultError for what may be asked again, and EngineError for what would come again."""
+
+
+def _chat_body(prompt: tuple[int, ...], sampling: SamplingParams) -> dict[str, Any]:
+    # A lone surrogate, which a model may well produce, is no text that a server takes.
+    messages = [
+        {"role": m.role, "content": m.content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")}
+        for m in _TEXT.messages(prompt)
+    ]
+    return {"messages": messages, **_sampled(sampling)}
+
+
+def _read_chat(reply: Any, sampling: SamplingParams) -> Completion:
+    from trainer.engines.server import ServerFaultError
+
+    try:
+        answer = read_answer(reply)
+    except ValueError as error:
+        raise ServerFaultError(str(error)) from None
+    if answer.finish == "content_filter":
+        raise EngineError("a content filter of the server ended the answer, which is not the model's then")
+    if answer.finish in ("abort", "error"):
+        raise ServerFaultError(f"the server ended the answer ({answer.finish})")
+    finish: FinishReason = "length" if answer.finish == "length" else "stop"
+    ids = (*_TEXT.encode(answer.text or answer.refusal), *(_TEXT.stop_ids if finish == "stop" else ()))
+    return Completion(ids=ids, logprobs=(0.0,) * len(ids), finish=finish, weight_version=0)
+
+
+def _tokens_body(prompt: tuple[int, ...], sampling: SamplingParams) -> dict[str, Any]:
+    ends = {"stop_token_ids": list(sampling.stop_ids), "ignore_eos": True}  # only these ids end an answer
+    return {"prompt": prompt, "logprobs": 0, "return_token_ids": True, **ends, **_sampled(sampling)}
+
+
+def _read_tokens(reply: Any, sampling: SamplingParams) -> Completion:
+    from trainer.engines.server import ServerFaultError
+
+    try:
+        choice = reply["choices"][0]
+        if choice.get("token_ids") is None:
+            raise EngineError("the server gives no token ids, as vLLM does; leave engine.token_ids out")
+        ids, finish = tuple(choice["token_ids"]), choice["finish_reason"]
+        logprobs = tuple(float(logprob) for logprob in choice["logprobs"]["token_logprobs"]) if ids else ()
+        if not all(type(i) is int and i >= 0 for i in ids) or len(ids) != len(logprobs):
+            raise ValueError("token_ids and token_logprobs do not fit")
+        if finish not in ("stop", "length") or len(ids) > sampling.max_new_tokens:
+            raise ValueError(f"{len(ids)} ids end with {finish!r}")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ServerFaultError(f"the reply is no completion ({error}): {str(reply)[:200]}") from None
+    return Completion(ids=ids, logprobs=logprobs, finish=finish, weight_version=0)
+
+
+def _sampled(sampling: SamplingParams) -> dict[str, Any]:
+    seed = None if sampling.seed is None else sampling.seed % 2**31  # some servers take 32 bits
+    return {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "seed": seed}
+
+
+_CHAT = _Route("/chat/completions", _chat_body, _read_chat)
+_TOKENS = _Route("/completions", _tokens_body, _read_tokens)
+
+
+# -- the engine --------------------------------------------------------------------------------------------------------
+
+
+class OpenAIEngine(Engine):
+    """A :class:`roll_envs.policy.Policy` over a server with OpenAI's API.
+
+    Without ``token_ids``, prompts and completions are ids of :class:`~roll_envs.policy.CharRenderer`, and each id has
+    the log-probability 0.0, which says nothing.
+    """
+
+    def __init__(self, settings: OpenAISettings, *, key: str = "", max_tokens: int = sys.maxsize) -> None:
+        """Ask the server for a short answer. Raises :class:`EngineError` where none comes, with what to do."""
+        from trainer.engines.server import ServerClient
+
+        self._settings, self._key, self._max_tokens = settings, key, max_tokens
+        self._url = settings.url.rstrip("/")
+        self._route = _TOKENS if settings.token_ids else _CHAT
+        self._slots = asyncio.Semaphore(settings.max_running)
+        self._closed = False
+        self._client = ServerClient(self._url, proxies=True)
+        try:
+            self._client.run(self._greet())
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+    ) -> Future[Completion]:
+        """Send a request, or let it wait for its turn; returns at once."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        prompt = check_request(prompt_ids, sampling, vocabulary=2**31, max_tokens=self._max_tokens)
+        try:
+            body = self._body(prompt, sampling)
+        except ValueError as error:
+            raise EngineError(f"the prompt was not made by this engine's renderer: {error}") from None
+        return self._client.start(self._answer(body, sampling, timeout_s))
+
+    def update_weights(self, source: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Always raises :class:`EngineError`."""
+        raise EngineError("engine 'openai' takes no weights: the model is the server's; train with another engine")
+
+    def health(self) -> None:
+        """Raise :class:`EngineError` when the server cannot be reached or fails."""
+        from trainer.engines.server import ServerRefusalError
+
+        if self._closed:
+            raise EngineError("the engine is closed")
+        try:
+            self._client.run(self._ask("/models"))
+        except ServerRefusalError:
+            return  # it is there; not every server has this route
+
+    def close(self) -> None:
+        """End every request with :class:`EngineError`."""
+        if not self._closed:
+            self._closed = True
+            self._client.close()
+
+    def _body(self, prompt: tuple[int, ...], sampling: SamplingParams) -> dict[str, Any]:
+        fields = {"model": self._settings.model, **self._route.body(prompt, sampling), **self._settings.body}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else None
+        method = "GET" if body is None else "POST"
+        try:
+            return await self._client.ask(path, body, method=method, headers=headers, patient=body is not None)
+        except EngineError as error:
+            if self._key:  # a server may repeat what it refuses
+                error.args = (str(error).replace(self._key, "(the key)"),)
+            raise
+
+    async def _answer(self, body: Mapping[str, Any], sampling: SamplingParams, timeout_s: float) -> Completion:
+        """Wait for a slot, ask, and ask again until there is an answer or no time left."""
+        from trainer.engines.server import ServerFaultError
+
+        problem, pause_s = "", _FIRST_PAUSE_S
+        try:
+            async with asyncio.timeout(timeout_s), self._slots:
+                while True:
+                    try:
+                        return self._route.read(await self._ask(self._route.path, body), sampling)
+                    except ServerFaultError as fault:
+                        problem = f" ({fault})"
+                        # Not all at the same time again.
+                        await asyncio.sleep(max(fault.pause_s, pause_s * random.uniform(0.5, 1.0)))
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        except TimeoutError:
+            raise DeadlineExceededError(self.answer_name + problem, timeout_s) from None
+        except asyncio.CancelledError:
+            if self._closed:
+                raise EngineError("the engine is closed") from None
+            raise
+
+    async def _greet(self) -> None:
+        from trainer.engines.server import ServerFaultError, ServerRefusalError
+
+        sampling = SamplingParams(max_new_tokens=16, seed=0)
+        prompt = (1,) if self._settings.token_ids else _TEXT.render([_GREETING])
+        body, fault = self._body(prompt, sampling), ""
+        for _ in range(_GREETINGS):
+            try:
+                self._route.read(await self._ask(self._route.path, body), sampling)
+                return
+            except ServerRefusalError as error:
+                raise EngineError(f"engine 'openai': {error}; {await self._advice(error.status)}") from None
+            except ServerFaultError as error:
+                fault = str(error)
+                await asyncio.sleep(_FIRST_PAUSE_S)
+        raise EngineError(
+            f"engine 'openai': {self._url} gave no answer in {_GREETINGS} tries ({fault}); start the server, or check "
+            "engine.url"
+        )
+
+    async def _advice(self, status: int) -> str:
+        """What to do about a refusal of the first request."""
+        if status in (401, 403):
+            named = "check the key in the variable that engine.api_key_env names"
+            return named if self._key else "say in engine.api_key_env which environment variable holds the API key"
+        if status == 404:
+            known = ""
+            try:
+                models = [str(each["id"]) for each in (await self._ask("/models"))["data"]]
+                known = f" (the server has: {', '.join(models[:10]) or 'none'})"
+            except (EngineError, KeyError, TypeError):
+                pass
+            return f"check engine.model{known} and engine.url, which ends with the version, such as /v1"
+        return (
+            "leave a field out that the server does not take by engine.body={NAME: null}; a model without a chat "
+            "template needs one at the server"
+        )
+
+
+# -- the part ----------------------------------------------------------------------------------------------------------
+
+
+def _setting_problems(settings: OpenAISettings) -> list[str]:
+    problems, url = [], urllib.parse.urlsplit(settings.url)
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+        problems.append(f"engine.url is {settings.url!r}; allowed: an address such as http://127.0.0.1:8000/v1")
+    elif url.username is not None or url.password is not None:
+        problems.append("engine.url has a user or password in it; give a key in the variable of engine.api_key_env")
+    elif url.path.rstrip("/").endswith("/completions"):
+        problems.append(f"engine.url is {settings.url!r}; it ends with the version, such as /v1, and no route")
+    # Not shown: it may well be the key.
+    if settings.api_key_env is not None and not re.fullmatch(r"[A-Za-z_]\w*", settings.api_key_env, re.ASCII):
+        problems.append("engine.api_key_env is not the name of an environment variable, such as OPENAI_API_KEY")
+    for name in settings.body:
+        if name in _OURS:
+            problems.append(f"engine.body may not change {name!r}")
+    return problems
+
+
+def _key(settings: OpenAISettings) -> str:
+    """The API key. Raises :class:`ConfigError` where there is none, or one that no request can carry."""
+    if settings.api_key_env is None:
+        return ""
+    key = os.environ.get(settings.api_key_env, "").strip()
+    if not key:
+        raise ConfigError("engine 'openai': the environment variable that engine.api_key_env names is not set")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            "engine 'openai': the key in the variable that engine.api_key_env names has strange characters"
+        )
+    return key
+
+
+class OpenAIPart(EnginePart):
+    """The OpenAI engine."""
+
+    def problems(self, config: RunConfig) -> list[str]:
+        settings = part_settings(config.engine, self)
+        problems = _setting_problems(settings)
+        if settings.token_ids and config.model.path is None:
+            problems.append("engine.token_ids needs the server's tokenizer: give its folder as model.path")
+        return problems
+
+    def prompts(self, config: RunConfig) -> Prompts:
+        if not part_settings(config.engine, self).token_ids:
+            return Prompts(renderer=_TEXT, max_tokens=sys.maxsize)
+        from trainer.model.network import load_tokenizer
+        from trainer.model.renderer import ChatRenderer
+
+        assert config.model.path is not None
+        renderer = ChatRenderer(load_tokenizer(Path(config.model.path)), variables=config.context.template)
+        return Prompts(renderer=renderer, max_tokens=config.engine.max_tokens)
+
+
+def _make(model: LanguageModel | Path | None, settings: OpenAISettings, *, max_tokens: int, device: str) -> Engine:
+    problems = _setting_problems(settings)
+    if problems:
+        raise ConfigError("; ".join(problems))
+    try:
+        return OpenAIEngine(settings, key=_key(settings), max_tokens=max_tokens if settings.token_ids else sys.maxsize)
+    except ModuleNotFoundError as error:
+        if error.name == "aiohttp":
+            raise MissingExtraError("engine 'openai'", "openai") from error
+        raise
+
+
+OPENAI = OpenAIPart(settings=OpenAISettings, make=_make)
+"""A server with OpenAI's API, somewhere."""
