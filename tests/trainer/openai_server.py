@@ -29,6 +29,7 @@ class FakeAPI:
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[Any] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: int = 0
     most_at_once: int = 0
 
@@ -59,7 +60,7 @@ class FakeAPI:
             return web.Response(status=int(fault), text="busy", headers=headers)
         match fault:
             case "hang":
-                await asyncio.sleep(30)
+                await self.over.wait()
             case "later":
                 return web.Response(status=429, text="busy", headers={"Retry-After": "30"})
             case "redirect":
@@ -152,16 +153,15 @@ def serve(say: Say | str = "Right", **settings: Any) -> Iterator[FakeAPI]:
         await site.start()
         api.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         ready.set()
-        await done.wait()
+        await api.over.wait()
         await runner.cleanup()
 
-    done = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     assert ready.wait(10)
     try:
         yield api
     finally:
-        loop.call_soon_threadsafe(done.set)
+        loop.call_soon_threadsafe(api.over.set)
         thread.join()
         loop.close()

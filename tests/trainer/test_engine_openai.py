@@ -336,7 +336,7 @@ def test_a_whole_evaluation_against_a_server_that_fails_now_and_then(
     assert (found["tasks"], found["failed"], found["step"]) == (6, 0, 0)
     assert found["valid_action_rate"] == 1.0
     assert found["name"] == "roll/FrozenLake-v0 without training"
-    turns = [r["messages"] for r in api.requests[1:]]
+    turns = [r["messages"] for r in api.requests[2:]]
     assert {m[0]["role"] for m in turns} == {"system"}
     assert max(len(m) for m in turns) == 6  # system, then three questions with two answers between
     assert not (tmp_path / "runs").exists()

@@ -37,6 +37,8 @@ _TEXT = CharRenderer()
 _GREETING = Message(role="user", content="Say OK.")
 _GREETINGS = 3
 """So many tries of the first request, half a second apart, before a server that fails is taken for none."""
+_GREETING_S, _LIST_S = 60.0, 10.0
+"""Longest waits for the answer to it, and for the list of models."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _OURS = ("model", "messages", "prompt", "stream", "n", "echo", "logprobs", "return_token_ids")
 """Fields that ``engine.body`` may not change: the answer would not be what is read."""
@@ -147,7 +149,7 @@ class OpenAIEngine(Engine):
         self._route = _TOKENS if settings.token_ids else _CHAT
         self._slots = asyncio.Semaphore(settings.max_running)
         self._closed = False
-        self._client = ServerClient(self._url, proxies=True)
+        self._client = ServerClient(proxies=True)
         try:
             self._client.run(self._greet())
         except BaseException:
@@ -178,7 +180,7 @@ class OpenAIEngine(Engine):
         if self._closed:
             raise EngineError("the engine is closed")
         try:
-            self._client.run(self._ask("/models"))
+            self._client.run(self._ask("/models", limit_s=_LIST_S))
         except ServerRefusalError:
             return  # it is there; not every server has this route
 
@@ -192,11 +194,14 @@ class OpenAIEngine(Engine):
         fields = {"model": self._settings.model, **self._route.body(prompt, sampling), **self._settings.body}
         return {name: value for name, value in fields.items() if value is not None}
 
-    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _ask(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float | None = None) -> Any:
+        """What the server answers, within ``limit_s`` seconds or however long it takes."""
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else None
         method = "GET" if body is None else "POST"
         try:
-            return await self._client.ask(path, body, method=method, headers=headers, patient=body is not None)
+            return await self._client.ask(
+                self._url, path, body, method=method, headers=headers, limit_s=limit_s, patient=limit_s is None
+            )
         except EngineError as error:
             if self._key:  # a server may repeat what it refuses
                 error.args = (str(error).replace(self._key, "(the key)"),)
@@ -232,7 +237,7 @@ class OpenAIEngine(Engine):
         body, fault = self._body(prompt, sampling), ""
         for _ in range(_GREETINGS):
             try:
-                self._route.read(await self._ask(self._route.path, body), sampling)
+                self._route.read(await self._ask(self._route.path, body, limit_s=_GREETING_S), sampling)
                 return
             except ServerRefusalError as error:
                 raise EngineError(f"engine 'openai': {error}; {await self._advice(error.status)}") from None
@@ -252,7 +257,7 @@ class OpenAIEngine(Engine):
         if status == 404:
             known = ""
             try:
-                models = [str(each["id"]) for each in (await self._ask("/models"))["data"]]
+                models = [str(each["id"]) for each in (await self._ask("/models", limit_s=_LIST_S))["data"]]
                 known = f" (the server has: {', '.join(models[:10]) or 'none'})"
             except (EngineError, KeyError, TypeError):
                 pass

@@ -19,8 +19,6 @@ from torch.func import functional_call
 from roll_envs.errors import EngineError
 from trainer.model.forward import load_weights
 
-__all__ = ["SentWeights", "skeleton_of"]
-
 _ALIGNMENT = 64
 """Bytes: more than any type of tensor needs."""
 

@@ -17,14 +17,12 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 
 from roll_envs.chat_api import RETRY_STATUSES, retry_after_s
 from roll_envs.errors import EngineError
-
-__all__ = ["Server", "ServerClient", "ServerFaultError", "ServerRefusalError", "free_port"]
 
 T = TypeVar("T")
 
@@ -122,9 +120,9 @@ class Server:
 class ServerClient:
     """JSON over HTTP, from an event loop in a thread of its own: a request that waits costs no thread."""
 
-    def __init__(self, url: str, *, proxies: bool = False) -> None:
+    def __init__(self, *, proxies: bool = False) -> None:
         """``proxies``: take those of HTTP_PROXY, HTTPS_PROXY and NO_PROXY."""
-        self.url, self._proxies = url, proxies
+        self._proxies = proxies
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
@@ -146,38 +144,34 @@ class ServerClient:
 
     async def ask(
         self,
+        url: str,
         path: str,
         body: Any = None,
         *,
         method: str = "POST",
         headers: Mapping[str, str] | None = None,
+        limit_s: float | None = None,
         patient: bool = False,
+        form: Literal["json", "text"] = "json",
     ) -> Any:
-        """The answer of a route; when ``patient``, however long that takes.
+        """The answer of a route in ``form``: within ``limit_s`` seconds, or however long it takes when ``patient``.
 
         Raises :class:`ServerFaultError` when the server cannot be reached, fails, takes too long, wants fewer requests
         or answers no JSON, and :class:`ServerRefusalError` when it refuses what was asked.
         """
-        limit = aiohttp.ClientTimeout(total=None if patient else ROUTE_TIMEOUT_S)
+        seconds = None if patient else limit_s or ROUTE_TIMEOUT_S
+        limit = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._http.request(
-                method, self.url + path, json=body, headers=headers, timeout=limit, allow_redirects=False
+                method, url + path, json=body, headers=headers, timeout=limit, allow_redirects=False
             ) as reply:
                 if reply.status >= 300:
                     raise _failure(reply.status, path, reply.headers.get("Retry-After", ""), await reply.text())
-                return await reply.json(content_type=None)
+                return await (reply.json(content_type=None) if form == "json" else reply.text())
         except TimeoutError as error:
-            raise ServerFaultError(f"gave up waiting for {path} after {ROUTE_TIMEOUT_S:g} s") from error
+            raise ServerFaultError(f"gave up waiting for {path} after {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise ServerFaultError(f"{path}: {type(error).__name__}: {error}") from error
-
-    async def healthy(self) -> bool:
-        """Whether the server answers, and says that it can work."""
-        try:
-            async with self._http.get(self.url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as reply:
-                return reply.ok
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return False
 
     def close(self) -> None:
         """Cancel all that runs, and end the thread."""
