@@ -159,7 +159,7 @@ class ScriptedPolicy(Policy):
     def __post_init__(self) -> None:
         if not callable(self.script) and not self.script:
             raise ValueError("the script has no answers; give at least one")
-        self._lock, self._timer = threading.Lock(), _Timer()
+        self._lock, self._timer = threading.Lock(), AnswerTimer(self.answer_name)
 
     def submit(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
@@ -167,23 +167,8 @@ class ScriptedPolicy(Policy):
         with self._lock:  # an answer is of the version that there was when its request came, however late it is
             number, version = len(self.prompts), self.weight_version
             self.prompts.append(tuple(prompt_ids))
-        answer: Future[Completion] = Future()
         delay_s = self.delay_s(number) if callable(self.delay_s) else self.delay_s
-
-        def settle() -> None:
-            with contextlib.suppress(InvalidStateError):  # the request was cancelled
-                try:
-                    if delay_s > timeout_s:
-                        raise DeadlineExceededError(self.answer_name, timeout_s)
-                    answer.set_result(self._completion(number, version, sampling))
-                except Exception as error:  # one that was ordered, or the script's own
-                    answer.set_exception(error)
-
-        if delay_s > 0:
-            self._timer.after(min(delay_s, timeout_s), settle)
-        else:
-            settle()
-        return answer
+        return self._timer.answer(lambda: self._completion(number, version, sampling), delay_s, timeout_s)
 
     def _completion(self, number: int, version: int, sampling: SamplingParams) -> Completion:
         if number in self.failures:
@@ -199,16 +184,38 @@ class ScriptedPolicy(Policy):
         return (*self.renderer.encode(said), CharRenderer.STOP) if isinstance(said, str) else tuple(said)
 
 
-class _Timer:
-    """Calls functions at later times from one thread, which lives as long as there is something to call."""
+class AnswerTimer:
+    """Answers that come at later times from one thread, which lives as long as there is one to come."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """``name`` is what a deadline says was waited for."""
+        self._name = name
         self._due = sched.scheduler(time.monotonic, self._wait)
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._running = False
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+    def answer(self, make: Callable[[], Completion], delay_s: float, timeout_s: float) -> Future[Completion]:
+        """A future that gets what ``make`` returns or raises after ``delay_s``, or at once for 0; beyond ``timeout_s``
+        a :class:`DeadlineExceededError` comes then instead."""
+        answer: Future[Completion] = Future()
+
+        def settle() -> None:
+            with contextlib.suppress(InvalidStateError):  # the request was cancelled
+                try:
+                    if delay_s > timeout_s:
+                        raise DeadlineExceededError(self._name, timeout_s)
+                    answer.set_result(make())
+                except Exception as error:  # one that was ordered, or the script's own
+                    answer.set_exception(error)
+
+        if delay_s > 0:
+            self._after(min(delay_s, timeout_s), settle)
+        else:
+            settle()
+        return answer
+
+    def _after(self, delay_s: float, call: Callable[[], None]) -> None:
         with self._lock:
             self._due.enter(delay_s, 0, call)
             self._changed.set()

@@ -95,6 +95,7 @@ ENGINES: Registry[Any] = Registry(
     built_in={
         "hf": "trainer.engines:HF",
         "openai": "trainer.engines.openai:OPENAI",
+        "scripted": "trainer.engines.scripted:SCRIPTED",
         "vllm": "trainer.engines.vllm:VLLM",
     },
 )
