@@ -267,6 +267,16 @@ def test_wrong_settings_are_told_with_their_place(tmp_path: Path, settings: dict
     assert "pw" not in str(error.value)
 
 
+def test_answers_may_be_longer_than_the_models_that_are_built_here_take(tmp_path: Path) -> None:
+    engine = {"name": "openai", "url": "http://host/v1", "model": "m"}
+    sampling = {"max_new_tokens": 4096}
+    config = load_config(write_config(tmp_path, engine=engine, sampling=sampling))
+    assert config.sampling.max_new_tokens == 4096
+    engine["token_ids"] = True  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="leaves no room for a prompt"):
+        load_config(write_config(tmp_path, engine=engine, sampling=sampling, model={"path": "here"}))
+
+
 def test_missing_settings_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load_config(write_config(tmp_path, engine={"name": "openai"}))

@@ -60,6 +60,10 @@ class OpenAISettings(Settings):
     token_ids: bool = False
     """Send and read ids of the tokenizer in model.path, in its chat template; the server must be vLLM."""
 
+    @property
+    def counts_tokens(self) -> bool:
+        return self.token_ids
+
 
 # -- what is sent, and how the answer is read --------------------------------------------------------------------------
 
