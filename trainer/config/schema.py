@@ -180,6 +180,9 @@ class WarmStartConfig(Section):
     """Demonstration episodes per optimiser step."""
     oracle_share: Share = 0.3
     """How often the teacher plays the oracle's action; else a random one."""
+    teacher: dict[str, Any] | None = None
+    """An engine that plays the demonstrations instead (keys as in the section engine, e.g. {name: openai, url: ...,
+    model: ...}); it is shown the rules and the whole dialogue, and its successful episodes are learnt from."""
     lr: Annotated[float, Field(ge=0)] = 1e-3
     """Peak learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"

@@ -20,10 +20,20 @@ import torch
 
 import roll_envs
 from roll_envs.errors import ConfigError, RollError
-from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings, GroupStream, Respond, load_context
-from roll_envs.types import Completion, Group, Metrics, SamplingParams, Task, Trajectory
+from roll_envs.managers import (
+    EpisodeDriver,
+    EpisodeLimits,
+    EpisodeSettings,
+    GroupStream,
+    History,
+    Respond,
+    load_context,
+)
+from roll_envs.policy import CharRenderer
+from roll_envs.types import Completion, Group, Metrics, Outcome, SamplingParams, Task, Trajectory, Turn
 from trainer.algorithms.shaping import keep_groups
 from trainer.config import EnvConfig, RunConfig
+from trainer.config.load import teacher_config
 from trainer.config.parts import ESTIMATORS
 from trainer.engines import Engine, find_engine, make_engine, not_trained_here
 from trainer.model.network import LanguageModel, build_model
@@ -134,6 +144,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             observation_template=config.context.observation_template,
         )
         self._engine: Engine | None = None
+        self._teacher: Session | None = None
         limits = {limit.name: getattr(config.rollout, limit.name) for limit in fields(EpisodeLimits)}
         self._driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits))
         # Libraries and the model are half a million objects, which the garbage collector would look at again and again
@@ -173,9 +184,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""
+        if self.config.warm_start.teacher is not None:
+            return [retold(episode, self.settings, self.model.tokenizer) for episode in self._taught(tasks)]
         respond = teacher(self.model.tokenizer, self.settings.renderer.stop_ids[0], self.config.warm_start.oracle_share)
         settings = replace(self.settings, answerer="the teacher")
         return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, respond)]
+
+    def _taught(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Episodes of a teacher that is an engine, as it sees them."""
+        if self._teacher is None:
+            # With this model, for whose size torch has its threads.
+            self._teacher = Session(teacher_config(self.config), model=self.model)
+        if not isinstance(self._teacher.settings.renderer, CharRenderer):
+            raise ConfigError(
+                f"warm_start.teacher: engine {self._teacher.config.engine.name!r} takes token ids of the model that is "
+                "trained; a teacher takes messages, as engine 'openai' does without token_ids"
+            )
+        return [group.trajectories[0] for group in self._teacher.collect(tasks, 1)]
 
     def failed_share(self, episodes: Sequence[Trajectory], where: str) -> float:
         """Share of ``episodes`` that failed. Raises :class:`RollError` with the reasons when they are too many."""
@@ -192,6 +217,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def __exit__(self, *_: object) -> None:
         if self._engine is not None:
             self._engine.close()  # first, so that nobody waits for its answer
+        if self._teacher is not None:
+            self._teacher.__exit__(None, None, None)
         self._driver.close()
         self.env.close()
         gc.unfreeze()
@@ -219,6 +246,32 @@ def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
         return Completion(ids=ids, logprobs=(0.0,) * len(ids), finish="stop", weight_version=0)
 
     return respond
+
+
+def retold(episode: Trajectory, settings: EpisodeSettings, tokenizer: Any) -> Trajectory:
+    """An episode of a teacher that speaks in messages, as the model would have played it: its prompts by the context of
+    ``settings``, its answers in ids of ``tokenizer``.
+
+    One that has no room in ``settings.max_tokens`` becomes a failed episode.
+    """
+    turns: list[Turn] = []
+    for turn in episode.turns:
+        first = CharRenderer().messages(turn.prompt_ids)[0]
+        shown = first.content if first.role == "system" else ""
+        history = History(
+            instructions=shown if settings.system_prompt is None else settings.system_prompt,
+            turns=tuple(turns),
+            observation=turn.prompt_observation,
+            observation_template=settings.observation_template,
+        )
+        prompt = settings.context(history, settings.renderer)
+        ids = (*tokenizer(turn.text, add_special_tokens=False)["input_ids"], settings.renderer.stop_ids[0])
+        if len(prompt) + len(ids) > settings.max_tokens:
+            reason = f"the teacher's turn has {len(prompt) + len(ids)} tokens, more than engine.max_tokens"
+            return replace(episode, turns=tuple(turns), outcome=Outcome(kind="failed", reason=reason))
+        said = Completion(ids=ids, logprobs=(0.0,) * len(ids), finish="stop", weight_version=0)
+        turns.append(replace(turn, prompt_ids=prompt, completion=said))
+    return replace(episode, turns=tuple(turns))
 
 
 def _threads(parameters: int) -> int:
