@@ -28,7 +28,7 @@ from trainer import train
 from trainer.cli import main, main_eval
 from trainer.config import EngineConfig
 from trainer.config.load import load_config
-from trainer.engines import Engine, check_can_train, make_engine, openai
+from trainer.engines import Engine, check_can_train, make_engine, openai_engine
 from trainer.model.network import save_model
 from trainer.rollout.source import Session, draw_tasks
 from trainer.run.evaluate import evaluate_config
@@ -43,7 +43,7 @@ KEY = "s3cret-key"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses, and no proxy or key of the machine."""
-    monkeypatch.setattr(openai, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(openai_engine, "_FIRST_PAUSE_S", 0.02)
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -253,6 +253,8 @@ def test_with_token_ids_prompts_are_in_the_template_of_the_models_tokenizer(tmp_
     ("settings", "said"),
     [
         ({"url": "localhost:8000"}, "engine.url is 'localhost:8000'; allowed: an address such as"),
+        ({"url": "http://[host/v1"}, "engine.url is 'http://[host/v1'; allowed: an address such as"),
+        ({"url": "http://host:port/v1"}, "engine.url is 'http://host:port/v1'; allowed: an address such as"),
         ({"url": "http://me:pw@host/v1"}, "engine.url has a user or password in it"),
         ({"url": "http://host/v1/chat/completions"}, "it ends with the version, such as /v1, and no route"),
         ({"api_key_env": "sk-123"}, "engine.api_key_env is not the name of an environment variable"),
