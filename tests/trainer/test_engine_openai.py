@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from trainer.config import EngineConfig
 from trainer.config.load import load_config
 from trainer.engines import Engine, check_can_train, make_engine, openai_engine
 from trainer.model.network import save_model
+from trainer.rollout import source
 from trainer.rollout.source import Session, draw_tasks
 from trainer.run.evaluate import evaluate_config
 from trainer.run.folder import read_metrics
@@ -414,7 +416,10 @@ def taught(tmp_path: Path, api: FakeAPI, **changes: Any) -> Path:
     return write_config(tmp_path, warm_start={"teacher": teacher, "episodes_per_step": 20, "steps": 1}, **changes)
 
 
-def test_a_teachers_episodes_are_retold_as_the_model_would_have_played_them(tmp_path: Path) -> None:
+def test_a_teachers_episodes_are_retold_as_the_model_would_have_played_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "SMALL_MODEL", 1)  # this one is large, so that it gets more than one thread
     with serve(towards_the_goal) as api, Session(load_config(taught(tmp_path, api))) as session:
         tasks = draw_tasks(session.config.env, seed=0, indices=range(20), split="demonstrations")
         threads = torch.get_num_threads()
@@ -433,6 +438,17 @@ def test_a_teachers_episodes_are_retold_as_the_model_would_have_played_them(tmp_
         (long,) = session.demonstrate(tasks[:1])
         assert (long.outcome.kind, long.turns) == ("failed", ())
         assert "more than engine.max_tokens" in long.outcome.reason
+
+
+def test_a_retold_dialogue_continues_to_the_letter(tmp_path: Path) -> None:
+    changes = {"context": {"kind": "everything", "system_prompt": "Go."}, "engine": {"max_tokens": 512}}
+    with serve("Up") as api, Session(load_config(taught(tmp_path, api, **changes))) as session:
+        (played,) = session.demonstrate(draw_tasks(session.config.env, seed=0, indices=[3], split="demonstrations"))
+        assert len(played.turns) == 3
+        for before, after in pairwise(played.turns):
+            said = before.prompt_ids + before.completion.ids
+            assert after.prompt_ids[: len(said)] == said
+        assert session.model.tokenizer.decode(played.turns[-1].prompt_ids).startswith("<|system|>Go.<|end|><|user|>")
 
 
 def test_a_warm_start_learns_from_the_teachers_successes(tmp_path: Path, no_pictures: None) -> None:
