@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def main_eval(argv: Sequence[str] | None = None) -> int:
-    """``roll-eval RUN_OR_CHECKPOINT``; returns the exit status."""
-    options = _eval_parser().parse_args(argv)
+    """``roll-eval RUN_OR_CHECKPOINT`` or ``roll-eval CONFIG [key=value ...]``; returns the exit status."""
+    options = _eval_parser().parse_intermixed_args(argv)
     return _guarded("roll-eval", lambda: _evaluate(options))
 
 
@@ -95,8 +95,16 @@ def _setup_parser() -> argparse.ArgumentParser:
 
 
 def _eval_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="roll-eval", description="Play held-out tasks with a trained agent.")
-    parser.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="run folder (its last checkpoint), or a checkpoint")
+    parser = argparse.ArgumentParser(
+        prog="roll-eval",
+        description="Play held-out tasks with a trained agent, or with the engine of a YAML file as it is.",
+        epilog="example: roll-eval configs/frozenlake_tiny.yaml engine.name=openai engine.url=http://127.0.0.1:8000/v1 "
+        "engine.model=NAME sampling.max_new_tokens=64",
+    )
+    parser.add_argument(
+        "path", metavar="RUN_OR_CONFIG", help="run folder (its last checkpoint), a checkpoint, or a YAML file"
+    )
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the YAML file")
     parser.add_argument("--tasks", type=_number(int, 1), metavar="N", help="held-out tasks (default: as configured)")
     parser.add_argument("--seed", type=_number(int, 0), metavar="S", help="seed of the sampling (default: the run's)")
     parser.add_argument("--env", metavar="ID", help="another environment (default: the run's)")
@@ -127,7 +135,7 @@ def _dry_run(options: argparse.Namespace) -> int:
     from trainer.run.report import Report
 
     config = _load(options)
-    _check_environment(config)
+    _check_trainable(config)
     sys.stdout.write(dump_config(config))
     sys.stdout.flush()
     report = Report()
@@ -141,7 +149,7 @@ def _train(options: argparse.Namespace) -> int:
     from trainer.run.report import Report
 
     config = _load(options)
-    _check_environment(config)
+    _check_trainable(config)
     from trainer.model.network import check_model_folder
     from trainer.run.loop import train
 
@@ -167,12 +175,23 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from trainer.run.evaluate import evaluate_run
     from trainer.run.report import Report
 
-    result = evaluate_run(
-        options.path, tasks=options.tasks, seed=options.seed, env_id=options.env, temperature=options.temperature
-    )
+    chosen = {name: getattr(options, name) for name in ("tasks", "seed", "temperature")} | {"env_id": options.env}
+    if Path(options.path).is_file() or options.path.endswith((".yaml", ".yml")):
+        from trainer.config.load import load_config
+        from trainer.run.evaluate import evaluate_config
+
+        result = evaluate_config(load_config(options.path, options.overrides), **chosen)
+    elif options.overrides:
+        raise RollError(
+            f"{options.overrides[0]!r}: keys are laid over a YAML file, and {options.path!r} is none; a run is "
+            "evaluated as it was trained"
+        )
+    else:
+        from trainer.run.evaluate import evaluate_run
+
+        result = evaluate_run(options.path, **chosen)
     if options.json:
         print(json.dumps(asdict(result)))
     else:
@@ -187,10 +206,13 @@ def _load(options: argparse.Namespace) -> RunConfig:
     return load_config(options.config, [*options.overrides, *output])
 
 
-def _check_environment(config: RunConfig) -> None:
-    """Fail before a folder is made where the environment cannot be built."""
+def _check_trainable(config: RunConfig) -> None:
+    """Fail before a folder is made where the environment cannot be built, or the engine has no model of ours."""
     import roll_envs
+    from trainer.engines import find_engine, not_trained_here
 
+    if find_engine(config.engine.name).prompts(config) is not None:
+        raise not_trained_here(config.engine.name)
     roll_envs.make(config.env.id, **config.env.kwargs).close()
 
 

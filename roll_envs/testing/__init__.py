@@ -4,8 +4,9 @@ from roll_envs.testing import check_env
 assert check_env("roll/SimpleSokoban-v0").ok
 """
 
+from roll_envs.policy import CharRenderer
 from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
-from roll_envs.testing.fakes import COUNTER_CARD, CharRenderer, CounterEnv, EchoEnv, ScriptedPolicy
+from roll_envs.testing.fakes import COUNTER_CARD, CounterEnv, EchoEnv, ScriptedPolicy
 
 __all__ = [
     "COUNTER_CARD",

@@ -1,5 +1,4 @@
-"""Fakes with which whole loops run without a model: two tiny environments, a policy that answers from a script, and a
-renderer over characters.
+"""Fakes with which whole loops run without a model: two tiny environments, and a policy that answers from a script.
 
 The exact ids, log-probabilities and weight versions are known beforehand, and failures and delays come where a test
 wants them.
@@ -21,8 +20,8 @@ import gymnasium
 from roll_envs.env import AnyText, EnvironmentCard, TextEnv
 from roll_envs.errors import DeadlineExceededError
 from roll_envs.parsing import ActionFormat, make_action_format
-from roll_envs.policy import Policy
-from roll_envs.types import Completion, FinishReason, Message, SamplingParams
+from roll_envs.policy import CharRenderer, Policy
+from roll_envs.types import Completion, FinishReason, SamplingParams
 
 # -- environments: one to win by counting, one that repeats what it is told --------------------------------------------
 
@@ -123,41 +122,10 @@ class EchoEnv(gymnasium.Env[str, str]):
         return self._shown
 
 
-# -- a model: its renderer and its policy ------------------------------------------------------------------------------
+# -- a policy ---------------------------------------------------------------------------------------------------------
 
 Script = Callable[[tuple[int, ...]], Sequence[int] | str]
 """From the prompt's ids to the completion, as ids or as text."""
-
-
-class CharRenderer:
-    """A :class:`roll_envs.policy.Renderer` with one id per Unicode character.
-
-    Ids 0, 1, 2 open a message of system, user and assistant, 3 ends a message, and a character c is ``ord(c) + 4``:
-    ``render([user "hi"])`` is ``(1, 108, 109, 3, 2)``. Any text survives the way there and back, lone surrogates too.
-    """
-
-    ROLES: Mapping[str, int] = {"system": 0, "user": 1, "assistant": 2}
-    STOP = 3
-    FIRST = 4
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        return (self.STOP,)
-
-    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        ids = [i for m in messages for i in (self.ROLES[m.role], *self.encode(m.content), self.STOP)]
-        return (*ids, self.ROLES["assistant"])
-
-    def extend(self, ids: Sequence[int], message: Message) -> tuple[int, ...] | None:
-        closing = () if ids and ids[-1] == self.STOP else (self.STOP,)
-        return (*ids, *closing, *self.render([message]))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(i - self.FIRST) for i in ids if i >= self.FIRST)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of plain text, without any markers."""
-        return tuple(ord(c) + self.FIRST for c in text)
 
 
 @dataclass(eq=False)
@@ -191,7 +159,7 @@ class ScriptedPolicy(Policy):
     def __post_init__(self) -> None:
         if not callable(self.script) and not self.script:
             raise ValueError("the script has no answers; give at least one")
-        self._lock, self._timer = threading.Lock(), _Timer()
+        self._lock, self._timer = threading.Lock(), AnswerTimer(self.answer_name)
 
     def submit(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
@@ -199,23 +167,8 @@ class ScriptedPolicy(Policy):
         with self._lock:  # an answer is of the version that there was when its request came, however late it is
             number, version = len(self.prompts), self.weight_version
             self.prompts.append(tuple(prompt_ids))
-        answer: Future[Completion] = Future()
         delay_s = self.delay_s(number) if callable(self.delay_s) else self.delay_s
-
-        def settle() -> None:
-            with contextlib.suppress(InvalidStateError):  # the request was cancelled
-                try:
-                    if delay_s > timeout_s:
-                        raise DeadlineExceededError(self.answer_name, timeout_s)
-                    answer.set_result(self._completion(number, version, sampling))
-                except Exception as error:  # one that was ordered, or the script's own
-                    answer.set_exception(error)
-
-        if delay_s > 0:
-            self._timer.after(min(delay_s, timeout_s), settle)
-        else:
-            settle()
-        return answer
+        return self._timer.answer(lambda: self._completion(number, version, sampling), delay_s, timeout_s)
 
     def _completion(self, number: int, version: int, sampling: SamplingParams) -> Completion:
         if number in self.failures:
@@ -231,16 +184,38 @@ class ScriptedPolicy(Policy):
         return (*self.renderer.encode(said), CharRenderer.STOP) if isinstance(said, str) else tuple(said)
 
 
-class _Timer:
-    """Calls functions at later times from one thread, which lives as long as there is something to call."""
+class AnswerTimer:
+    """Answers that come at later times from one thread, which lives as long as there is one to come."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """``name`` is what a deadline says was waited for."""
+        self._name = name
         self._due = sched.scheduler(time.monotonic, self._wait)
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._running = False
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+    def answer(self, make: Callable[[], Completion], delay_s: float, timeout_s: float) -> Future[Completion]:
+        """A future that gets what ``make`` returns or raises after ``delay_s``, or at once for 0; beyond ``timeout_s``
+        a :class:`DeadlineExceededError` comes then instead."""
+        answer: Future[Completion] = Future()
+
+        def settle() -> None:
+            with contextlib.suppress(InvalidStateError):  # the request was cancelled
+                try:
+                    if delay_s > timeout_s:
+                        raise DeadlineExceededError(self._name, timeout_s)
+                    answer.set_result(make())
+                except Exception as error:  # one that was ordered, or the script's own
+                    answer.set_exception(error)
+
+        if delay_s > 0:
+            self._after(min(delay_s, timeout_s), settle)
+        else:
+            settle()
+        return answer
+
+    def _after(self, delay_s: float, call: Callable[[], None]) -> None:
         with self._lock:
             self._due.enter(delay_s, 0, call)
             self._changed.set()

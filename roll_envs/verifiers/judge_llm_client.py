@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import email.utils
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
+from roll_envs.chat_api import RETRY_STATUSES, read_answer, retry_after_s
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers.types import Failed
 
@@ -27,8 +27,6 @@ __all__ = ["ChatClient", "ChatReply", "Endpoint"]
 
 T = TypeVar("T")
 
-# 529 is no standard status; some servers say with it that they are overloaded.
-_RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 # With these, servers refuse the field response_format that they do not know.
 _SCHEMA_STATUSES = frozenset({400, 404, 415, 422, 501})
 _MAX_BYTES = 4 << 20
@@ -223,8 +221,8 @@ class ChatClient:
         said = f"HTTP {status}: {content[:300].decode(errors='replace')}"
         if status in _SCHEMA_STATUSES and schema is not None and self.endpoint.structured == "auto":
             raise _SchemaRefusedError
-        if status in _RETRY_STATUSES:
-            raise _RetryableError(said, _seconds(wait))
+        if status in RETRY_STATUSES:
+            raise _RetryableError(said, retry_after_s(wait))
         raise _FinalError(f"the judge refused the request: {said}")
 
 
@@ -247,44 +245,16 @@ async def _read(response: httpx.Response) -> bytes:
 
 def _reply(content: bytes, tries: int) -> ChatReply:
     try:
-        message = json.loads(content)
+        reply = json.loads(content)
     except (ValueError, RecursionError):
         raise _RetryableError(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}") from None
     try:
-        said = message["choices"][0]["message"]
-        text = said.get("content")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise _RetryableError(f"the reply has no choices: {content[:200].decode(errors='replace')}") from None
-    # Some servers send the content as a list of parts.
-    if isinstance(text, list):
-        text = "".join(str(part.get("text", "")) for part in text if isinstance(part, Mapping))
-    if not isinstance(text, str) or not text.strip():
+        said = read_answer(reply)
+    except ValueError as error:
+        raise _RetryableError(str(error)) from None
+    if not said.text.strip():
         # Not repeated: at temperature 0 the next reply would be empty as well.
-        refusal = said.get("refusal")
-        raise _FinalError(
-            f"the judge refused: {refusal[:200]}" if isinstance(refusal, str) else "the judge said nothing"
-        )
-    usage = message.get("usage")
-    counts = usage if isinstance(usage, Mapping) else {}
+        raise _FinalError(f"the judge refused: {said.refusal[:200]}" if said.refusal else "the judge said nothing")
     return ChatReply(
-        text=text,
-        prompt_tokens=_count(counts.get("prompt_tokens")),
-        completion_tokens=_count(counts.get("completion_tokens")),
-        tries=tries,
+        text=said.text, prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens, tries=tries
     )
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else 0
-
-
-def _seconds(header: str) -> float:
-    """``Retry-After``: seconds or a date; 0 when it says neither."""
-    header = header.strip()
-    if header.isascii() and header.isdigit() and len(header) < 7:
-        return float(header)
-    try:
-        moment = email.utils.parsedate_to_datetime(header)
-    except (ValueError, TypeError):
-        return 0.0
-    return max(0.0, moment.timestamp() - time.time()) if moment.tzinfo else 0.0

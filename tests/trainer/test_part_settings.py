@@ -94,7 +94,8 @@ def test_a_key_that_the_part_does_not_read_names_those_that_do(section: str) -> 
     tables = {name: set(kind.registry.find(name).settings.model_fields) for name in kind.registry.built_in()}
     for name, own in tables.items():
         for key in sorted(set().union(*tables.values()) - own):
-            (found,) = problems(f"{section}:\n  {kind.key}: {name}\n  {key}: null\n")
+            told = problems(f"{section}:\n  {kind.key}: {name}\n  {key}: null\n")
+            (found,) = [problem for problem in told if "is missing" not in problem]  # keys that a part must be given
             names = ", ".join(sorted(other for other, keys in tables.items() if key in keys))
             assert found == (
                 f"run.yaml:7: {section}.{key} is set, but {kind.noun} '{name}' does not read it; it is read by: "

@@ -29,7 +29,7 @@ from trainer.config.keys import (
 )
 from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.recipes import find_preset
-from trainer.config.schema import FORMAT, RunConfig
+from trainer.config.schema import FORMAT, ContextConfig, RunConfig
 from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
 
@@ -105,6 +105,16 @@ def resolve(config: RunConfig, overrides: Mapping[str, Any] | None = None) -> Ru
     if problems or checked is None:
         raise ConfigError("\n".join(problems))
     return checked
+
+
+def teacher_config(config: RunConfig) -> RunConfig:
+    """The configuration by which the engine of ``warm_start.teacher`` plays.
+
+    Raises ConfigError for what is wrong with its settings.
+    """
+    engine: Any = {"name": "openai", **(config.warm_start.teacher or {})}
+    context = ContextConfig().model_dump(mode="json")
+    return resolve(config, {"engine": engine, "context": context, "warm_start": {"teacher": None}})
 
 
 def dump_config(config: RunConfig) -> str:
@@ -262,6 +272,12 @@ def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, li
             return None, problems + list(dict.fromkeys(sentences))
     if not problems:
         problems = [f"{place((s,))}: {problem}" for s, part in parts.items() for problem in part.problems(config)]
+        if config.warm_start.teacher is not None:
+            try:
+                teacher_config(config)
+            except ConfigError as error:
+                where = place(("warm_start", "teacher"))
+                problems += [f"{where}: warm_start.teacher: {problem}" for problem in str(error).splitlines()]
     return config, problems
 
 

@@ -165,6 +165,11 @@ class EngineConfig(PartSection):
     max_tokens: Positive = 1024
     """Longest prompt + answer a request may have, in tokens."""
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether ``max_tokens`` holds; settings of an engine that leaves it to a server say otherwise."""
+        return True
+
 
 class WarmStartConfig(Section):
     """Supervised learning on demonstrations of a poor teacher, before reinforcement learning."""
@@ -175,6 +180,9 @@ class WarmStartConfig(Section):
     """Demonstration episodes per optimiser step."""
     oracle_share: Share = 0.3
     """How often the teacher plays the oracle's action; else a random one."""
+    teacher: dict[str, Any] | None = None
+    """An engine that plays the demonstrations instead (keys as in the section engine, e.g. {name: openai, url: ...,
+    model: ...}); it is shown the rules and the whole dialogue, and its successful episodes are learnt from."""
     lr: Annotated[float, Field(ge=0)] = 1e-3
     """Peak learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -308,12 +316,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
         problems = []
-        if self.model.path is None and self.engine.max_tokens > self.model.max_positions:
+        counts = self.engine.counts_tokens
+        if counts and self.model.path is None and self.engine.max_tokens > self.model.max_positions:
             problems.append(
                 f"engine.max_tokens {self.engine.max_tokens} is more than model.max_positions "
                 f"{self.model.max_positions}; the model has no position for the last tokens"
             )
-        if self.sampling.max_new_tokens >= self.engine.max_tokens:
+        if counts and self.sampling.max_new_tokens >= self.engine.max_tokens:
             problems.append(
                 f"sampling.max_new_tokens {self.sampling.max_new_tokens} leaves no room for a prompt in "
                 f"engine.max_tokens {self.engine.max_tokens}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import Field
 
 from roll_envs.errors import ConfigError, EngineError, PluginError
-from roll_envs.policy import Policy
+from roll_envs.policy import Policy, Renderer
 from roll_envs.settings import Part, Settings
 from roll_envs.types import SamplingParams
 from trainer.config import EngineConfig
@@ -26,6 +26,7 @@ from trainer.config.parts import ENGINES, part_settings
 if TYPE_CHECKING:
     import torch
 
+    from trainer.config import RunConfig
     from trainer.model.network import LanguageModel
 
 __all__ = [
@@ -36,9 +37,12 @@ __all__ = [
     "EnginePart",
     "HFSettings",
     "MakeEngine",
+    "Prompts",
     "check_can_train",
     "check_request",
+    "find_engine",
     "make_engine",
+    "not_trained_here",
 ]
 
 
@@ -108,9 +112,19 @@ class Engine(Policy):
 
 
 class MakeEngine(Protocol):
-    """Starts an engine on ``model``: one of this process, or the folder of one in Hugging Face form."""
+    """Starts an engine on ``model``: a LanguageModel of this process, the Path of one in Hugging Face form, or None for
+    an engine with :meth:`prompts <EnginePart.prompts>` of its own."""
 
-    def __call__(self, model: LanguageModel | Path, settings: Any, *, max_tokens: int, device: str) -> Engine: ...
+    def __call__(self, model: Any, settings: Any, *, max_tokens: int, device: str) -> Engine: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompts:
+    """How prompts are written for an engine whose model is not the run's own."""
+
+    renderer: Renderer
+    max_tokens: int
+    """Longest prompt + completion, in ids of the renderer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +136,23 @@ class EnginePart(Part):
 
     make: MakeEngine
 
+    def prompts(self, config: RunConfig) -> Prompts | None:
+        """How prompts are written for an engine with a model of its own, which is not trained here; None for one that
+        runs the model of ``config``, by whose chat template they are written."""
+        return None
 
-def make_engine(model: LanguageModel | Path, config: EngineConfig) -> Engine:
-    """The engine ``config.name``, started. Raises :class:`UnknownNameError` or :class:`PluginError`."""
-    part = ENGINES.find(config.name)
+
+def find_engine(name: str) -> EnginePart:
+    """The engine of that name. Raises :class:`UnknownNameError` or :class:`PluginError`."""
+    part = ENGINES.find(name)
     if not isinstance(part, EnginePart):
-        raise PluginError(f"engine {config.name!r} is a {type(part).__name__}; it must be a trainer.engines.EnginePart")
+        raise PluginError(f"engine {name!r} is a {type(part).__name__}; it must be a trainer.engines.EnginePart")
+    return part
+
+
+def make_engine(model: LanguageModel | Path | None, config: EngineConfig) -> Engine:
+    """The engine ``config.name``, started. Raises :class:`UnknownNameError` or :class:`PluginError`."""
+    part = find_engine(config.name)
     return part.make(model, part_settings(config, part), max_tokens=config.max_tokens, device=config.device)
 
 
@@ -138,6 +163,14 @@ def check_can_train(name: str, engine: Engine) -> None:
             f"engine.name {name!r}: this engine gives no log-probabilities at the sampling temperature, and training "
             "needs them; choose another engine (it is good for evaluation)"
         )
+
+
+def not_trained_here(name: str) -> ConfigError:
+    """What to say where the model of an engine with prompts of its own is to be trained."""
+    return ConfigError(
+        f"engine.name {name!r}: the model is the server's, and training needs one here; choose another engine "
+        "(this one is good for evaluation: roll-eval CONFIG)"
+    )
 
 
 def check_request(

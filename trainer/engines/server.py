@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 
 import aiohttp
 
+from roll_envs.chat_api import RETRY_STATUSES, retry_after_s
 from roll_envs.errors import EngineError
 
 T = TypeVar("T")
@@ -31,6 +32,16 @@ ROUTE_TIMEOUT_S = 300.0
 
 class ServerFaultError(EngineError):
     """A request went wrong at the server or on the way; it says nothing about the request, which may be asked again."""
+
+    pause_s = 0.0
+    """How long the server asks to wait before that."""
+
+
+class ServerRefusalError(EngineError):
+    """A server refused what was asked, and would refuse it again."""
+
+    status = 0
+    """The HTTP status."""
 
 
 class Server:
@@ -109,7 +120,9 @@ class Server:
 class ServerClient:
     """JSON over HTTP, from an event loop in a thread of its own: a request that waits costs no thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, proxies: bool = False) -> None:
+        """``proxies``: take those of HTTP_PROXY, HTTPS_PROXY and NO_PROXY."""
+        self._proxies = proxies
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
@@ -118,7 +131,8 @@ class ServerClient:
     async def _open(self) -> aiohttp.ClientSession:
         # No limit: engines bound how many ask at once. Idle connections are closed before the server
         # closes them (uvicorn after 5 s), so that none ends just as a request is sent.
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+        return aiohttp.ClientSession(connector=connector, trust_env=self._proxies)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run ``work`` on the loop. Cancelling the future cancels it."""
@@ -142,21 +156,21 @@ class ServerClient:
     ) -> Any:
         """The answer of a route in ``form``: within ``limit_s`` seconds, or however long it takes when ``patient``.
 
-        Raises :class:`ServerFaultError` when the server cannot be reached, fails, takes too long or answers no JSON,
-        and :class:`EngineError` when it refuses what was asked.
+        Raises :class:`ServerFaultError` when the server cannot be reached, fails, takes too long, wants fewer requests
+        or answers no JSON, and :class:`ServerRefusalError` when it refuses what was asked.
         """
         seconds = None if patient else limit_s or ROUTE_TIMEOUT_S
         limit = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._http.request(method, url + path, json=body, headers=headers, timeout=limit) as reply:
-                if reply.status >= 500:
-                    raise ServerFaultError(f"{path} answered {reply.status}: {(await reply.text())[:300]}")
-                if reply.status >= 400:
-                    raise EngineError(f"the server refused {path} with {reply.status}: {(await reply.text())[:300]}")
+            async with self._http.request(
+                method, url + path, json=body, headers=headers, timeout=limit, allow_redirects=False
+            ) as reply:
+                if reply.status >= 300:
+                    raise _failure(reply.status, path, reply.headers.get("Retry-After", ""), await reply.text())
                 return await (reply.json(content_type=None) if form == "json" else reply.text())
         except TimeoutError as error:
             raise ServerFaultError(f"gave up waiting for {path} after {seconds:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise ServerFaultError(f"{path}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
@@ -174,6 +188,17 @@ class ServerClient:
         await asyncio.gather(*others, return_exceptions=True)
         await self._http.close()
         await self._loop.shutdown_default_executor()
+
+
+def _failure(status: int, path: str, retry_after: str, said: str) -> EngineError:
+    """The error for an answer that is none."""
+    if status >= 500 or status in RETRY_STATUSES:
+        fault = ServerFaultError(f"{path} answered {status}: {said[:300]}")
+        fault.pause_s = retry_after_s(retry_after)
+        return fault
+    refusal = ServerRefusalError(f"the server refused {path} with {status}: {said[:300]}")
+    refusal.status = status
+    return refusal
 
 
 def free_port(port: int = 0) -> int:

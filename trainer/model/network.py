@@ -151,18 +151,27 @@ def check_model_folder(folder: Path) -> None:
         )
 
 
-def load_model(folder: Path) -> LanguageModel:
-    """A model and tokenizer from a local folder in Hugging Face form. Raises :class:`ConfigError`."""
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a local folder in Hugging Face form. Raises :class:`ConfigError`."""
     check_model_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # files of others, read by a library that raises many kinds of errors
+        raise ConfigError(f"model.path: cannot load '{folder}' ({type(error).__name__}: {error})") from error
+    if not tokenizer.chat_template:
+        raise ConfigError(f"model.path: the tokenizer in '{folder}' has no chat template; add chat_template.jinja")
+    return tokenizer
+
+
+def load_model(folder: Path) -> LanguageModel:
+    """A model and tokenizer from a local folder in Hugging Face form. Raises :class:`ConfigError`."""
+    tokenizer = load_tokenizer(folder)
+    try:
         network = AutoModelForCausalLM.from_pretrained(
             str(folder), local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
         )
     except Exception as error:  # files of others, read by a library that raises many kinds of errors
         raise ConfigError(f"model.path: cannot load '{folder}' ({type(error).__name__}: {error})") from error
-    if not tokenizer.chat_template:
-        raise ConfigError(f"model.path: the tokenizer in '{folder}' has no chat template; add chat_template.jinja")
     return LanguageModel(network=network.train(), tokenizer=tokenizer)
 
 

@@ -20,12 +20,22 @@ import torch
 
 import roll_envs
 from roll_envs.errors import ConfigError, RollError
-from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings, GroupStream, Respond, load_context
-from roll_envs.types import Completion, Group, Metrics, SamplingParams, Task, Trajectory
+from roll_envs.managers import (
+    EpisodeDriver,
+    EpisodeLimits,
+    EpisodeSettings,
+    GroupStream,
+    History,
+    Respond,
+    load_context,
+)
+from roll_envs.policy import CharRenderer
+from roll_envs.types import Completion, Group, Metrics, Outcome, SamplingParams, Task, Trajectory, Turn
 from trainer.algorithms.shaping import keep_groups
 from trainer.config import EnvConfig, RunConfig
+from trainer.config.load import teacher_config
 from trainer.config.parts import ESTIMATORS
-from trainer.engines import Engine, make_engine
+from trainer.engines import Engine, find_engine, make_engine, not_trained_here
 from trainer.model.network import LanguageModel, build_model
 from trainer.model.renderer import ChatRenderer
 
@@ -110,12 +120,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
     ) -> None:
         """Open the parts of ``config``; ``temperature``, ``seed`` and ``model`` replace what it says."""
         self.config = config
+        prompts = find_engine(config.engine.name).prompts(config)
         self.env = roll_envs.make(config.env.id, **config.env.kwargs)
-        self.model = model or build_model(config.model, self.env, config.seed)
-        self.threads = int(getattr(config.learner, "threads", 0)) or _threads(self.model.parameters)
+        self._model = model if model or prompts else build_model(config.model, self.env, config.seed)
+        parameters = self._model.parameters if self._model else 0
+        self.threads = int(getattr(config.learner, "threads", 0)) or _threads(parameters)
         torch.set_num_threads(self.threads)
-        renderer = ChatRenderer(self.model.tokenizer, variables=config.context.template)
-        self.rewrites_history = renderer.rewrites_history
+        variables = config.context.template
+        renderer = prompts.renderer if prompts else ChatRenderer(self.model.tokenizer, variables=variables)
+        self.rewrites_history: bool = getattr(renderer, "rewrites_history", False)
         """Whether the chat template changes earlier turns, so that a turn may begin a sequence of its own."""
         self.settings = EpisodeSettings(
             context=load_context(config.context.kind, turns=config.context.turns, function=config.context.function),
@@ -125,12 +138,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 max_new_tokens=config.sampling.max_new_tokens,
                 stop_ids=renderer.stop_ids,
             ),
-            max_tokens=config.engine.max_tokens,
+            max_tokens=prompts.max_tokens if prompts else config.engine.max_tokens,
             seed=config.seed if seed is None else seed,
             system_prompt=config.context.system_prompt,
             observation_template=config.context.observation_template,
         )
         self._engine: Engine | None = None
+        self._teacher: Session | None = None
         limits = {limit.name: getattr(config.rollout, limit.name) for limit in fields(EpisodeLimits)}
         self._driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits))
         # Libraries and the model are half a million objects, which the garbage collector would look at again and again
@@ -138,10 +152,17 @@ class Session(contextlib.AbstractContextManager["Session"]):
         gc.freeze()
 
     @property
+    def model(self) -> LanguageModel:
+        """The model that is trained. Raises :class:`ConfigError` where the engine has one of its own instead."""
+        if self._model is None:
+            raise not_trained_here(self.config.engine.name)
+        return self._model
+
+    @property
     def engine(self) -> Engine:
         """The inference engine, started at first use."""
         if self._engine is None:
-            self._engine = make_engine(self.model, self.config.engine)
+            self._engine = make_engine(self._model, self.config.engine)
         return self._engine
 
     def start(
@@ -163,9 +184,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""
+        if self.config.warm_start.teacher is not None:
+            return [retold(episode, self.settings, self.model.tokenizer) for episode in self._taught(tasks)]
         respond = teacher(self.model.tokenizer, self.settings.renderer.stop_ids[0], self.config.warm_start.oracle_share)
         settings = replace(self.settings, answerer="the teacher")
         return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, respond)]
+
+    def _taught(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Episodes of a teacher that is an engine, as it sees them."""
+        if self._teacher is None:
+            # With this model, for whose size torch has its threads.
+            self._teacher = Session(teacher_config(self.config), model=self.model)
+        if not isinstance(self._teacher.settings.renderer, CharRenderer):
+            raise ConfigError(
+                f"warm_start.teacher: engine {self._teacher.config.engine.name!r} takes token ids of the model that is "
+                "trained; a teacher takes messages, as engine 'openai' does without token_ids"
+            )
+        return [group.trajectories[0] for group in self._teacher.collect(tasks, 1)]
 
     def failed_share(self, episodes: Sequence[Trajectory], where: str) -> float:
         """Share of ``episodes`` that failed. Raises :class:`RollError` with the reasons when they are too many."""
@@ -182,6 +217,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def __exit__(self, *_: object) -> None:
         if self._engine is not None:
             self._engine.close()  # first, so that nobody waits for its answer
+        if self._teacher is not None:
+            self._teacher.__exit__(None, None, None)
         self._driver.close()
         self.env.close()
         gc.unfreeze()
@@ -211,6 +248,32 @@ def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
         return Completion(ids=(*ids, stop_id), logprobs=(0.0,) * (len(ids) + 1), finish="stop", weight_version=0)
 
     return respond
+
+
+def retold(episode: Trajectory, settings: EpisodeSettings, tokenizer: Any) -> Trajectory:
+    """An episode of a teacher that speaks in messages, as the model would have played it: its prompts by the context of
+    ``settings``, its answers in ids of ``tokenizer``.
+
+    One that has no room in ``settings.max_tokens`` becomes a failed episode.
+    """
+    turns: list[Turn] = []
+    for turn in episode.turns:
+        first = CharRenderer().messages(turn.prompt_ids)[0]
+        shown = first.content if first.role == "system" else ""
+        history = History(
+            instructions=shown if settings.system_prompt is None else settings.system_prompt,
+            turns=tuple(turns),
+            observation=turn.prompt_observation,
+            observation_template=settings.observation_template,
+        )
+        prompt = settings.context(history, settings.renderer)
+        ids = (*tokenizer(turn.text, add_special_tokens=False)["input_ids"], settings.renderer.stop_ids[0])
+        if len(prompt) + len(ids) > settings.max_tokens:
+            reason = f"the teacher's turn has {len(prompt) + len(ids)} tokens, more than engine.max_tokens"
+            return replace(episode, turns=tuple(turns), outcome=Outcome(kind="failed", reason=reason))
+        said = Completion(ids=ids, logprobs=(0.0,) * len(ids), finish="stop", weight_version=0)
+        turns.append(replace(turn, prompt_ids=prompt, completion=said))
+    return replace(episode, turns=tuple(turns))
 
 
 def _threads(parameters: int) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from roll_envs.errors import RollError
 from roll_envs.types import Trajectory
 from trainer.config import RunConfig
 from trainer.data.metrics import wilson_interval
@@ -86,10 +88,7 @@ def evaluate_run(
     ``temperature=0`` is greedy. Raises :class:`~roll_envs.errors.CheckpointError` when it cannot be loaded.
     """
     with RunFolder.open(path) as folder:
-        config = folder.config
-    # The arguments of one environment mean nothing to another.
-    if env_id is not None and env_id != config.env.id:
-        config = config.model_copy(update={"env": config.env.model_copy(update={"id": env_id, "kwargs": {}})})
+        config = _with_env(folder.config, env_id)
     state = load_checkpoint(path)
     # The tokenizer belongs to the environment that the model was built for.
     with (
@@ -102,6 +101,37 @@ def evaluate_run(
         step = int(state.progress["steps"])
         result, _ = play_evaluation(session, f"{config.env.id} at step {step}", tasks=count, step=step)
     return result
+
+
+def evaluate_config(
+    config: RunConfig,
+    *,
+    tasks: int | None = None,
+    seed: int | None = None,
+    env_id: str | None = None,
+    temperature: float | None = None,
+) -> PhaseResult:
+    """Evaluate a configuration's engine as it starts, without a run: a model behind an API, or the one that training
+    would begin with. Arguments as in :func:`evaluate_run`.
+
+    Raises :class:`~roll_envs.errors.RollError` when every episode failed.
+    """
+    config = _with_env(config, env_id)
+    with Session(config, temperature=temperature, seed=seed) as session:
+        count = tasks if tasks is not None else config.evaluation.tasks
+        result, episodes = play_evaluation(session, f"{config.env.id} without training", tasks=count, step=0)
+    if not result.tasks:
+        reasons = Counter(episode.outcome.reason for episode in episodes)
+        listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+        raise RollError(f"no episode of the evaluation counts: {listed}")
+    return result
+
+
+def _with_env(config: RunConfig, env_id: str | None) -> RunConfig:
+    if env_id is None or env_id == config.env.id:
+        return config
+    # The arguments of one environment mean nothing to another.
+    return config.model_copy(update={"env": config.env.model_copy(update={"id": env_id, "kwargs": {}})})
 
 
 def summary(

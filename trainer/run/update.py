@@ -106,13 +106,17 @@ def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
     indices = range(step * warm.episodes_per_step, (step + 1) * warm.episodes_per_step)
     episodes = session.demonstrate(draw_tasks(config.env, seed=config.seed, indices=indices, split="demonstrations"))
     failed = session.failed_share(episodes, f"warm start, step {step + 1}")
-    sequences = sequences_of([Group(task=e.task, trajectories=(e,)) for e in episodes])
+    successes = [e.success for e in episodes if e.scored]
+    measured = {"teacher/success_rate": sum(successes) / max(1, len(successes)), "teacher/failed_share": failed}
+    learnt = [e for e in episodes if warm.teacher is None or e.success]
+    sequences = sequences_of([Group(task=e.task, trajectories=(e,)) for e in learnt])
+    if not sequences:
+        return {"loss/total": 0.0, "learner/skipped_steps": 1.0, **measured}
     tokens, everything = tokens_of(sequences), range(len(sequences))
     batches = _batched(config, sequences, tokens.with_columns(advantage=np.ones(len(tokens.sequence))), everything)
     lr = learning_rate(warm.lr_schedule, warm.lr, step=step, steps=warm.steps, warmup_steps=warm.lr_warmup_steps)
     metrics, _ = learner.step(batches, denominators_of(tokens, everything), lr=lr)
-    successes = [e.success for e in episodes if e.scored]
-    return {**metrics, "teacher/success_rate": sum(successes) / max(1, len(successes)), "teacher/failed_share": failed}
+    return {**metrics, **measured}
 
 
 def update(
