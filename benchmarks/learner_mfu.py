@@ -53,6 +53,21 @@ def flops_of_row(shape: Shape, length: int, sampled: int) -> float:
     return 6.0 * (shape.layers * (layer * length + attention) + shape.width * shape.vocabulary * sampled)
 
 
+def make_rows(vocabulary: int, *, rows: int, tokens: int) -> tuple[list[TokenSequence], list[np.ndarray]]:
+    """Rows of random ids of which the last three quarters were sampled, and an advantage for each of those."""
+    rng = np.random.default_rng(0)
+    mask = tuple(i >= tokens // 4 for i in range(tokens))
+    marks = tuple(0 if m else -1 for m in mask)
+    made = [
+        TokenSequence(
+            ids=tuple(rng.integers(0, vocabulary, tokens).tolist()), mask=mask, logprobs=(0.0,) * tokens,
+            turns=marks, versions=marks, group=0, member=member,
+        )
+        for member in range(rows)
+    ]  # fmt: skip
+    return made, [np.full(sum(mask), a) for a in rng.normal(size=rows)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peak-tflops", type=float, required=True, help="of the device at this precision")
@@ -95,32 +110,20 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
             gradient_checkpointing=options.gradient_checkpointing,
         ),
     )
-    rng = np.random.default_rng(0)
-    prompt = options.tokens // 4
-    mask = tuple(i >= prompt for i in range(options.tokens))
-    marks = tuple(0 if m else -1 for m in mask)
-    rows = [
-        TokenSequence(
-            ids=tuple(rng.integers(0, shape.vocabulary, options.tokens).tolist()), mask=mask,
-            logprobs=(0.0,) * options.tokens, turns=marks, versions=marks, group=0, member=member,
-        )
-        for member in range(options.rows)
-    ]  # fmt: skip
-    advantages = [np.where(mask, a, 0.0) for a in rng.normal(size=options.rows)]
+    rows, advantages = make_rows(shape.vocabulary, rows=options.rows, tokens=options.tokens)
     budget = options.tokens_per_microbatch
     times = []
     for _ in range(1 + options.steps):
         started = time.perf_counter()
         tokens, used = tokens_of(rows), range(len(rows))
-        given = [a[np.array(row.mask)] for a, row in zip(advantages, rows, strict=True)]
-        tokens = tokens.with_columns(advantage=np.concatenate(given))
+        tokens = tokens.with_columns(advantage=np.concatenate(advantages))
         batches = make_batches(rows, tokens, used, pack_tokens=budget, tokens_per_microbatch=budget)
         learner.step(batches, denominators_of(tokens, used), lr=1e-6, on_policy=True)
         if cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
     seconds = statistics.median(times[1:])
-    work = options.rows * flops_of_row(shape, options.tokens, options.tokens - prompt) / seconds / 1e12
+    work = options.rows * flops_of_row(shape, options.tokens, options.tokens - options.tokens // 4) / seconds / 1e12
     peak = f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if cuda else "not measured"
     count = sum(p.numel() for p in network.parameters()) / 1e6
     speed = options.rows * options.tokens / seconds

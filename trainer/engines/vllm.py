@@ -91,8 +91,8 @@ def _width_problem(width: int) -> list[str]:
         return []
     return [
         f"the model has attention heads {width} wide, and vLLM's attention on a CPU takes widths of "
-        f"{', '.join(map(str, HEAD_WIDTHS))}; with a model that is built here, choose model.heads so that "
-        "model.hidden_size / model.heads is one of these"
+        f"{', '.join(map(str, HEAD_WIDTHS))}; with a model that is built here, set "
+        "model.head_width to one of these"
     ]
 
 
@@ -149,7 +149,7 @@ class VLLMPart(EnginePart):
         if config.engine.device == "cuda":
             problems.append("engine.device 'cuda': vLLM runs on the CPU only here, so far; use auto or cpu")
         if model.path is None and settings.url is None:
-            problems += _width_problem(model.hidden_size // model.heads)
+            problems += _width_problem(model.width_of_heads)
         return problems
 
 

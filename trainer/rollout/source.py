@@ -26,7 +26,7 @@ from trainer.algorithms.shaping import keep_groups
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.parts import ESTIMATORS
 from trainer.engines import Engine, make_engine
-from trainer.model.network import LanguageModel, build_model
+from trainer.model.network import LanguageModel, build_model, choose_device
 from trainer.model.renderer import ChatRenderer
 
 HELD_OUT_SEEDS = 1_000_000_000
@@ -112,7 +112,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.config = config
         self.env = roll_envs.make(config.env.id, **config.env.kwargs)
         self.model = model or build_model(config.model, self.env, config.seed)
-        self.threads = int(getattr(config.learner, "threads", 0)) or _threads(self.model.parameters)
+        self.threads = side_by_side(config, self.model.parameters)
         torch.set_num_threads(self.threads)
         renderer = ChatRenderer(self.model.tokenizer, variables=config.context.template)
         self.rewrites_history = renderer.rewrites_history
@@ -211,9 +211,13 @@ def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
     return respond
 
 
-def _threads(parameters: int) -> int:
+def side_by_side(config: RunConfig, parameters: int) -> int:
+    """Threads of the learner and of torch: as configured, else by the number of ``parameters``. A GPU runs one
+    micro-batch at a time: each has activations of its own."""
+    if choose_device(config.learner.device).type != "cpu":
+        return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if parameters < SMALL_MODEL else min(cores, 8)
+    return int(getattr(config.learner, "threads", 0)) or (1 if parameters < SMALL_MODEL else min(cores, 8))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
