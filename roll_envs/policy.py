@@ -22,8 +22,11 @@ class Policy(abc.ABC):
     """What a deadline says was waited for."""
 
     @abc.abstractmethod
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
-        """Ask for a continuation and return at once.
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+    ) -> Future[Completion]:
+        """Ask for a continuation and return at once. Requests of one ``session`` (an episode) have prompts that begin
+        alike, as a rule: a policy of several replicas can send them to the same one.
 
         The future gets the completion, a :class:`~roll_envs.errors.DeadlineExceededError` once ``timeout_s`` seconds
         have passed, or an :class:`~roll_envs.errors.EngineError` when the policy cannot answer. Its callbacks run in a

@@ -145,8 +145,7 @@ class Attempt:
     member: int
     settings: EpisodeSettings
     make_env: Callable[[Task], Env]
-    answerer: Callable[..., Future[Completion] | Completion]
-    """Called with the environment, the ids of a prompt and its sampling."""
+    answerer: Callable[[Attempt, CompletionRequest], Future[Completion] | Completion]
     kinds: Mapping[type, CallKind]
     """Those of :func:`call_kinds`."""
     env: Env | None = None
@@ -232,7 +231,7 @@ class Attempt:
             except StopIteration as end:
                 return end.value
         if isinstance(request, CompletionRequest):
-            return self.answerer(self.env, request.prompt_ids, request.sampling)
+            return self.answerer(self, request)
         if isinstance(request, MakeRequest):
             self.env = self.make_env(self.task)
         elif isinstance(request, CloseRequest):

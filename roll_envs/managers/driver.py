@@ -24,7 +24,7 @@ from operator import attrgetter
 
 from roll_envs.errors import DeadlineExceededError, RollError
 from roll_envs.managers.calls import Attempt, CallKind, Calls, Pause, Place, call_kinds, result_of
-from roll_envs.managers.episode import Env, EpisodeSettings, Respond, close_quietly
+from roll_envs.managers.episode import CompletionRequest, Env, EpisodeSettings, Respond, close_quietly
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, Group, Task, Trajectory
 
@@ -171,7 +171,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         ``on_done`` is called once for each ended episode, in the thread that iterates over the stream.
         """
         stream, limits = GroupStream(tasks, group_size, on_done, self.close), self._limits
-        answer = _submits_to(answerer, limits.turn_timeout_s) if isinstance(answerer, Policy) else answerer
+        ask = _submit_to(answerer, limits.turn_timeout_s) if isinstance(answerer, Policy) else _call(answerer)
         episodes: list[_Episode] = []
         for number, task in enumerate(tasks):
             key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
@@ -179,7 +179,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             # What was measured of a kind of call holds for every stream of this driver.
             kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
             for member in range(group_size):
-                new = partial(Attempt, task, member, settings, self._make_env, answer, kinds)
+                new = partial(Attempt, task, member, settings, self._make_env, ask, kinds)
                 episodes.append(_Episode(stream, number, key, new))
         with self._starting:
             if self._closed:
@@ -354,8 +354,21 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             self._calls.thread(partial(_close_all, shared), "episode-closer")
 
 
-def _submits_to(policy: Policy, timeout_s: float) -> Callable[..., Future[Completion]]:
-    return lambda env, prompt_ids, sampling: policy.submit(prompt_ids, sampling, timeout_s=timeout_s)
+def _submit_to(policy: Policy, timeout_s: float) -> Callable[[Attempt, CompletionRequest], Future[Completion]]:
+    def submit(attempt: Attempt, request: CompletionRequest) -> Future[Completion]:
+        task = attempt.task
+        session = f"{task.env_id}/{task.split}/{task.index}/{task.seed}/{attempt.member}"
+        return policy.submit(request.prompt_ids, request.sampling, timeout_s=timeout_s, session=session)
+
+    return submit
+
+
+def _call(respond: Respond) -> Callable[[Attempt, CompletionRequest], Completion]:
+    def answer(attempt: Attempt, request: CompletionRequest) -> Completion:
+        assert attempt.env is not None
+        return respond(attempt.env, request.prompt_ids, request.sampling)
+
+    return answer
 
 
 def _waits_for(attempt: Attempt) -> str:

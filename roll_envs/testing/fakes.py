@@ -193,7 +193,9 @@ class ScriptedPolicy(Policy):
             raise ValueError("the script has no answers; give at least one")
         self._lock, self._timer = threading.Lock(), _Timer()
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+    ) -> Future[Completion]:
         with self._lock:  # an answer is of the version that there was when its request came, however late it is
             number, version = len(self.prompts), self.weight_version
             self.prompts.append(tuple(prompt_ids))

@@ -423,10 +423,12 @@ class Silent(ScriptedPolicy):
         self.ignored: list[Future[Completion]] = []
         self.timeouts: list[float] = []
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+    ) -> Future[Completion]:
         self.timeouts.append(timeout_s)
         if len(self.ignored) >= self.count:
-            return super().submit(prompt_ids, sampling, timeout_s=timeout_s)
+            return super().submit(prompt_ids, sampling, timeout_s=timeout_s, session=session)
         self.ignored.append(Future())
         if self.stubborn:
             self.ignored[-1].set_running_or_notify_cancel()

@@ -550,7 +550,9 @@ class Patient(Policy):
     def __init__(self, engine: HFEngine) -> None:
         self._engine = engine
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+    ) -> Future[Completion]:
         return self._engine.submit(prompt_ids, sampling, timeout_s=FOREVER)
 
 

@@ -26,7 +26,9 @@ from trainer.model.network import LanguageModel, choose_device, save_model
 class Least(Engine):
     """No more than the contract asks for."""
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+    ) -> Future[Completion]:
         answer: Future[Completion] = Future()
         answer.set_result(Completion(ids=(7,), logprobs=(0.0,), finish="stop", weight_version=self.version))
         return answer

@@ -25,8 +25,8 @@ from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
 from trainer.engines import make_engine, vllm
-from trainer.engines.vllm import VLLMSettings, check_environment
-from trainer.engines.vllm_engine import VLLMEngine
+from trainer.engines.remote import RemoteEngine
+from trainer.engines.vllm import VLLMSettings, check_vllm
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
 from trainer.run.folder import read_metrics
@@ -42,14 +42,14 @@ TOLERANCE = 1e-3
 @pytest.fixture(autouse=True, scope="module")
 def installed() -> None:
     try:
-        check_environment(VLLMSettings())
+        check_vllm(VLLMSettings())
     except ConfigError as error:
         pytest.skip(str(error))
 
 
-def made(model: LanguageModel, **settings: Any) -> VLLMEngine:
+def made(model: LanguageModel, **settings: Any) -> RemoteEngine:
     engine = make_engine(model, EngineConfig(name="vllm", **{"max_running": 32, "max_tokens": 400, **settings}))
-    assert isinstance(engine, VLLMEngine)
+    assert isinstance(engine, RemoteEngine)
     return engine
 
 
@@ -62,7 +62,7 @@ def models() -> list[LanguageModel]:
 
 
 @pytest.fixture(scope="module")
-def engine(installed: None, models: list[LanguageModel]) -> Iterator[VLLMEngine]:
+def engine(installed: None, models: list[LanguageModel]) -> Iterator[RemoteEngine]:
     found = made(models[0])
     yield found
     found.close()
@@ -87,14 +87,14 @@ def largest_error(
     return max(errors)
 
 
-def use(engine: VLLMEngine, models: list[LanguageModel], version: int) -> None:
+def use(engine: RemoteEngine, models: list[LanguageModel], version: int) -> None:
     if engine.version != version:
         engine.update_weights(weights_of(models[version].network), version)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.45])
 def test_log_probs_are_the_learners_before_and_after_updates(
-    engine: VLLMEngine, models: list[LanguageModel], temperature: float
+    engine: RemoteEngine, models: list[LanguageModel], temperature: float
 ) -> None:
     for version in (0, 1, 2):
         use(engine, models, version)
@@ -109,7 +109,7 @@ def test_log_probs_are_the_learners_before_and_after_updates(
             assert logits[len(PROMPT) - 1 : -1].argmax(-1).tolist() == list(completion.ids)
 
 
-def test_only_stop_ids_end_an_answer_and_seeds_decide_it(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+def test_only_stop_ids_end_an_answer_and_seeds_decide_it(engine: RemoteEngine, models: list[LanguageModel]) -> None:
     use(engine, models, 0)
     whole = engine.generate(PROMPT, params(40), timeout_s=FOREVER)
     assert (whole.finish, len(whole.ids)) == ("length", 40)  # whatever the model's end of sequence is
@@ -125,7 +125,7 @@ def test_only_stop_ids_end_an_answer_and_seeds_decide_it(engine: VLLMEngine, mod
     assert {a.finish for a in answers} == {"length"}
 
 
-def test_many_long_prompts_with_seeds_at_once(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+def test_many_long_prompts_with_seeds_at_once(engine: RemoteEngine, models: list[LanguageModel]) -> None:
     use(engine, models, 0)
     prompts = [tuple((7 * i + 3 * j) % 250 + 5 for j in range(380)) for i in range(60)]  # more than one pass takes
     futures = [engine.submit(p, params(8, seed=i), timeout_s=FOREVER) for i, p in enumerate(prompts)]
@@ -133,9 +133,11 @@ def test_many_long_prompts_with_seeds_at_once(engine: VLLMEngine, models: list[L
     assert max(largest_error(models, p, a) for p, a in zip(prompts, answers, strict=True)) < TOLERANCE
 
 
-def test_the_prefix_cache_serves_and_never_serves_old_weights(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+def test_the_prefix_cache_serves_and_never_serves_old_weights(
+    engine: RemoteEngine, models: list[LanguageModel]
+) -> None:
     def hits() -> float:
-        lines = httpx.get(engine._client.url + "/metrics", trust_env=False).text.splitlines()
+        lines = httpx.get(engine._replicas[0].server.url + "/metrics", trust_env=False).text.splitlines()
         return sum(float(x.split()[-1]) for x in lines if x.startswith("vllm:prefix_cache_hits_total"))
 
     use(engine, models, 1)
@@ -148,7 +150,7 @@ def test_the_prefix_cache_serves_and_never_serves_old_weights(engine: VLLMEngine
 
 
 def test_an_update_in_mid_flight_keeps_requests_and_says_who_sampled_what(
-    engine: VLLMEngine, models: list[LanguageModel]
+    engine: RemoteEngine, models: list[LanguageModel]
 ) -> None:
     use(engine, models, 0)
     prompts = [PROMPT[i:] for i in range(40)]  # more than run at once, so that some begin after the update
@@ -167,7 +169,7 @@ def test_an_update_in_mid_flight_keeps_requests_and_says_who_sampled_what(
     assert max(largest_error(models, p, a) for p, a in zip(prompts, answers, strict=True)) < TOLERANCE
 
 
-def test_pause_and_abort(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+def test_pause_and_abort(engine: RemoteEngine, models: list[LanguageModel]) -> None:
     use(engine, models, 0)
     futures = [engine.submit(PROMPT, params(280, seed=i), timeout_s=FOREVER) for i in range(50)]
     time.sleep(0.3)
@@ -186,10 +188,10 @@ def test_pause_and_abort(engine: VLLMEngine, models: list[LanguageModel]) -> Non
     assert engine.generate(PROMPT, params(), timeout_s=FOREVER).finish == "length"
 
 
-def group_of(engine: VLLMEngine) -> list[int]:
+def group_of(engine: RemoteEngine) -> list[int]:
     """Processes of the server: itself, its engine, its worker."""
-    assert engine._server._process is not None
-    return members(engine._server._process.pid)
+    assert engine._replicas[0].server._process is not None
+    return members(engine._replicas[0].server._process.pid)
 
 
 def members(group: int) -> list[int]:
@@ -205,7 +207,7 @@ def members(group: int) -> list[int]:
     return found
 
 
-def test_a_killed_engine_comes_back_with_the_current_weights(engine: VLLMEngine, models: list[LanguageModel]) -> None:
+def test_a_killed_engine_comes_back_with_the_current_weights(engine: RemoteEngine, models: list[LanguageModel]) -> None:
     use(engine, models, 2)
     before = group_of(engine)
     assert len(before) >= 2

@@ -30,9 +30,11 @@ from roll_envs.types import Completion, SamplingParams
 from trainer.cli import main
 from trainer.config import EngineConfig
 from trainer.engines import check_can_train, make_engine, server
+from trainer.engines.remote import RemoteEngine
+from trainer.engines.replica import Sent
 from trainer.engines.server import ServerFaultError
 from trainer.engines.vllm import TESTED
-from trainer.engines.vllm_engine import VLLMEngine, read_completion
+from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, save_model
 
@@ -61,14 +63,14 @@ def fake() -> Iterator[tuple[str, FakeVLLM]]:
         yield found
 
 
-def connect(model: LanguageModel, url: str, **settings: Any) -> VLLMEngine:
+def connect(model: LanguageModel, url: str | list[str], **settings: Any) -> RemoteEngine:
     engine = make_engine(model, EngineConfig(name="vllm", **{"url": url, "max_tokens": 100, **settings}))
-    assert isinstance(engine, VLLMEngine)
+    assert isinstance(engine, RemoteEngine)
     return engine
 
 
 @pytest.fixture
-def engine(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> Iterator[VLLMEngine]:
+def engine(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> Iterator[RemoteEngine]:
     made = connect(model, fake[0])
     yield made
     made.close()
@@ -93,7 +95,7 @@ def made_environment(folder: Path, arguments: str = "", **releases: str) -> Path
     return folder
 
 
-def ask(engine: VLLMEngine, count: int, *, n: int = 4, timeout_s: float = FOREVER) -> list[Future[Completion]]:
+def ask(engine: RemoteEngine, count: int, *, n: int = 4, timeout_s: float = FOREVER) -> list[Future[Completion]]:
     return [engine.submit(PROMPT, SamplingParams(max_new_tokens=n, seed=i), timeout_s=timeout_s) for i in range(count)]
 
 
@@ -103,9 +105,9 @@ def check(completions: Sequence[Completion], version: int = 0, n: int = 4) -> No
         assert each.logprobs == pytest.approx([-math.log(VOCABULARY)] * n)
 
 
-def processes(engine: VLLMEngine) -> list[int]:
-    assert engine._server._process is not None
-    return [engine._server._process.pid]
+def processes(engine: RemoteEngine) -> list[int]:
+    assert engine._replicas[0].server._process is not None
+    return [engine._replicas[0].server._process.pid]
 
 
 def ended(pid: int, within_s: float = 20) -> bool:
@@ -123,7 +125,7 @@ def ended(pid: int, within_s: float = 20) -> bool:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def test_answers_versions_and_what_is_refused(engine: VLLMEngine, fake: tuple[str, FakeVLLM]) -> None:
+def test_answers_versions_and_what_is_refused(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
     check([f.result() for f in ask(engine, 3)])
     assert fake[1].updates == 1  # the weights of the model that the engine was made with
     engine.update_weights(weights_of(blank_model().network), 7)
@@ -147,7 +149,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_answer_is_asked_again(engine: VLLMEngine, fake: tuple[str, FakeVLLM], fault: str) -> None:
+def test_a_broken_answer_is_asked_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM], fault: str) -> None:
     fake[1].bad["generate"] = [fault, fault]
     before = fake[1].requests
     check([f.result() for f in ask(engine, 1)])
@@ -156,7 +158,7 @@ def test_a_broken_answer_is_asked_again(engine: VLLMEngine, fake: tuple[str, Fak
 
 @pytest.mark.parametrize("fault", ["half", "short", "503"])
 def test_a_request_that_is_never_answered_well_ends_at_its_deadline(
-    engine: VLLMEngine, fake: tuple[str, FakeVLLM], fault: str
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM], fault: str
 ) -> None:
     fake[1].bad["generate"] = [fault] * 1000
     with pytest.raises(
@@ -167,7 +169,7 @@ def test_a_request_that_is_never_answered_well_ends_at_its_deadline(
     check([f.result() for f in ask(engine, 1)])
 
 
-def test_what_asking_again_cannot_mend_is_an_error_at_once(engine: VLLMEngine, fake: tuple[str, FakeVLLM]) -> None:
+def test_what_asking_again_cannot_mend_is_an_error_at_once(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
     fake[1].bad["generate"] = ["400"]
     with pytest.raises(EngineError, match="the server refused /inference/v1/generate with 400"):
         ask(engine, 1)[0].result()
@@ -177,7 +179,7 @@ def test_what_asking_again_cannot_mend_is_an_error_at_once(engine: VLLMEngine, f
 
 
 def test_a_silent_server_costs_a_request_its_deadline_and_nobody_else(
-    engine: VLLMEngine, fake: tuple[str, FakeVLLM]
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM]
 ) -> None:
     fake[1].bad["delay_s"] = 30
     slow = ask(engine, 2, timeout_s=0.5)
@@ -201,7 +203,7 @@ def test_thousands_of_requests_wait_without_slowing_each_other(model: LanguageMo
         assert spent[1] < 3 * spent[0]
 
 
-def test_pause_abort_cancel_and_close(engine: VLLMEngine, fake: tuple[str, FakeVLLM]) -> None:
+def test_pause_abort_cancel_and_close(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
     engine.pause()
     waiting = ask(engine, 3)
     time.sleep(0.2)
@@ -229,7 +231,7 @@ def test_pause_abort_cancel_and_close(engine: VLLMEngine, fake: tuple[str, FakeV
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_that_do_not_fit_are_refused_until_others_do(engine: VLLMEngine) -> None:
+def test_weights_that_do_not_fit_are_refused_until_others_do(engine: RemoteEngine) -> None:
     good = dict(weights_of(blank_model().network))
     name = next(iter(good))
     for bad, said in (
@@ -255,7 +257,7 @@ def test_weights_that_do_not_fit_are_refused_until_others_do(engine: VLLMEngine)
     ],
 )
 def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds(
-    engine: VLLMEngine,
+    engine: RemoteEngine,
     fake: tuple[str, FakeVLLM],
     bad: dict[str, Any],
     said: str,
@@ -280,7 +282,7 @@ def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds
 
 
 def test_weights_with_the_number_of_the_last_ones_are_sent_all_the_same(
-    engine: VLLMEngine, fake: tuple[str, FakeVLLM]
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM]
 ) -> None:
     for updates in (2, 3):
         engine.update_weights(weights_of(blank_model().network), 0)
@@ -295,7 +297,7 @@ def test_a_wider_tolerance_is_a_setting(model: LanguageModel, fake: tuple[str, F
     connect(model, fake[0], probe_tolerance=0.02).close()
 
 
-def test_a_server_that_lost_our_weights_gets_them_again(engine: VLLMEngine, fake: tuple[str, FakeVLLM]) -> None:
+def test_a_server_that_lost_our_weights_gets_them_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
     engine.update_weights(weights_of(blank_model().network), 4)
     fake[1].version = "another trainer's"
     check([f.result() for f in ask(engine, 3)], version=4)
@@ -311,14 +313,14 @@ def test_weights_can_go_by_a_folder(model: LanguageModel, fake: tuple[str, FakeV
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
-def started(model: LanguageModel, environment: Path, **settings: Any) -> VLLMEngine:
+def started(model: LanguageModel, environment: Path, **settings: Any) -> RemoteEngine:
     engine = make_engine(model, EngineConfig(name="vllm", max_tokens=100, venv=str(environment), **settings))
-    assert isinstance(engine, VLLMEngine)
+    assert isinstance(engine, RemoteEngine)
     return engine
 
 
-def misbehave(engine: VLLMEngine, **bad: Any) -> None:
-    httpx.post(engine._client.url + "/misbehave", json=bad, trust_env=False)
+def misbehave(engine: RemoteEngine, **bad: Any) -> None:
+    httpx.post(engine._replicas[0].server.url + "/misbehave", json=bad, trust_env=False)
 
 
 def test_a_killed_server_is_started_again_and_asked_again(model: LanguageModel, environment: Path) -> None:
@@ -337,7 +339,7 @@ def test_a_killed_server_is_started_again_and_asked_again(model: LanguageModel, 
     check([f.result() for f in ask(engine, 3)], version=4)
     pids += processes(engine)
     assert len(set(pids)) == 2
-    folder = Path(engine._server._folder.name)
+    folder = Path(engine._replicas[0].server._folder.name)
     assert folder.is_dir()
     engine.close()
     assert not folder.exists()
@@ -365,7 +367,7 @@ def test_a_server_that_dies_again_and_again_ends_the_engine(
 ) -> None:
     engine = started(model, environment, log_file=str(tmp_path / "log"))
     misbehave(engine, die_in="/inference/v1/generate")
-    engine._starts = 3  # it came back each time; an answer in between would start the count anew
+    engine._replicas[0]._starts = 3  # it came back each time; an answer in between would start the count anew
     with pytest.raises(EngineError, match=r"(?s)died 3 times in a row.*status -9.*fake vLLM"):
         ask(engine, 1)[0].result()
     with pytest.raises(EngineError, match="the engine gave up"):
@@ -414,7 +416,7 @@ def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
 def test_the_preflight_says_what_is_missing(model: LanguageModel, tmp_path: Path) -> None:
     nowhere = tmp_path / "no venv"
     with pytest.raises(
-        ConfigError, match=r"no vLLM in '.*no venv'; make its environment with `roll-train setup vllm --v"
+        ConfigError, match=r"it is not in '.*no venv'; make its environment with `roll-train setup vllm --v"
     ):
         started(model, nowhere)
     other = made_environment(tmp_path / "other", torch="2.14.0")
@@ -505,13 +507,14 @@ def test_whatever_is_answered_is_a_whole_completion_or_a_fault(place: str, value
     fake = FakeVLLM()
     fake.version = "3-ours-1"
     answer = fake.complete({"max_tokens": 4, "seed": 1}, False)
-    whole = read_completion(answer, sampling, "ours", 3)
+    sent = Sent(None, 3, "ours", 1)  # type: ignore[arg-type] - its weights are not looked at
+    whole = VLLMDialect().completion(answer, sampling, sent)
     choice = answer["choices"][0]
     for holder in (answer, choice, choice["logprobs"], choice["weight_versions"][0]):
         if place in holder:
             holder[place] = value
     try:
-        completion = read_completion(answer, sampling, "ours", 3)
+        completion = VLLMDialect().completion(answer, sampling, sent)
     except (ServerFaultError, EngineError):
         return
     assert (completion.ids, completion.logprobs) in ((whole.ids, whole.logprobs), ((), ()))

@@ -8,7 +8,8 @@ library of it (no torch); making it does.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,7 @@ from pydantic import Field
 from roll_envs.errors import ConfigError, EngineError, PluginError
 from roll_envs.policy import Policy
 from roll_envs.settings import Part, Settings
+from roll_envs.types import SamplingParams
 from trainer.config import EngineConfig
 from trainer.config.parts import ENGINES, part_settings
 
@@ -35,6 +37,7 @@ __all__ = [
     "HFSettings",
     "MakeEngine",
     "check_can_train",
+    "check_request",
     "make_engine",
 ]
 
@@ -124,6 +127,32 @@ def check_can_train(name: str, engine: Engine) -> None:
             f"engine.name {name!r}: this engine gives no log-probabilities at the sampling temperature, and training "
             "needs them; choose another engine (it is good for evaluation)"
         )
+
+
+def check_request(
+    prompt_ids: Sequence[int], sampling: SamplingParams, *, vocabulary: int, max_tokens: int
+) -> tuple[int, ...]:
+    """The ids of the prompt. Raises :class:`EngineError` for a request that no engine with a model of ``vocabulary``
+    ids and room for ``max_tokens`` can answer."""
+    prompt = tuple(prompt_ids)
+    if not prompt:
+        raise EngineError("the prompt is empty; a request needs at least one token id")
+    if not 0 <= min(prompt) <= max(prompt) < vocabulary:
+        raise EngineError(
+            f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}. "
+            "Prompt and model must use the same tokenizer"
+        )
+    if sampling.max_new_tokens < 1 or not 0 <= sampling.temperature < math.inf:
+        raise EngineError(
+            f"max_new_tokens {sampling.max_new_tokens}, temperature {sampling.temperature}: "
+            "allowed are 1 or more, and 0 or more"
+        )
+    if len(prompt) + sampling.max_new_tokens > max_tokens:
+        raise EngineError(
+            f"prompt of {len(prompt)} tokens + max_new_tokens {sampling.max_new_tokens} exceed "
+            f"engine.max_tokens {max_tokens}; raise it or shorten the prompt"
+        )
+    return prompt
 
 
 class HFSettings(Settings):

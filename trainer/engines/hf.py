@@ -24,7 +24,7 @@ import torch
 
 from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
-from trainer.engines import Capabilities, Engine
+from trainer.engines import Capabilities, Engine, check_request
 from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
 from trainer.model.forward import load_weights
 from trainer.model.network import LanguageModel, choose_device
@@ -92,26 +92,12 @@ class HFEngine(Engine):
 
     # -- the contract ------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+    ) -> Future[Completion]:
         """Queue a request and return at once; the future holds the completion or the error."""
-        prompt = tuple(prompt_ids)
-        if not prompt:
-            raise EngineError("the prompt is empty; a request needs at least one token id")
-        if not 0 <= min(prompt) <= max(prompt) < self._network.vocabulary:
-            raise EngineError(
-                f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to "
-                f"{self._network.vocabulary - 1}. Prompt and model must use the same tokenizer"
-            )
-        if sampling.max_new_tokens < 1 or not 0 <= sampling.temperature < math.inf:
-            raise EngineError(
-                f"max_new_tokens {sampling.max_new_tokens}, temperature {sampling.temperature}: "
-                "allowed are 1 or more, and 0 or more"
-            )
-        if len(prompt) + sampling.max_new_tokens > self._max_tokens:
-            raise EngineError(
-                f"prompt of {len(prompt)} tokens + max_new_tokens {sampling.max_new_tokens} exceed "
-                f"engine.max_tokens {self._max_tokens}; raise it or shorten the prompt"
-            )
+        vocabulary = self._network.vocabulary
+        prompt = check_request(prompt_ids, sampling, vocabulary=vocabulary, max_tokens=self._max_tokens)
         request = _Request(sampling, timeout_s, time.monotonic() + timeout_s, OpenSequence(prompt))
         with self._wake:
             self._raise_if_unusable()

@@ -17,13 +17,11 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 
 from roll_envs.errors import EngineError
-
-__all__ = ["Server", "ServerClient", "ServerFaultError", "free_port"]
 
 T = TypeVar("T")
 
@@ -111,8 +109,7 @@ class Server:
 class ServerClient:
     """JSON over HTTP, from an event loop in a thread of its own: a request that waits costs no thread."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
@@ -121,8 +118,7 @@ class ServerClient:
     async def _open(self) -> aiohttp.ClientSession:
         # No limit: engines bound how many ask at once. Idle connections are closed before the server
         # closes them (uvicorn after 5 s), so that none ends just as a request is sent.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
-        return aiohttp.ClientSession(self.url, connector=connector)
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run ``work`` on the loop. Cancelling the future cancels it."""
@@ -132,32 +128,36 @@ class ServerClient:
         """:meth:`start`, and wait."""
         return self.start(work).result()
 
-    async def ask(self, path: str, body: Any = None, *, method: str = "POST", patient: bool = False) -> Any:
-        """The answer of a route; when ``patient``, however long that takes.
+    async def ask(
+        self,
+        url: str,
+        path: str,
+        body: Any = None,
+        *,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
+        limit_s: float | None = None,
+        patient: bool = False,
+        form: Literal["json", "text"] = "json",
+    ) -> Any:
+        """The answer of a route in ``form``: within ``limit_s`` seconds, or however long it takes when ``patient``.
 
         Raises :class:`ServerFaultError` when the server cannot be reached, fails, takes too long or answers no JSON,
         and :class:`EngineError` when it refuses what was asked.
         """
-        limit = aiohttp.ClientTimeout(total=None if patient else ROUTE_TIMEOUT_S)
+        seconds = None if patient else limit_s or ROUTE_TIMEOUT_S
+        limit = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._http.request(method, path, json=body, timeout=limit) as reply:
+            async with self._http.request(method, url + path, json=body, headers=headers, timeout=limit) as reply:
                 if reply.status >= 500:
                     raise ServerFaultError(f"{path} answered {reply.status}: {(await reply.text())[:300]}")
                 if reply.status >= 400:
                     raise EngineError(f"the server refused {path} with {reply.status}: {(await reply.text())[:300]}")
-                return await reply.json(content_type=None)
+                return await (reply.json(content_type=None) if form == "json" else reply.text())
         except TimeoutError as error:
-            raise ServerFaultError(f"gave up waiting for {path} after {ROUTE_TIMEOUT_S:g} s") from error
+            raise ServerFaultError(f"gave up waiting for {path} after {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerFaultError(f"{path}: {type(error).__name__}: {error}") from error
-
-    async def healthy(self) -> bool:
-        """Whether the server answers, and says that it can work."""
-        try:
-            async with self._http.get("/health", timeout=aiohttp.ClientTimeout(total=5)) as reply:
-                return reply.ok
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return False
 
     def close(self) -> None:
         """Cancel all that runs, and end the thread."""

