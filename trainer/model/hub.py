@@ -18,7 +18,6 @@ from roll_envs.errors import ConfigError
 from trainer.config import ModelConfig
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
 """Everything but weights: a few MB."""
 _WEIGHTS = (("model*.safetensors",), ("pytorch_model*.bin",))
@@ -108,7 +107,8 @@ def _reason(name: str, revision: str | None, error: Any) -> str:
             f"{here}, and {constants.ENDPOINT} has no model of this name (or a private one: set HF_TOKEN); "
             "check the spelling"
         )
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+    incomplete = getattr(errors, "IncompleteSnapshotError", errors.LocalEntryNotFoundError)
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | incomplete):
         which = f"'{name}'" + (f" at revision {revision!r}" if revision else "")
         if constants.HF_HUB_OFFLINE:
             return (
@@ -125,8 +125,3 @@ def _reason(name: str, revision: str | None, error: Any) -> str:
 def _cause(error: BaseException) -> str:
     first = error.__cause__ or error
     return f"{type(first).__name__}: {str(first).splitlines()[0] if str(first) else 'no reason given'}"
-
-
-def is_commit(revision: str | None) -> bool:
-    """Whether a revision names one state of a repository for ever."""
-    return revision is not None and bool(_COMMIT.fullmatch(revision))

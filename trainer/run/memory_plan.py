@@ -24,7 +24,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from roll_envs.errors import ConfigError
 from trainer.config import RunConfig
 from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
+from trainer.engines import HFSettings
 from trainer.engines.prefix_cache import FIRST_PLACES, KEPT_LOGITS, LOGITS_BYTES, PASS_TOKENS
+from trainer.engines.preflight import RemoteSettings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, cast_weights
 from trainer.learner.optimizers import make_optimizers, trained_weights
@@ -291,7 +293,7 @@ def _places(slots: int, longest: int) -> int:
     return places
 
 
-def _hf(config: RunConfig, settings: Any, counted: Counted, device: str) -> list[Item]:
+def _hf(config: RunConfig, settings: HFSettings, counted: Counted, device: str) -> list[Item]:
     """The built-in engine: its copy of the weights has the learner's precision."""
     size = 2 if getattr(config.learner, "precision", "float32") != "float32" else 4
     stored = 4 if device == "cpu" else size
@@ -320,21 +322,25 @@ def _hf(config: RunConfig, settings: Any, counted: Counted, device: str) -> list
     ]
 
 
-def _vllm(config: RunConfig, settings: Any, counted: Counted, device: str) -> list[Item]:
-    """vLLM in a process of its own; a server that runs already has its memory already."""
-    if settings.url is not None:
+def _server(settings: RemoteSettings, counted: Counted) -> list[Item]:
+    """Servers that the run starts; one that runs already has its memory already."""
+    if settings.urls:
         return []
-    size = 2 if settings.dtype == "bfloat16" else 4
     item = partial(Item, "engine")
+    size, cache = 2 if settings.dtype == "bfloat16" else 4, float(getattr(settings, "kv_cache_gib", 0.0))
     return [
-        item("copy of the weights", counted.numbers * size, keys=("engine.dtype",)),
-        item("keys and values", settings.kv_cache_gib * GIB, keys=("engine.kv_cache_gib",)),
-        item("new weights on their way", 4 * counted.numbers, SAMPLING),
+        item("copy of the weights", settings.replicas * counted.numbers * size, keys=("engine.dtype",)),
+        item("keys and values", settings.replicas * cache * GIB, keys=("engine.kv_cache_gib",)),
+        item("new weights on their way", size * counted.numbers, SAMPLING),
     ]
 
 
-_ENGINES: dict[str, Callable[[RunConfig, Any, Counted, str], list[Item]]] = {"hf": _hf, "vllm": _vllm}
-"""By the name of the engine; others hold nothing here that is known."""
+def _engine(config: RunConfig, counted: Counted, device: str) -> list[Item]:
+    """What the engine holds; nothing for one of which nothing is known."""
+    settings = part_settings(config.engine, ENGINES.find(config.engine.name))
+    if isinstance(settings, HFSettings):
+        return _hf(config, settings, counted, device)
+    return _server(settings, counted) if isinstance(settings, RemoteSettings) else []
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -383,10 +389,7 @@ def make_plan(
     items: dict[str, list[Item]] = defaultdict(list)
     for item in _learner(config, counted, learner, threads(counted.numbers)):
         items["cpu" if item.when == LOADING else learner].append(item)
-    part = ENGINES.find(config.engine.name)
-    make = _ENGINES.get(config.engine.name)
-    if make is not None:
-        items[engine] += make(config, part_settings(config.engine, part), counted, engine)
+    items[engine] += _engine(config, counted, engine)
     there = {d: tuple(i for i in found if i.bytes) for d, found in items.items()}
     return MemoryPlan(items=there, free={d: free_memory(d) if free is None else free[d] for d in there})
 
