@@ -213,9 +213,11 @@ class CachedNetwork:
 
     def _list(self, slot: int, start: int, places: Sequence[int]) -> None:
         """Note the places of a sequence's ids from ``start`` on."""
-        missing = start + len(places) - self._places_of.shape[1]
-        if missing > 0:
-            self._places_of = np.pad(self._places_of, ((0, 0), (0, max(missing, self._places_of.shape[1]))))
+        width = own = self._places_of.shape[1]
+        while width < start + len(places):  # doubled, so that it follows from the longest sequence alone
+            width *= 2
+        if width > own:
+            self._places_of = np.pad(self._places_of, ((0, 0), (0, width - own)))
         self._places_of[slot, start : start + len(places)] = places
 
     # -- logits ------------------------------------------------------------------------------------------------------
