@@ -44,6 +44,20 @@ SHAPES = {
 }
 
 
+HEADING = "| Shape | Parameters | Tokens/s | TFLOP/s | MFU | Peak memory |\n| --- | --- | --- | --- | --- | --- |"
+PEAKS = {
+    "B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362, "L40": 181, "L4": 121,
+    "A10G": 70, "A10": 125, "4090": 165, "3090": 71,
+}  # fmt: skip
+"""TFLOP/s of dense bfloat16 with float32 sums, by part of the device's name, from the makers' data sheets."""
+
+
+def known_peak(device: str) -> float | None:
+    """Of this device; None where it is not in the list."""
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else ""
+    return next((float(peak) for part, peak in PEAKS.items() if part in name), None)
+
+
 def flops_of_row(shape: Shape, length: int, sampled: int) -> float:
     """Forward and backward: three times two operations per weight and token, and causal attention."""
     head_width = shape.width // shape.heads
@@ -70,7 +84,7 @@ def make_rows(vocabulary: int, *, rows: int, tokens: int) -> tuple[list[TokenSeq
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peak-tflops", type=float, required=True, help="of the device at this precision")
+    parser.add_argument("--peak-tflops", type=float, help="of the device at this precision (default: a known GPU's)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["0.5b", "1.5b"])
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
@@ -82,8 +96,8 @@ def main() -> None:
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-    print("| Shape | Parameters | Tokens/s | TFLOP/s | MFU | Peak memory |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    options.peak_tflops = options.peak_tflops or known_peak(options.device)
+    print(HEADING)
     for name in options.shapes:
         print(measure(options, name, SHAPES[name]), flush=True)
 
@@ -109,6 +123,7 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
             logits_mib=options.logits_mib,
             gradient_checkpointing=options.gradient_checkpointing,
         ),
+        device="cuda" if cuda else "cpu",
     )
     rows, advantages = make_rows(shape.vocabulary, rows=options.rows, tokens=options.tokens)
     budget = options.tokens_per_microbatch
@@ -127,7 +142,8 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
     peak = f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if cuda else "not measured"
     count = sum(p.numel() for p in network.parameters()) / 1e6
     speed = options.rows * options.tokens / seconds
-    return f"| {name} | {count:.0f} M | {speed:.0f} | {work:.3g} | {100 * work / options.peak_tflops:.1f}% | {peak} |"
+    share = f"{100 * work / options.peak_tflops:.1f}%" if options.peak_tflops else "peak not known"
+    return f"| {name} | {count:.0f} M | {speed:.0f} | {work:.3g} | {share} | {peak} |"
 
 
 if __name__ == "__main__":

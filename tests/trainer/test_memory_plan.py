@@ -152,14 +152,8 @@ def test_reference_and_critic_are_counted() -> None:
 
 
 def test_a_server_s_memory_is_its_settings() -> None:
-    server = (
-        "engine.name=vllm",
-        "engine.dtype=bfloat16",
-        "engine.kv_cache_gib=3",
-        "engine.replicas=2",
-        "model.head_width=32",
-    )
-    found = plan(*server)
+    vllm = ("engine.name=vllm", "model.head_width=32")
+    found = plan(*vllm, "engine.dtype=bfloat16", "engine.kv_cache_gib=3", "engine.replicas=2")
     assert size(found, "keys and values") == 2 * 3 * GIB
     assert size(found, "copy of the weights") == 2 * 2 * count(config(), MODEL).numbers
     elsewhere = plan(*vllm, "engine.url=http://127.0.0.1:8000")
