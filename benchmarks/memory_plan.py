@@ -22,7 +22,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 32_000, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
         "num_attention_heads": 6, "num_key_value_heads": 2,
     },
-    "60m": {
+    "64m": {
         "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 10,
         "num_attention_heads": 9, "num_key_value_heads": 3,
     },
@@ -45,7 +45,7 @@ CASES = {
     "small-checkpointed": Case("25m", 4096, ("learner.gradient_checkpointing=true",)),
     "small-lora": Case("25m", 2048, ("learner.lora_rank=8",)),
     "small-bfloat16": Case("25m", 1024, ("learner.precision=bfloat16",)),
-    "middle": Case("60m", 1024),
+    "middle": Case("64m", 1024),
     "large": Case("0.5b", 256),
 }
 TEXT = """

@@ -97,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("model")
     save_model(tiny_model(), path)
     (path / "onnx").mkdir()
-    (path / "onnx" / "model.safetensors").write_bytes(b"of another program")
+    (path / "onnx" / "config.json").write_bytes(b"of another program")
     return path
 
 

@@ -122,6 +122,14 @@ def test_the_engine_s_cache_grows_to_what_is_planned(slots: int, longest: int) -
     assert cached.keys_values.keys.shape[1] == memory_plan._places(slots, longest)
 
 
+def test_keys_and_values_are_those_of_the_pool() -> None:
+    pool = memory_plan._places(4, 100)
+    held = CachedNetwork(LlamaForCausalLM(MODEL).eval(), 4).keys_values
+    one = (held.keys.nbytes + held.values.nbytes) / held.keys.shape[1]
+    assert size(plan(), "keys and values of") == pool * one
+    assert size(plan(), "keys and values while") == pool * one / 2  # the old room, while it is copied
+
+
 def test_the_phases_add_up() -> None:
     found = plan(device="cuda")
     assert found.phases("cuda").keys() == {ALWAYS, BACKWARD, STEP, SAMPLING}
