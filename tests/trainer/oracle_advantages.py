@@ -195,7 +195,7 @@ def _gigpo(s: Settings, episodes: list[Episode]) -> PerToken:
         for (i, t), a in zip(places, _standardized(s, [returns[i][t] for i, t in places]), strict=True):
             steps[i][t] = s["advantage.step_weight"] * a
     return [
-        [a + b for a, b in zip(*both, strict=True)]
+        [s["advantage.episode_weight"] * a + b for a, b in zip(*both, strict=True)]
         for both in zip(of_episodes, _on_turns(steps, episodes), strict=True)
     ]
 

@@ -345,6 +345,7 @@ FAULTS = [
     ),
     Fault("lengths take no part in OPO", GROUPS, '"mean", 0.0, weight=lengths)', '"mean", 0.0)'),
     Fault("GiGPO without its step advantage", GROUPS, "settings.step_weight * step", "step"),
+    Fault("GiGPO's episode advantage at full weight", GROUPS, "settings.episode_weight * episode_adv", "episode_adv"),
     Fault(
         "states span groups",
         GROUPS,

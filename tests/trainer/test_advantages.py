@@ -110,6 +110,13 @@ def test_gigpo_golden(normalize: str, across_steps: bool, episode: float, step: 
     assert result == pytest.approx((episode * SIGNS + weight * np.array(step)).tolist(), abs=2e-6)
 
 
+def test_gigpo_steps_alone_golden() -> None:
+    result = run("gigpo", [A, B], gamma=0.95, normalize="mean", episode_weight=0.0)
+    assert result == pytest.approx((np.array(STEP_MEAN)).tolist(), abs=1e-6)
+    half = run("gigpo", [A, B], gamma=0.95, normalize="mean", episode_weight=0.5)
+    assert half == pytest.approx((0.25 * SIGNS + np.array(STEP_MEAN)).tolist(), abs=1e-6)
+
+
 def test_gigpo_joint_golden() -> None:
     result = run("gigpo", [A, B], gamma=0.95, normalize="mean")
     assert result == pytest.approx([0.95125, 1.133333, 0.5, -0.95125, -0.816667, -0.816667], abs=1e-6)

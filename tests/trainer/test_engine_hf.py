@@ -125,6 +125,28 @@ def test_sampling_follows_the_distribution(engine: HFEngine, model: LanguageMode
     assert (np.abs(counts[likely] - 600 * expected[likely]) < 4 * spread).all()
 
 
+def test_requests_that_share_a_distribution_draw_from_it_each(model: LanguageModel, monkeypatch: Any) -> None:
+    """Made once for all that share it, and few of them at a time, the answers are those of each request alone."""
+    made: list[int] = []
+
+    def counted(logits: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made.append(len(logits))
+        return choose_ids(logits, *rest)
+
+    monkeypatch.setattr("trainer.engines.hf.choose_ids", counted)
+    monkeypatch.setattr("trainer.engines.hf._DRAWN_AT_ONCE", 2 * model.network.config.vocab_size)
+    engine = HFEngine(model, max_running=16, max_tokens=400)
+    requests = [
+        (prompt, params(i, n=1, temperature=(0.0, 0.7)[i % 2]))
+        for i, prompt in enumerate([p for p in prompts(3, seed=11) for _ in range(5)])
+    ]
+    done = together(engine, requests)
+    engine.close()
+    assert made == [2, 2, 2]  # three prompts at two temperatures
+    for (prompt, sampling), got in zip(requests, done, strict=True):
+        check_reference(model, prompt, sampling, got)
+
+
 def test_without_a_seed_answers_differ(engine: HFEngine) -> None:
     sampling = SamplingParams(temperature=1.0, max_new_tokens=12)
     done = together(engine, [(prompts(1)[0], sampling)] * 4)

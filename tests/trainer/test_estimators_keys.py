@@ -18,7 +18,9 @@ ESTIMATOR_KEYS: dict[str, frozenset[str]] = {
     "bi_level_gae": frozenset({"token_gamma", "lam", "high_gamma", "high_lam"}),
     "dr_grpo": frozenset(),
     "gae": frozenset({"token_gamma", "lam"}),
-    "gigpo": frozenset({"gamma", "normalize", "epsilon", "across_steps", "step_weight", "similarity"}),
+    "gigpo": frozenset(
+        {"gamma", "normalize", "epsilon", "across_steps", "episode_weight", "step_weight", "similarity"}
+    ),
     "gpg": frozenset(),
     "grpo": frozenset({"normalize", "epsilon", "across_steps"}),
     "hgpo": frozenset({"gamma", "normalize", "epsilon", "across_steps", "history", "history_power", "base_weight"}),
@@ -38,8 +40,8 @@ ESTIMATOR_KEYS: dict[str, frozenset[str]] = {
 
 OTHER: dict[str, Any] = {
     "gamma": 0.5, "token_gamma": 0.5, "lam": 0.3, "high_gamma": 0.4, "high_lam": 0.3, "normalize": "mean",
-    "across_steps": True, "step_weight": 3.0, "similarity": 0.5, "history": 1, "history_power": 2.0, "base_weight": 2.0,
-    "epsilon": 0.3,
+    "across_steps": True, "episode_weight": 0.5, "step_weight": 3.0, "similarity": 0.5, "history": 1,
+    "history_power": 2.0, "base_weight": 2.0, "epsilon": 0.3,
 }  # fmt: skip
 """For each key that belongs to some estimators another value than its default."""
 

@@ -200,13 +200,15 @@ def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
         plan = env.oracle() if rng.random() < oracle_share else None
         legal = env.legal_answers()
         text = plan[0] if plan else legal[int(rng.integers(len(legal)))]
-        ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], stop_id)
-        if len(ids) > sampling.max_new_tokens:
+        ids, most = tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), sampling.max_new_tokens
+        if len(ids) > most:
             raise ConfigError(
-                f"an answer may have {sampling.max_new_tokens} tokens (sampling.max_new_tokens, engine.max_tokens), "
-                f"but {text!r} has {len(ids)}"
+                f"an answer may have {most} tokens (sampling.max_new_tokens, engine.max_tokens), but {text!r} has "
+                f"{len(ids)}"
             )
-        return Completion(ids=ids, logprobs=(0.0,) * len(ids), finish="stop", weight_version=0)
+        if len(ids) == most:  # ends there, as an answer of the model would
+            return Completion(ids=ids, logprobs=(0.0,) * most, finish="length", weight_version=0)
+        return Completion(ids=(*ids, stop_id), logprobs=(0.0,) * (len(ids) + 1), finish="stop", weight_version=0)
 
     return respond
 

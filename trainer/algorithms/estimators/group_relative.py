@@ -211,6 +211,9 @@ def _anchor_metrics(states: IntArray) -> Metrics:
 
 
 class GigpoSettings(TurnDiscount, GroupSettings):
+    episode_weight: float = Field(1.0, ge=0)
+    """Weight of the episode advantage; 0 leaves the step advantage alone: a turn then has one only where another that
+    answered the same observation got another return, and no other turn is computed. Default: GiGPO's paper."""
     step_weight: float = Field(1.0, ge=0)
     """Weight of the step advantage. Default: GiGPO's paper."""
     similarity: float = Field(1.0, gt=0, le=1)
@@ -219,7 +222,8 @@ class GigpoSettings(TurnDiscount, GroupSettings):
 
 
 def gigpo(table: StepTable, settings: GigpoSettings) -> Estimate:
-    """GiGPO (Feng et al. 2025, arXiv:2505.10978, eq. 3-8): episode advantage + ``step_weight`` * step advantage.
+    """GiGPO (Feng et al. 2025, arXiv:2505.10978, eq. 3-8): episode advantage + ``step_weight`` * step advantage, the
+    former times ``episode_weight``, which the paper does not have.
 
     The step advantage normalises the discounted return to go within anchor groups: turns of one group that answered the
     same observation (or one ``similarity`` alike), wherever and by whomever. An anchor group of one turn, or of equal
@@ -235,7 +239,7 @@ def gigpo(table: StepTable, settings: GigpoSettings) -> Estimate:
     states = anchor_states(table, settings.similarity)
     sampled = states >= 0
     returns = turn_returns(table, settings.gamma)[sampled]
-    result = episode_advantages(table, settings)[table.turns.episode]
+    result = settings.episode_weight * episode_advantages(table, settings)[table.turns.episode]
     step = normalized(returns, states[sampled], settings.normalize, settings.epsilon)
     result[sampled] += settings.step_weight * step
     return Estimate(result[table.turn_of_token], _anchor_metrics(states[sampled]))
