@@ -44,6 +44,20 @@ SHAPES = {
 }
 
 
+HEADING = "| Shape | Parameters | Tokens/s | TFLOP/s | MFU | Peak memory |\n| --- | --- | --- | --- | --- | --- |"
+PEAKS = {
+    "B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362, "L40": 181, "L4": 121,
+    "A10G": 70, "A10": 125, "4090": 165, "3090": 71,
+}  # fmt: skip
+"""TFLOP/s of dense bfloat16 with float32 sums, by part of the device's name, from the makers' data sheets."""
+
+
+def known_peak(device: str) -> float | None:
+    """Of this device; None where it is not in the list."""
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else ""
+    return next((float(peak) for part, peak in PEAKS.items() if part in name), None)
+
+
 def flops_of_row(shape: Shape, length: int, sampled: int) -> float:
     """Forward and backward: three times two operations per weight and token, and causal attention."""
     head_width = shape.width // shape.heads
@@ -53,9 +67,24 @@ def flops_of_row(shape: Shape, length: int, sampled: int) -> float:
     return 6.0 * (shape.layers * (layer * length + attention) + shape.width * shape.vocabulary * sampled)
 
 
+def make_rows(vocabulary: int, *, rows: int, tokens: int) -> tuple[list[TokenSequence], list[np.ndarray]]:
+    """Rows of random ids of which the last three quarters were sampled, and an advantage for each of those."""
+    rng = np.random.default_rng(0)
+    mask = tuple(i >= tokens // 4 for i in range(tokens))
+    marks = tuple(0 if m else -1 for m in mask)
+    made = [
+        TokenSequence(
+            ids=tuple(rng.integers(0, vocabulary, tokens).tolist()), mask=mask, logprobs=(0.0,) * tokens,
+            turns=marks, versions=marks, group=0, member=member,
+        )
+        for member in range(rows)
+    ]  # fmt: skip
+    return made, [np.full(sum(mask), a) for a in rng.normal(size=rows)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peak-tflops", type=float, required=True, help="of the device at this precision")
+    parser.add_argument("--peak-tflops", type=float, help="of the device at this precision (default: a known GPU's)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["0.5b", "1.5b"])
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
@@ -67,8 +96,8 @@ def main() -> None:
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-    print("| Shape | Parameters | Tokens/s | TFLOP/s | MFU | Peak memory |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    options.peak_tflops = options.peak_tflops or known_peak(options.device)
+    print(HEADING)
     for name in options.shapes:
         print(measure(options, name, SHAPES[name]), flush=True)
 
@@ -94,37 +123,27 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
             logits_mib=options.logits_mib,
             gradient_checkpointing=options.gradient_checkpointing,
         ),
+        device="cuda" if cuda else "cpu",
     )
-    rng = np.random.default_rng(0)
-    prompt = options.tokens // 4
-    mask = tuple(i >= prompt for i in range(options.tokens))
-    marks = tuple(0 if m else -1 for m in mask)
-    rows = [
-        TokenSequence(
-            ids=tuple(rng.integers(0, shape.vocabulary, options.tokens).tolist()), mask=mask,
-            logprobs=(0.0,) * options.tokens, turns=marks, versions=marks, group=0, member=member,
-        )
-        for member in range(options.rows)
-    ]  # fmt: skip
-    advantages = [np.where(mask, a, 0.0) for a in rng.normal(size=options.rows)]
+    rows, advantages = make_rows(shape.vocabulary, rows=options.rows, tokens=options.tokens)
     budget = options.tokens_per_microbatch
     times = []
     for _ in range(1 + options.steps):
         started = time.perf_counter()
         tokens, used = tokens_of(rows), range(len(rows))
-        given = [a[np.array(row.mask)] for a, row in zip(advantages, rows, strict=True)]
-        tokens = tokens.with_columns(advantage=np.concatenate(given))
+        tokens = tokens.with_columns(advantage=np.concatenate(advantages))
         batches = make_batches(rows, tokens, used, pack_tokens=budget, tokens_per_microbatch=budget)
         learner.step(batches, denominators_of(tokens, used), lr=1e-6, on_policy=True)
         if cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
     seconds = statistics.median(times[1:])
-    work = options.rows * flops_of_row(shape, options.tokens, options.tokens - prompt) / seconds / 1e12
+    work = options.rows * flops_of_row(shape, options.tokens, options.tokens - options.tokens // 4) / seconds / 1e12
     peak = f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if cuda else "not measured"
     count = sum(p.numel() for p in network.parameters()) / 1e6
     speed = options.rows * options.tokens / seconds
-    return f"| {name} | {count:.0f} M | {speed:.0f} | {work:.3g} | {100 * work / options.peak_tflops:.1f}% | {peak} |"
+    share = f"{100 * work / options.peak_tflops:.1f}%" if options.peak_tflops else "peak not known"
+    return f"| {name} | {count:.0f} M | {speed:.0f} | {work:.3g} | {share} | {peak} |"
 
 
 if __name__ == "__main__":

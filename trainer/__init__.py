@@ -27,8 +27,11 @@ def train(config: RunConfig | str | os.PathLike[str], /, **overrides: Any) -> di
     from trainer.config.load import load_config, resolve
     from trainer.run.folder import RunFolder
     from trainer.run.loop import train as run
+    from trainer.run.preflight import preflight
     from trainer.run.report import Report
 
     resolved = resolve(load_config(config) if isinstance(config, str | os.PathLike) else config, overrides)
-    with RunFolder.create(resolved) as folder:
-        return {**run(resolved, folder, Report()), "folder": str(folder.path)}
+    report, ready = Report(), preflight(resolved)
+    report.print_memory(ready.plan, ready.warnings)
+    with RunFolder.create(ready.config) as folder:
+        return {**run(ready.config, folder, report), "folder": str(folder.path)}

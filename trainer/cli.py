@@ -140,6 +140,11 @@ def _dry_run(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     report = Report()
     report.print_plan(config)
+    if config.model.path is not None:  # what a model that is built here takes is not worth to load torch for
+        from trainer.run.preflight import preflight
+
+        ready = preflight(config)
+        report.print_memory(ready.plan, ready.warnings)
     report.say("Dry run: nothing was started or written.")
     return OK
 
@@ -150,14 +155,13 @@ def _train(options: argparse.Namespace) -> int:
 
     config = _load(options)
     _check_trainable(config)
-    from trainer.model.network import check_model_folder
     from trainer.run.loop import train
+    from trainer.run.preflight import preflight
 
-    if config.model.path is not None:
-        check_model_folder(Path(config.model.path))
-    report = Report()
-    with RunFolder.create(config) as folder:
-        return _finish(folder, report, lambda: train(config, folder, report))
+    report, ready = Report(), preflight(config)
+    report.print_memory(ready.plan, ready.warnings)
+    with RunFolder.create(ready.config) as folder:
+        return _finish(folder, report, lambda: train(ready.config, folder, report))
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -166,8 +170,10 @@ def _resume(options: argparse.Namespace) -> int:
 
     with RunFolder.open(options.run) as folder:
         from trainer.run.loop import resume
+        from trainer.run.preflight import preflight
 
-        report = Report()
+        report, ready = Report(), preflight(folder.config)
+        report.print_memory(ready.plan, ready.warnings)
         path = Path(os.path.abspath(options.run))
         if path.parent.name == "checkpoints":
             return _finish(folder, report, lambda: resume(folder, report, options.steps, checkpoint=path))

@@ -123,7 +123,8 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file() -> None:
         "run.yaml:5: the key 'env.id' is missing; allowed: text",
         "run.yaml:7: unknown key 'optimiser.lr'; did you mean 'optimizer.lr'?",
         "run.yaml:8: optimizer.betas[1] is 2; allowed: a list of 2: a number from 0 to 1, a number from 0 to 1",
-        "run.yaml:9: model.hidden_size 97 is not a multiple of model.heads 4; allowed: a multiple, such as 96",
+        "run.yaml:9: model.hidden_size 97 is not a multiple of model.heads 4; allowed: a multiple, such as 96, "
+        "or a model.head_width",
         "run.yaml:11: loss is null; allowed: a section (keys and values); leave it out or write keys below it",
         "run.yaml: the key 'steps' is missing; allowed: an integer >= 0",
         "override 'rollout.group_size=0': rollout.group_size is 0; allowed: an integer >= 1",
@@ -230,6 +231,8 @@ def test_wrong_overrides(override: str, expected: str) -> None:
     ("overrides", "expected"),
     [
         (["model.hidden_size=12", "model.heads=4"], "heads of odd width 3"),
+        (["model.head_width=33"], "model.head_width 33 is odd"),
+        (["model.heads=4", "model.kv_heads=3"], "model.heads 4 is not a multiple of model.kv_heads 3"),
         (["context.kind=function"], "context.function is null; give it as module:name"),
         (["context.function=a:b"], "but context.kind is 'everything'"),
         (["context.kind=function", "context.function=nameonly"], "allowed: module:name"),

@@ -320,7 +320,7 @@ def test_a_short_row_beside_a_long_one_takes_no_further_place(model: LanguageMod
 def test_answers_are_right_whatever_beginnings_slots_hold(
     model: LanguageModel, pass_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.engines.prefix_cache._PASS_TOKENS", pass_tokens)
+    monkeypatch.setattr("trainer.engines.prefix_cache.PASS_TOKENS", pass_tokens)
     engine = HFEngine(model, max_running=5, max_tokens=400)
     rng = np.random.default_rng(30)
     known = [(9,) * 10]

@@ -141,7 +141,7 @@ def test_what_begins_alike_in_one_pass_is_run_once(model: LanguageModel) -> None
 
 
 def test_a_place_in_another_use_is_not_looked_at(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.engines.prefix_cache._FIRST_PLACES", 4)
+    monkeypatch.setattr("trainer.engines.prefix_cache.FIRST_PLACES", 4)
     network = cached(model, 3)
     first = opened(network, 5, 6)
     check_logits(model, network, [first])
@@ -169,7 +169,7 @@ def test_longer_sequences_have_more_places_before_any_is_given_away(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one slot after the other runs is kept for as many sequences as there are slots."""
-    monkeypatch.setattr("trainer.engines.prefix_cache._FIRST_PLACES", 4)
+    monkeypatch.setattr("trainer.engines.prefix_cache.FIRST_PLACES", 4)
     network = cached(model, 3)
     for costs in ([40, 40, 40], [0, 0, 0]):
         for start, cost in zip((50, 100, 150), costs, strict=True):
@@ -182,8 +182,8 @@ def test_longer_sequences_have_more_places_before_any_is_given_away(
 def test_logits_beyond_the_memory_for_them_are_run_again(
     model: LanguageModel, first_places: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.engines.prefix_cache._KEPT_LOGITS", 3)
-    monkeypatch.setattr("trainer.engines.prefix_cache._FIRST_PLACES", first_places)
+    monkeypatch.setattr("trainer.engines.prefix_cache.KEPT_LOGITS", 3)
+    monkeypatch.setattr("trainer.engines.prefix_cache.FIRST_PLACES", first_places)
     network = cached(model, 8)
     rng = np.random.default_rng(0)
     open_now = [opened(network, 5, 6) for _ in range(4)]

@@ -13,6 +13,7 @@ from episode_builders import TASK, trajectory, turn
 from rich.console import Console
 
 from roll_envs.errors import MissingExtraError, RollError
+from roll_envs.testing import CounterEnv
 from roll_envs.types import Outcome, Trajectory
 from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RunConfig, WarmStartConfig
 from trainer.rollout.records import episode_board, episode_headline, episode_text
@@ -64,18 +65,21 @@ def test_phases_of_no_steps_are_left_out() -> None:
     assert [p.name for p in planned_phases(plain)] == ["evaluation before"]
 
 
+@pytest.mark.parametrize("heads", [{}, {"heads": 8, "head_width": 6}, {"kv_heads": 2, "head_width": 16}])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_the_estimate_is_the_number_of_parameters(architecture: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = ModelConfig.model_validate({"architecture": architecture, "hidden_size": 32, "layers": 2, "mlp_ratio": 2.0})
-    family = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}[architecture]
-    network = transformers.AutoModelForCausalLM.from_config(
-        family(
-            vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=4, tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=1,
-        )
-    )  # fmt: skip
-    assert estimate_parameters(model, vocabulary=50) == sum(p.numel() for p in network.parameters())
+def test_the_estimate_is_the_number_of_parameters(architecture: str, heads: dict[str, int]) -> None:
+    from trainer.model.network import build_model
+    from trainer.run.report import VOCABULARY
+
+    values = {"architecture": architecture, "hidden_size": 32, "layers": 2, "mlp_ratio": 2.0, **heads}
+    model = ModelConfig.model_validate(values)
+    built = build_model(model, CounterEnv(), 0)
+    width = heads.get("head_width", 8)
+    projections = built.network.model.layers[0].self_attn
+    assert projections.q_proj.weight.shape == (heads.get("heads", 4) * width, 32)
+    assert projections.k_proj.weight.shape == (heads.get("kv_heads", heads.get("heads", 4)) * width, 32)
+    words = len(built.tokenizer) - VOCABULARY
+    assert estimate_parameters(model, vocabulary=VOCABULARY + words) == built.parameters
 
 
 def test_the_plan_is_printed_with_what_matters() -> None:

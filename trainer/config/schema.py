@@ -68,10 +68,13 @@ class EnvConfig(Section):
 
 
 class ModelConfig(Section):
-    """The policy model: built here from a seed, or loaded from a folder."""
+    """The policy model: built here from a seed, or loaded."""
 
     path: str | None = None
-    """Folder of a Hugging Face model and tokenizer; null builds a small one."""
+    """Folder of a Hugging Face model and tokenizer, or a name of the hub (Qwen/Qwen2.5-0.5B-Instruct); null builds a
+    small one."""
+    revision: str | None = None
+    """Branch, tag or commit of a model of the hub; a run writes the commit it found into its config.yaml."""
     architecture: Literal["llama", "qwen2"] = "llama"
     """Family of the small model."""
     hidden_size: Positive = 96
@@ -80,6 +83,10 @@ class ModelConfig(Section):
     """Number of layers of the small model."""
     heads: Positive = 4
     """Attention heads of the small model."""
+    kv_heads: Positive | None = None
+    """Heads of keys and values, each shared by a group of attention heads; null is one for each."""
+    head_width: Positive | None = None
+    """Width of each head; null is hidden_size / heads."""
     mlp_ratio: Annotated[float, Field(gt=0)] = 3.0
     """Width of the MLP over the width of the model."""
     rope_theta: Annotated[float, Field(gt=0)] = 30.0
@@ -90,16 +97,42 @@ class ModelConfig(Section):
     """Longest sequence in tokens."""
 
     @model_validator(mode="after")
+    def _revision_has_a_path(self) -> Self:
+        if self.revision is not None and self.path is None:
+            raise ValueError(
+                f"model.revision is {self.revision!r}, but model.path is null; give the hub's name of the model, or "
+                "leave model.revision out"
+            )
+        return self
+
+    @property
+    def width_of_heads(self) -> int:
+        return self.head_width or self.hidden_size // self.heads
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @model_validator(mode="after")
     def _heads_fit(self) -> Self:
-        if self.hidden_size % self.heads:
+        if self.head_width is None and self.hidden_size % self.heads:
             raise ValueError(
                 f"model.hidden_size {self.hidden_size} is not a multiple of model.heads {self.heads}; "
-                f"allowed: a multiple, such as {self.heads * max(1, round(self.hidden_size / self.heads))}"
+                f"allowed: a multiple, such as {self.heads * max(1, round(self.hidden_size / self.heads))}, "
+                "or a model.head_width"
             )
-        if (self.hidden_size // self.heads) % 2:
+        if self.width_of_heads % 2:
             raise ValueError(
                 f"model.hidden_size {self.hidden_size} over model.heads {self.heads} gives heads of odd width "
-                f"{self.hidden_size // self.heads}; rotary positions need an even width per head"
+                f"{self.width_of_heads}; rotary positions need an even width per head"
+                if self.head_width is None
+                else f"model.head_width {self.head_width} is odd; rotary positions need an even width per head"
+            )
+        if self.heads % self.shared_heads:
+            raise ValueError(
+                f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}; allowed: a divisor, "
+                "such as 1"
             )
         return self
 

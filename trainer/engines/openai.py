@@ -103,11 +103,13 @@ class OpenAIPart(EnginePart):
     def prompts(self, config: RunConfig) -> Prompts:
         if not part_settings(config.engine, self).token_ids:
             return Prompts(renderer=CharRenderer(), max_tokens=sys.maxsize)
+        from trainer.model.hub import find_model
         from trainer.model.network import load_tokenizer
         from trainer.model.renderer import ChatRenderer
 
         assert config.model.path is not None
-        renderer = ChatRenderer(load_tokenizer(Path(config.model.path)), variables=config.context.template)
+        tokenizer = load_tokenizer(find_model(config.model, weights=False).folder, config.model.path)
+        renderer = ChatRenderer(tokenizer, variables=config.context.template)
         return Prompts(renderer=renderer, max_tokens=config.engine.max_tokens)
 
 

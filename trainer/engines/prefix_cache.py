@@ -23,12 +23,12 @@ from transformers.cache_utils import Cache
 
 from trainer.model.attention import bucket_layout, use_packed_attention
 
-_PASS_TOKENS = 2**14
+PASS_TOKENS = 2**14
 """More new tokens than this are run in several passes, to bound the memory of one."""
-_LOGITS_BYTES = 64 * 2**20
-_KEPT_LOGITS = 2**15
+LOGITS_BYTES = 64 * 2**20
+KEPT_LOGITS = 2**15
 """Memory, and at most how many of them, for logits that are kept for sequences that come again."""
-_FIRST_PLACES = 64
+FIRST_PLACES = 64
 """Places for each sequence that may be open, to begin with."""
 _ROOT = 0
 """The place before every first token."""
@@ -94,9 +94,9 @@ class CachedNetwork:
         self.passes = 0
         self.tokens_computed = 0
         self.free_slots = list(range(slots))
-        self._places_of = np.zeros((slots, _FIRST_PLACES), dtype=np.int64)
+        self._places_of = np.zeros((slots, FIRST_PLACES), dtype=np.int64)
         # The tree, by place. Plain lists: most of what is asked is one number at a time.
-        count = slots * _FIRST_PLACES + 1
+        count = slots * FIRST_PLACES + 1
         self.keys_values = KeyValuePool(network.config, count, weight.dtype, weight.device)
         self._following: dict[int, int] = {}  # from place * vocabulary + id to the place of that id behind it
         self._edge = [-1] * count  # the key in _following that leads here
@@ -108,7 +108,7 @@ class CachedNetwork:
         self.free_places = list(range(1, count))
         # Logits that are kept are overwritten in turn.
         self._logits: torch.Tensor | None = None
-        self._place_of_row = [-1] * max(1, min(_KEPT_LOGITS, _LOGITS_BYTES // (4 * self.vocabulary)))
+        self._place_of_row = [-1] * max(1, min(KEPT_LOGITS, LOGITS_BYTES // (4 * self.vocabulary)))
         self._next_row = 0
 
     # -- sequences ---------------------------------------------------------------------------------------------------
@@ -213,9 +213,11 @@ class CachedNetwork:
 
     def _list(self, slot: int, start: int, places: Sequence[int]) -> None:
         """Note the places of a sequence's ids from ``start`` on."""
-        missing = start + len(places) - self._places_of.shape[1]
-        if missing > 0:
-            self._places_of = np.pad(self._places_of, ((0, 0), (0, max(missing, self._places_of.shape[1]))))
+        width = own = self._places_of.shape[1]
+        while width < start + len(places):  # doubled, so that it follows from the longest sequence alone
+            width *= 2
+        if width > own:
+            self._places_of = np.pad(self._places_of, ((0, 0), (0, width - own)))
         self._places_of[slot, start : start + len(places)] = places
 
     # -- logits ------------------------------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ class CachedNetwork:
         """Sequences with the places of their new tokens, cut so that no pass has too many of those. What several are
         yet to run the first of them runs: the others look at it in the same pass, layer by layer, or in a later one."""
         passes: list[list[tuple[OpenSequence, list[int]]]] = [[]]
-        room = _PASS_TOKENS
+        room = PASS_TOKENS
         for sequence in sequences:
             new, place = [sequence.place], self._before[sequence.place]  # the last one has to be run for its logits
             while not self._was_run[place]:
@@ -269,7 +271,7 @@ class CachedNetwork:
             room -= len(new)
             if room < 0 and passes[-1]:
                 passes.append([])
-                room = _PASS_TOKENS - len(new)
+                room = PASS_TOKENS - len(new)
             passes[-1].append((sequence, new[::-1]))
         return passes
 

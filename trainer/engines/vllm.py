@@ -95,8 +95,8 @@ def _width_problem(width: int) -> list[str]:
         return []
     return [
         f"the model has attention heads {width} wide, and vLLM's attention on a CPU takes widths of "
-        f"{', '.join(map(str, HEAD_WIDTHS))}; with a model that is built here, choose model.heads so that "
-        "model.hidden_size / model.heads is one of these"
+        f"{', '.join(map(str, HEAD_WIDTHS))}; with a model that is built here, set "
+        "model.head_width to one of these"
     ]
 
 
@@ -116,7 +116,7 @@ class VLLMPart(EnginePart):
         model, settings = config.model, part_settings(config.engine, self)
         problems = []
         if model.path is None and settings.url is None and not settings.on_gpu(config.engine.device):
-            problems += _width_problem(model.hidden_size // model.heads)
+            problems += _width_problem(model.width_of_heads)
         return problems
 
 

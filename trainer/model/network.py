@@ -1,4 +1,4 @@
-"""The policy model and its tokenizer, built small from a seed or loaded from a folder; and files of weights.
+"""The policy model and its tokenizer, built small from a seed or loaded; and files of weights.
 
 The tokenizer that is built knows bytes and a few whole words: any text can be encoded, so that the model can read any
 environment, and the words of the environment's own answers are one token each, so that an answer is a few tokens.
@@ -24,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import FreeFormat
 from trainer.config import ModelConfig
+from trainer.model.hub import check_model_folder, find_model
 
 _DTYPES = {
     torch.float64: "F64",
@@ -115,18 +116,27 @@ def build_tokenizer(words: Iterable[str] = ()) -> Any:
 def build_model(config: ModelConfig, env: gymnasium.Env[str, str], seed: int) -> LanguageModel:
     """The model of ``config``: loaded when ``config.path`` is set, else a small random one for ``env``'s answers.
 
-    Raises :class:`ConfigError` when the folder cannot be loaded.
+    Raises :class:`ConfigError` when the model cannot be found or loaded.
     """
     if config.path is not None:
-        return load_model(Path(config.path))
+        return load_model(find_model(config).folder, config.path)
     tokenizer = build_tokenizer(words_of(env))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = AutoModelForCausalLM.from_config(small_config(config, tokenizer), attn_implementation="sdpa")
+    return LanguageModel(network=network.float().train(), tokenizer=tokenizer)
+
+
+def small_config(config: ModelConfig, tokenizer: Any) -> Any:
+    """The Hugging Face configuration of the small model that is built here."""
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": config.hidden_size,
         "intermediate_size": int(config.hidden_size * config.mlp_ratio),
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
-        "num_key_value_heads": config.heads,
+        "num_key_value_heads": config.shared_heads,
+        "head_dim": config.width_of_heads,
         "max_position_embeddings": config.max_positions,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
@@ -136,43 +146,45 @@ def build_model(config: ModelConfig, env: gymnasium.Env[str, str], seed: int) ->
         "tie_word_embeddings": True,
     }
     family: Any = {"llama": LlamaConfig, "qwen2": Qwen2Config}[config.architecture]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = AutoModelForCausalLM.from_config(family(**shape), attn_implementation="sdpa")
-    return LanguageModel(network=network.float().train(), tokenizer=tokenizer)
+    return family(**shape)
 
 
-def check_model_folder(folder: Path) -> None:
-    """Raise :class:`ConfigError` where there is no model in Hugging Face form."""
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"model.path: no Hugging Face model in '{folder}' (config.json is missing); give a folder that has one, or "
-            "leave model.path out for a small model that is built here"
-        )
+def load_tokenizer(folder: Path, name: str | None = None) -> Any:
+    """The tokenizer of a folder in Hugging Face form; ``name`` is what errors call the model.
 
-
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a local folder in Hugging Face form. Raises :class:`ConfigError`."""
-    check_model_folder(folder)
+    Raises :class:`ConfigError` when it cannot be loaded or has no chat template.
+    """
+    name = str(folder) if name is None else name
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # files of others, read by a library that raises many kinds of errors
-        raise ConfigError(f"model.path: cannot load '{folder}' ({type(error).__name__}: {error})") from error
+        raise _cannot_load(f"the tokenizer of '{name}'", error) from error
     if not tokenizer.chat_template:
-        raise ConfigError(f"model.path: the tokenizer in '{folder}' has no chat template; add chat_template.jinja")
+        raise ConfigError(
+            f"model.path: the tokenizer of '{name}' has no chat template, so that it is not known how messages become "
+            "ids; choose the model's instruct version, or add a chat_template.jinja to a folder with the model"
+        )
     return tokenizer
 
 
-def load_model(folder: Path) -> LanguageModel:
-    """A model and tokenizer from a local folder in Hugging Face form. Raises :class:`ConfigError`."""
-    tokenizer = load_tokenizer(folder)
+def load_model(folder: Path, name: str | None = None) -> LanguageModel:
+    """A model and tokenizer from a local folder in Hugging Face form; ``name`` is what errors call the model.
+
+    Raises :class:`ConfigError`.
+    """
+    check_model_folder(folder)
+    tokenizer = load_tokenizer(folder, name)
     try:
         network = AutoModelForCausalLM.from_pretrained(
             str(folder), local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
         )
-    except Exception as error:  # files of others, read by a library that raises many kinds of errors
-        raise ConfigError(f"model.path: cannot load '{folder}' ({type(error).__name__}: {error})") from error
+    except Exception as error:  # as above
+        raise _cannot_load(f"'{name or folder}'", error) from error
     return LanguageModel(network=network.train(), tokenizer=tokenizer)
+
+
+def _cannot_load(what: str, error: Exception) -> ConfigError:
+    return ConfigError(f"model.path: cannot load {what} ({type(error).__name__}: {error})")
 
 
 def weight_file(path: Path) -> WeightSource:

@@ -36,7 +36,7 @@ from trainer.config import EnvConfig, RunConfig
 from trainer.config.load import teacher_config
 from trainer.config.parts import ESTIMATORS
 from trainer.engines import Engine, find_engine, make_engine, not_trained_here
-from trainer.model.network import LanguageModel, build_model
+from trainer.model.network import LanguageModel, build_model, choose_device
 from trainer.model.renderer import ChatRenderer
 
 HELD_OUT_SEEDS = 1_000_000_000
@@ -123,8 +123,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         prompts = find_engine(config.engine.name).prompts(config)
         self.env = roll_envs.make(config.env.id, **config.env.kwargs)
         self._model = model if model or prompts else build_model(config.model, self.env, config.seed)
-        parameters = self._model.parameters if self._model else 0
-        self.threads = int(getattr(config.learner, "threads", 0)) or _threads(parameters)
+        self.threads = side_by_side(config, self._model.parameters if self._model else 0)
         torch.set_num_threads(self.threads)
         variables = config.context.template
         renderer = prompts.renderer if prompts else ChatRenderer(self.model.tokenizer, variables=variables)
@@ -276,9 +275,13 @@ def retold(episode: Trajectory, settings: EpisodeSettings, tokenizer: Any) -> Tr
     return replace(episode, turns=tuple(turns))
 
 
-def _threads(parameters: int) -> int:
+def side_by_side(config: RunConfig, parameters: int) -> int:
+    """Threads of the learner and of torch: as configured, else by the number of ``parameters``. A GPU runs one
+    micro-batch at a time: each has activations of its own."""
+    if choose_device(config.learner.device).type != "cpu":
+        return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if parameters < SMALL_MODEL else min(cores, 8)
+    return int(getattr(config.learner, "threads", 0)) or (1 if parameters < SMALL_MODEL else min(cores, 8))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

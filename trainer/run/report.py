@@ -26,12 +26,16 @@ from trainer.rollout.records import episode_board, episode_headline
 
 if TYPE_CHECKING:
     from trainer.run.evaluate import PhaseResult
+    from trainer.run.memory_plan import MemoryPlan
 
 VOCABULARY = 261
 """Tokens of the built-in tokenizer without the words of an environment."""
 
 _PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False}
 """How tables look."""
+
+_NOTABLE = 0.2
+"""A run that takes less of a device's free memory gets no table of it."""
 
 _EVALUATION_COLUMNS = {
     "Success": "{0.success:.3f}",
@@ -82,10 +86,10 @@ def planned_phases(config: RunConfig) -> list[PlannedPhase]:
 
 def estimate_parameters(model: ModelConfig, vocabulary: int = VOCABULARY) -> int:
     """Parameters of the small model with tied embeddings: width 96, 3 layers, ratio 3 -> 385,152."""
-    width = model.hidden_size
-    # Attention has four square matrices (qwen2: biases of three), the MLP three, and each layer two norms.
-    biases = 3 * width if model.architecture == "qwen2" else 0
-    layer = 4 * width * width + 3 * width * int(width * model.mlp_ratio) + 2 * width + biases
+    width, asks, shared = model.hidden_size, *(n * model.width_of_heads for n in (model.heads, model.shared_heads))
+    # Attention has four matrices (qwen2: biases of three), the MLP three, and each layer two norms.
+    biases = asks + 2 * shared if model.architecture == "qwen2" else 0
+    layer = 2 * width * (asks + shared) + 3 * width * int(width * model.mlp_ratio) + 2 * width + biases
     return vocabulary * width + model.layers * layer + width
 
 
@@ -125,6 +129,23 @@ class Report:
         for phase in planned_phases(config):
             table.add_row(phase.name, f"{phase.steps} {phase.unit}", f"{phase.episodes:,}", Text(phase.detail))
         self.console.print(table)
+
+    def print_memory(self, plan: MemoryPlan, warnings: Sequence[str] = ()) -> None:
+        """What takes memory, where that is a good part of what there is; else how little it is in a line."""
+        for device in plan.items:
+            when, size = plan.peak(device)
+            words = f"{device}: about {size / 2**30:.1f} GiB at most ({when}), {plan.free[device] / 2**30:.1f} GiB free"
+            if size < _NOTABLE * plan.free[device]:
+                self.say(f"memory of {words}")
+                continue
+            self._heading(f"Memory of {words}")
+            table = Table("", "", Column("GiB", justify="right"), "When", "Smaller by", **_PLAIN)
+            for item in plan.items[device]:
+                keys = Text(", ".join(item.keys[:2]), style="dim")
+                table.add_row(item.owner, Text(item.what), f"{item.bytes / 2**30:.2f}", item.when, keys)
+            self.console.print(table)
+        for warning in warnings:
+            self.say(f"This may not fit. {warning}")
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int, done: int = 0) -> Iterator[PhaseProgress]:

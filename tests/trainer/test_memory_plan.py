@@ -1,0 +1,225 @@
+"""The memory plan: what it counts is there, its formulas are what the code does, and what cannot fit is said."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from tiny import tiny_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from roll_envs.errors import ConfigError
+from trainer.cli import main
+from trainer.config import RunConfig
+from trainer.config.load import parse_config
+from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
+from trainer.learner import TorchSettings
+from trainer.learner.torch import TorchLearner
+from trainer.model.network import LanguageModel
+from trainer.rollout.source import side_by_side
+from trainer.run import memory_plan
+from trainer.run.memory_plan import ALWAYS, BACKWARD, GIB, SAMPLING, STEP, MemoryPlan, count, make_plan
+from trainer.run.preflight import preflight
+from trainer.run.report import Report
+
+TEXT = "format: 1\nname: a\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nengine: {max_running: 4, max_tokens: 100}\n"
+MODEL = LlamaConfig(
+    vocab_size=300, hidden_size=32, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+def config(*overrides: str) -> RunConfig:
+    return parse_config(TEXT, overrides)
+
+
+def plan(*overrides: str, device: str = "cpu", gib: float = 8.0) -> MemoryPlan:
+    return make_plan(config(*overrides), MODEL, devices=(device, device), free={device: gib * GIB, "cpu": gib * GIB})
+
+
+def size(found: MemoryPlan, words: str, device: str = "cpu") -> float:
+    (item,) = (item for item in found.items[device] if item.what.startswith(words))
+    return item.bytes
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("learner.precision=bfloat16",), ("learner.lora_rank=4",), ("optimizer.name=muon",)],
+    ids=["float32", "bfloat16", "lora", "muon"],
+)
+def test_what_is_counted_is_what_the_learner_holds(overrides: tuple[str, ...]) -> None:
+    if "learner.lora_rank=4" in overrides:
+        pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    given = config(*overrides)
+    counted = count(given, MODEL)
+    network: Any = LlamaForCausalLM(MODEL)
+    parameters = sum(p.numel() for p in network.parameters())
+    precision, rank = getattr(given.learner, "precision"), getattr(given.learner, "lora_rank")  # noqa: B009
+    learner = TorchLearner(
+        LanguageModel(network=network, tokenizer=None), loss=given.loss, optimizer=given.optimizer, temperature=1.0,
+        settings=TorchSettings(precision=precision, lora_rank=rank), device="cpu",
+    )  # fmt: skip
+    for value in learner._masters.values:
+        value.grad = torch.zeros_like(value)
+    for optimizer in learner._optimizers:
+        optimizer.step()
+    states = [x for o in learner._optimizers for of in o.state.values() for x in of.values() if torch.is_tensor(x)]
+    held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in learner._network.parameters()}
+    held |= {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in learner._plain.parameters()}
+    assert counted.numbers == parameters
+    assert counted.weights == sum(held.values())
+    assert counted.trained == sum(v.numel() for v in learner._masters.values)
+    assert counted.masters == sum(v.nbytes for _, v in learner._masters._pairs)
+    assert counted.optimizer == sum(x.nbytes for x in states)
+
+
+@pytest.mark.parametrize("tokens", [16, 40])
+def test_what_a_pass_keeps_is_counted_without_numbers(tokens: int) -> None:
+    """On "meta" and with real numbers alike; and the plan of a micro-batch is linear in it."""
+    network: Any = LlamaForCausalLM(MODEL).eval()
+    real = memory_plan.kept_for_backward(copy.deepcopy(network), tokens)
+    counted = count(config(), MODEL)
+    assert real == pytest.approx(counted.kept * tokens + counted.kept_once)
+
+
+def test_a_pass_of_the_learner_keeps_what_was_counted() -> None:
+    """The learner's own attention instead of the counted one: within a tenth."""
+    from trainer.model.attention import layout_of_positions, use_packed_attention
+
+    network: Any = LlamaForCausalLM(MODEL).eval()
+    use_packed_attention(network)
+    kept: list[torch.Tensor] = []
+    tokens = 64
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        positions = torch.arange(tokens, device="cpu")
+        network.base_model(
+            input_ids=torch.arange(tokens, device="cpu")[None], position_ids=positions[None],
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cpu"),
+            layout=layout_of_positions(positions), use_cache=False,
+        )  # fmt: skip
+    own = memory_plan._storages(network.parameters())
+    found = sum(n for key, n in memory_plan._storages(kept).items() if key not in own)
+    counted = count(config(), MODEL)
+    assert found == pytest.approx(counted.kept * tokens + counted.kept_once, rel=0.1)
+
+
+@pytest.mark.parametrize(("slots", "longest"), [(4, 100), (3, 64), (2, 300)])
+def test_the_engine_s_cache_grows_to_what_is_planned(slots: int, longest: int) -> None:
+    cached = CachedNetwork(tiny_model().network, slots)
+    for number in range(40):
+        sequences = [OpenSequence([1 + (number * slots + i) % 200] * (longest - 5)) for i in range(slots)]
+        for sequence in sequences:
+            cached.open(sequence)
+            for token in range(5):
+                sequence.ids.append(token)
+                cached.extend(sequence)
+        for sequence in sequences:
+            cached.close(sequence)
+    assert cached.keys_values.keys.shape[1] == memory_plan._places(slots, longest)
+
+
+def test_keys_and_values_are_those_of_the_pool() -> None:
+    pool = memory_plan._places(4, 100)
+    held = CachedNetwork(LlamaForCausalLM(MODEL).eval(), 4).keys_values
+    one = (held.keys.nbytes + held.values.nbytes) / held.keys.shape[1]
+    assert size(plan(), "keys and values of") == pool * one
+    assert size(plan(), "keys and values while") == pool * one / 2  # the old room, while it is copied
+
+
+def test_the_phases_add_up() -> None:
+    found = plan(device="cuda")
+    assert found.phases("cuda").keys() == {ALWAYS, BACKWARD, STEP, SAMPLING}
+    always = sum(item.bytes for item in found.items["cuda"] if item.when == ALWAYS)
+    assert found.phases("cuda")[ALWAYS] == always
+    assert found.phases("cuda")[STEP] == always + 4 * count(config(), MODEL).trained
+    assert found.peak("cuda")[1] == max(found.phases("cuda").values())
+    assert [item.what for item in found.items["cpu"]] == ["weights in float32"]
+
+
+def test_keys_make_it_smaller() -> None:
+    pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    base = plan("learner.tokens_per_microbatch=4096").peak("cpu")[1]
+    for override in (
+        "learner.tokens_per_microbatch=512", "learner.gradient_checkpointing=true", "learner.lora_rank=2",
+        "learner.logits_mib=1", "engine.max_running=1",
+    ):  # fmt: skip
+        assert plan("learner.tokens_per_microbatch=4096", override).peak("cpu")[1] < base, override
+
+
+def test_reference_and_critic_are_counted() -> None:
+    counted = count(config(), MODEL)
+    assert size(plan("loss.kl_coef=0.1"), "reference") == 4 * counted.numbers
+    assert size(plan("advantage.name=gae"), "critic") == 16 * (counted.numbers - counted.head)
+    pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    names = [item.what for item in plan("loss.kl_coef=0.1", "learner.lora_rank=2").items["cpu"]]
+    assert "reference" not in names  # the base model serves
+
+
+def test_a_server_s_memory_is_its_settings() -> None:
+    vllm = ("engine.name=vllm", "model.head_width=32")
+    found = plan(*vllm, "engine.dtype=bfloat16", "engine.kv_cache_gib=3", "engine.replicas=2")
+    assert size(found, "keys and values") == 2 * 3 * GIB
+    assert size(found, "copy of the weights") == 2 * 2 * count(config(), MODEL).numbers
+    elsewhere = plan(*vllm, "engine.url=http://127.0.0.1:8000")
+    assert {item.owner for item in elsewhere.items["cpu"]} == {"learner"}
+
+
+def test_what_cannot_fit_is_refused_and_what_may_not_is_said() -> None:
+    peak = plan().peak("cpu")[1] / GIB
+    assert plan(gib=peak * 1.01).check() == []
+    (warning,) = plan(gib=peak * 0.9).check()
+    assert "learner.tokens_per_microbatch" in warning
+    with pytest.raises(ConfigError, match=r"not enough memory; nothing was loaded.\ncpu: the run takes about"):
+        plan(gib=peak * 0.7).check()
+
+
+def test_a_run_that_cannot_fit_is_refused_before_a_folder_is_made(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory_plan, "free_memory", lambda device: 1e6)
+    (tmp_path / "run.yaml").write_text(TEXT + f"output: {tmp_path}/runs\n")
+    assert main([str(tmp_path / "run.yaml")]) == 2
+    assert "not enough memory" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_free_memory_of_this_machine_is_known() -> None:
+    assert 2**20 < memory_plan.free_memory("cpu") < 2**50
+
+
+def test_a_control_group_bounds_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n",
+        "/sys/fs/cgroup/memory.max": "4096000\n",
+        "/sys/fs/cgroup/memory.current": "1024000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 24000\n",
+    }
+    monkeypatch.setattr(memory_plan, "_read", lambda path: files[path])
+    assert memory_plan.free_memory("cpu") == 4096000 - 1024000 + 24000
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert memory_plan.free_memory("cpu") == 8000 * 1024
+
+
+def test_a_gpu_runs_one_micro_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert side_by_side(config("learner.threads=3"), 10**9) == 3
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert side_by_side(config("learner.threads=3"), 10**9) == 1
+
+
+def test_a_small_part_of_the_memory_is_a_line_and_a_large_one_a_table() -> None:
+    for gib, table in ((64.0, False), (0.01, True)):
+        out = io.StringIO()
+        found = plan(gib=gib)
+        Report(Console(file=out, width=120)).print_memory(found, ["much"])
+        assert ("optimiser state" in out.getvalue()) == table
+        assert "This may not fit. much" in out.getvalue()
+
+
+def test_a_model_that_is_built_here_is_planned_too() -> None:
+    ready = preflight(config("engine.max_tokens=600"))
+    assert ready.config.model.revision is None
+    assert 0 < ready.plan.peak("cpu")[1] < GIB

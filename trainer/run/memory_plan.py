@@ -1,0 +1,402 @@
+"""How much memory a run will take on which device, from the configuration of its model alone: no weight is loaded.
+
+Weights, gradients and optimiser state are counted on a network without storage (torch's device "meta"), with the
+learner's own classes; what a backward pass keeps is counted there too. The rest are the formulas below: bounds, not
+measurements. ``docs/gpu.md`` says how far they were from the truth. Left out: what libraries and the device's own
+runtime take, and memory that an allocator holds and does not use.
+
+Names: P parameters, T tokens of a micro-batch, V vocabulary, D width, L layers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from roll_envs.errors import ConfigError
+from trainer.config import RunConfig
+from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
+from trainer.engines import HFSettings
+from trainer.engines.prefix_cache import FIRST_PLACES, KEPT_LOGITS, LOGITS_BYTES, PASS_TOKENS
+from trainer.engines.preflight import RemoteSettings
+from trainer.learner.adapters import AdaptedNetwork
+from trainer.learner.gradients import DTYPES, MasterWeights, cast_weights
+from trainer.learner.optimizers import make_optimizers, trained_weights
+from trainer.model.forward import BUFFERS, positions_within
+from trainer.model.network import choose_device
+
+GIB = 2**30
+DOUBT = 1.25
+"""A plan that is larger than the memory by more than this factor is refused; one between is run with a warning."""
+
+ALWAYS, BACKWARD, STEP, SAMPLING, LOADING = "always", "backward", "optimiser step", "sampling", "loading"
+
+_SAMPLING_BYTES = 28
+"""For each logit that is sampled from: the logit, and its log-probability, probability and their sums in float64."""
+_COUNTED_TOKENS = 16
+"""Tokens of the pass on "meta"; what it keeps is proportional to them."""
+
+
+class Item(NamedTuple):
+    """Something that takes memory."""
+
+    owner: str
+    """learner or engine."""
+    what: str
+    bytes: float
+    when: str = ALWAYS
+    """``always``, or the phase in which it exists: backward, optimiser step, sampling, loading."""
+    keys: tuple[str, ...] = ()
+    """What makes it smaller."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """What takes memory, by device, and what the devices have."""
+
+    items: Mapping[str, tuple[Item, ...]]
+    """By the name of a device: cpu, cuda."""
+    free: Mapping[str, float]
+    """Bytes."""
+
+    def phases(self, device: str) -> dict[str, float]:
+        """Bytes in each phase: what is there always, and what is there in it."""
+        sums: dict[str, float] = defaultdict(float)
+        for item in self.items[device]:
+            sums[item.when] += item.bytes
+        always = sums.pop(ALWAYS, 0.0)
+        return {ALWAYS: always, **{when: always + size for when, size in sums.items()}}
+
+    def peak(self, device: str) -> tuple[str, float]:
+        """The phase that takes most, and its bytes."""
+        return max(self.phases(device).items(), key=lambda entry: entry[1])
+
+    def problem(self, device: str) -> str:
+        """What to say when it is larger than the device's memory, and which keys to turn; else nothing."""
+        when, size = self.peak(device)
+        if size <= self.free[device]:
+            return ""
+        there = sorted((i for i in self.items[device] if i.when in (ALWAYS, when)), key=lambda item: -item.bytes)
+        largest = ", ".join(f"{item.owner}: {item.what} {_gib(item.bytes)}" for item in there[:4])
+        keys = dict.fromkeys(key for item in there for key in item.keys)
+        return (
+            f"{device}: the run takes about {_gib(size)} GiB (most of it: {largest}), and {_gib(self.free[device])} "
+            f"GiB are free; what makes it smaller, the most first: {', '.join(keys)}"
+        )
+
+    def check(self) -> list[str]:
+        """Warnings for what may not fit. Raises :class:`ConfigError` for what cannot."""
+        problems = {device: self.problem(device) for device in self.items}
+        hopeless = [p for device, p in problems.items() if p and self.peak(device)[1] > DOUBT * self.free[device]]
+        if hopeless:
+            raise ConfigError("not enough memory; nothing was loaded.\n" + "\n".join(hopeless))
+        return [problem for problem in problems.values() if problem]
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}" if size < 10 * GIB else f"{size / GIB:.1f}"
+
+
+# -- what is counted on "meta" -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """What follows from the architecture, the precision and the optimiser; all in bytes unless it says otherwise."""
+
+    numbers: int
+    """P, tied weights once; a count."""
+    weights: int
+    """Of the network that is trained, and with adapters those of the base beside them."""
+    masters: int
+    """float32 copies of trained weights in half precision."""
+    trained: int
+    """How many numbers are trained; a count."""
+    optimizer: int
+    kept: float
+    """What a forward pass keeps for backward, per token, in all layers."""
+    kept_once: float
+    """Of it that which does not grow with tokens."""
+    head: int
+    """V x D; a count."""
+    width: int
+    layers: int
+    vocabulary: int
+    inner: int
+    """Width of the MLP."""
+    key_values: int
+    """Numbers that a cache holds for each token."""
+
+
+class _NoScores(torch.autograd.Function):
+    """Attention that keeps what kernels without a score matrix keep: queries, keys, values and the result."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(query)
+        ctx.save_for_backward(query, key, value, result)
+        return result.transpose(1, 2)
+
+
+def _attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **_: Any
+) -> tuple[torch.Tensor, None]:
+    return _NoScores.apply(query, key, value), None  # type: ignore[no-untyped-call]
+
+
+ALL_ATTENTION_FUNCTIONS.register("counted", _attention)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes of the distinct storages behind ``tensors``, which the caller keeps alive."""
+    return {s._cdata: s.nbytes() for s in (tensor.untyped_storage() for tensor in tensors)}
+
+
+def kept_for_backward(network: Any, tokens: int) -> float:
+    """Bytes that a forward pass of ``network``'s body over ``tokens`` ids keeps, weights left out."""
+    network.set_attn_implementation("counted")
+    device = next(network.parameters()).device
+    kept: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        ids = torch.zeros(1, tokens, dtype=torch.int64, device=device)
+        result = network.base_model(
+            input_ids=ids,
+            position_ids=ids,
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
+            use_cache=False,
+        ).last_hidden_state
+    own = _storages(network.parameters())
+    return float(sum(size for key, size in _storages([*kept, result]).items() if key not in own))
+
+
+def count(config: RunConfig, model: Any) -> Counted:
+    """Count a model of Hugging Face configuration ``model`` as the learner of ``config`` will hold it."""
+    settings = config.learner
+    dtype = DTYPES[getattr(settings, "precision", "float32")]
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(model)
+    plain = cast_weights(plain.eval(), dtype)
+    network, rank = plain, int(getattr(settings, "lora_rank", 0))
+    if rank:
+        targets = getattr(settings, "lora_targets", ())
+        network = AdaptedNetwork(plain, rank=rank, alpha=1.0, targets=targets).network
+    trained = [p for p in network.parameters() if p.requires_grad]
+    masters = MasterWeights(trained)
+    optimizers = make_optimizers(config.optimizer, trained_weights(network, masters.values))
+    for value in masters.values:
+        value.grad = torch.empty_like(value)
+    state = 0
+    for optimizer in optimizers:
+        optimizer.step()
+        state += sum(x.nbytes for of in optimizer.state.values() for x in of.values() if torch.is_tensor(x))
+    few, many = (kept_for_backward(network, n * _COUNTED_TOKENS) for n in (1, 2))
+    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    head = plain.get_output_embeddings().weight
+    return Counted(
+        numbers=sum(p.numel() for p in plain.parameters()),
+        weights=sum(_storages([*plain.parameters(), *network.parameters()]).values()),
+        masters=sum(v.nbytes for p, v in zip(trained, masters.values, strict=True) if p is not v),
+        trained=sum(p.numel() for p in trained),
+        optimizer=state,
+        kept=(many - few) / _COUNTED_TOKENS,
+        kept_once=max(0.0, 2 * few - many),
+        head=head.numel(),
+        width=model.hidden_size,
+        layers=model.num_hidden_layers,
+        vocabulary=head.shape[0],
+        inner=getattr(model, "intermediate_size", 4 * model.hidden_size),
+        key_values=2 * model.num_hidden_layers * model.num_key_value_heads * width,
+    )
+
+
+# -- formulas ----------------------------------------------------------------------------------------------------------
+
+
+def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> list[Item]:
+    """What the learner holds, and what a micro-batch and an optimiser step take beside it."""
+    settings = config.learner
+    half = getattr(settings, "precision", "float32") != "float32"
+    lora, smaller = bool(getattr(settings, "lora_rank", 0)), ("learner.lora_rank",)
+    precise = () if half else ("learner.precision",)
+    item = partial(Item, "learner")
+    # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
+    apart = (counted.trained * (2 if half else 4)) * (threads if half or threads > 1 else 0)
+    items = [
+        item("weights", counted.weights, keys=precise),
+        item("float32 copies of weights", counted.masters, keys=smaller),
+        item("gradients", 4 * counted.trained, keys=smaller),
+        item("optimiser state", counted.optimizer, keys=smaller),
+        item("gradients of micro-batches", apart, BACKWARD, (*smaller, *(("learner.threads",) if threads > 1 else ()))),
+        item("sums of the optimiser", 4 * counted.trained, STEP, smaller),
+    ]
+    if config.reward.kl_coef or config.loss.kl_coef:
+        moves = bool(config.reference.refresh_every)
+        size = 0 if lora and not moves else counted.numbers * (2 if half else 4)
+        items.append(item("reference", size, keys=(*precise, "loss.kl_coef", "reward.kl_coef")))
+    if ESTIMATORS.find(config.advantage.name).needs_values:
+        body = counted.numbers - counted.head
+        items.append(item("critic: weights, gradients, optimiser, in float32", 16 * body, keys=("advantage.name",)))
+    tokens = settings.tokens_per_microbatch
+    items += _microbatch(config, counted, tokens, threads)
+    if device != "cpu":
+        items.append(Item("loading", "weights in float32", 4 * counted.numbers, LOADING))
+    return items
+
+
+def _microbatch(config: RunConfig, counted: Counted, tokens: int, threads: int) -> list[Item]:
+    """What forward and backward of one micro-batch keep, and the logits."""
+    settings = config.learner
+    size = 2 if getattr(settings, "precision", "float32") != "float32" else 4
+    layer = counted.kept * tokens / counted.layers
+    checkpointed = bool(getattr(settings, "gradient_checkpointing", False))
+    inputs = counted.layers * counted.width * size * tokens
+    kept = inputs + 2 * layer if checkpointed else counted.kept * tokens + layer  # one layer's gradients beside it
+    keys = ["learner.tokens_per_microbatch", *([] if checkpointed else ["learner.gradient_checkpointing"])]
+    keys += ["learner.threads"] if threads > 1 else []
+    at_once = min(tokens, positions_within(float(getattr(settings, "logits_mib", 256.0)), counted.vocabulary))
+    # In float32; that of weights in half precision is a product beside its sum.
+    head = 4 * counted.head * (2 if size == 2 else 1)
+    frozen = bool(getattr(settings, "lora_rank", 0))
+    return [
+        Item("learner", f"activations of {tokens:,} tokens", threads * (kept + counted.kept_once), BACKWARD, (*keys,)),
+        Item(
+            "learner",
+            f"logits of {at_once:,} of these tokens x {counted.vocabulary:,} ids",
+            threads * 4.0 * BUFFERS * at_once * counted.vocabulary,
+            BACKWARD,
+            ("learner.logits_mib",),
+        ),
+        Item("learner", "gradient of the head", 0.0 if frozen else threads * head, BACKWARD, ("learner.lora_rank",)),
+    ]
+
+
+def _places(slots: int, longest: int) -> int:
+    """Tokens that the built-in engine's cache has room for in the end: it doubles until all slots can be full."""
+    width, places = FIRST_PLACES, slots * FIRST_PLACES + 1
+    while width < longest:
+        width *= 2
+    while places <= slots * width:
+        places *= 2
+    return places
+
+
+def _hf(config: RunConfig, settings: HFSettings, counted: Counted, device: str) -> list[Item]:
+    """The built-in engine: its copy of the weights has the learner's precision."""
+    size = 2 if getattr(config.learner, "precision", "float32") != "float32" else 4
+    stored = 4 if device == "cpu" else size
+    slots, item = settings.max_running, partial(Item, "engine")
+    cache = float(_places(slots, config.engine.max_tokens) * counted.key_values * stored)
+    prompts = min(PASS_TOKENS, slots * config.engine.max_tokens)
+    seen = slots * config.engine.max_tokens * counted.key_values / counted.layers * stored
+    running = ("engine.max_running", "engine.max_tokens")
+    return [
+        item("copy of the weights", counted.numbers * size, keys=() if size == 2 else ("learner.precision",)),
+        item(f"keys and values of at most {slots} x {config.engine.max_tokens:,} tokens", cache, keys=running),
+        item("logits that are kept", min(LOGITS_BYTES, 4 * KEPT_LOGITS * counted.vocabulary)),
+        item("keys and values while their room grows", cache / 2, SAMPLING, running),
+        item(
+            f"a pass over {prompts:,} new tokens",
+            prompts * size * (3 * counted.inner + 6 * counted.width) + seen,
+            SAMPLING,
+            running,
+        ),
+        item(
+            f"sampling from {slots} x {counted.vocabulary:,} logits",
+            float(slots) * counted.vocabulary * (_SAMPLING_BYTES + 2 * size),
+            SAMPLING,
+            ("engine.max_running",),
+        ),
+    ]
+
+
+def _server(settings: RemoteSettings, counted: Counted) -> list[Item]:
+    """Servers that the run starts; one that runs already has its memory already."""
+    if settings.urls:
+        return []
+    item = partial(Item, "engine")
+    size, cache = 2 if settings.dtype == "bfloat16" else 4, float(getattr(settings, "kv_cache_gib", 0.0))
+    return [
+        item("copy of the weights", settings.replicas * counted.numbers * size, keys=("engine.dtype",)),
+        item("keys and values", settings.replicas * cache * GIB, keys=("engine.kv_cache_gib",)),
+        item("new weights on their way", size * counted.numbers, SAMPLING),
+    ]
+
+
+def _engine(config: RunConfig, counted: Counted, device: str) -> list[Item]:
+    """What the engine holds; nothing for one of which nothing is known."""
+    settings = part_settings(config.engine, ENGINES.find(config.engine.name))
+    if isinstance(settings, HFSettings):
+        return _hf(config, settings, counted, device)
+    return _server(settings, counted) if isinstance(settings, RemoteSettings) else []
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def free_memory(device: str) -> float:
+    """Bytes that can be had of a device now; of the CPU's, what the system says and the control group allows."""
+    if device != "cpu":
+        return float(torch.cuda.mem_get_info()[0])
+    found = [
+        1024.0 * int(line.split()[1]) for line in _read("/proc/meminfo").splitlines() if line.startswith("MemAvailable")
+    ]
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.strip().isdigit() and used.strip().isdigit():
+        inactive = [
+            int(x.split()[1]) for x in _read("/sys/fs/cgroup/memory.stat").splitlines() if "inactive_file " in x
+        ]
+        found.append(float(limit) - float(used) + sum(inactive[:1]))
+    return min(found, default=float("inf"))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def make_plan(
+    config: RunConfig,
+    model: Any,
+    *,
+    devices: tuple[str, str] | None = None,
+    free: Mapping[str, float] | None = None,
+    threads: Callable[[int], int] = lambda numbers: 1,
+) -> MemoryPlan:
+    """The plan of a run of ``config`` with a model of Hugging Face configuration ``model``.
+
+    ``devices`` (the learner's, the engine's) and ``free`` bytes stand for those of this machine; ``threads`` says how
+    many micro-batches of a model of so many parameters run side by side.
+    """
+    if devices is None:
+        devices = choose_device(config.learner.device).type, choose_device(config.engine.device).type
+    counted = count(config, model)
+    learner, engine = devices
+    items: dict[str, list[Item]] = defaultdict(list)
+    for item in _learner(config, counted, learner, threads(counted.numbers)):
+        items["cpu" if item.when == LOADING else learner].append(item)
+    items[engine] += _engine(config, counted, engine)
+    there = {d: tuple(i for i in found if i.bytes) for d, found in items.items()}
+    return MemoryPlan(items=there, free={d: free_memory(d) if free is None else free[d] for d in there})
+
+
+def read_model_config(folder: Path) -> Any:
+    """The Hugging Face configuration of the model in ``folder``. Raises :class:`ConfigError`."""
+    try:
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # files of others, read by a library that raises many kinds of errors
+        raise ConfigError(f"model.path: cannot read '{folder}/config.json' ({error})") from error

@@ -1,0 +1,45 @@
+"""What is checked of model and memory before a run's folder is made and before any weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import roll_envs
+from trainer.config import RunConfig
+from trainer.model.hub import find_model
+from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
+from trainer.rollout.source import side_by_side
+from trainer.run.memory_plan import MemoryPlan, make_plan, read_model_config
+
+
+class Ready(NamedTuple):
+    """What was found."""
+
+    config: RunConfig
+    """The configuration, with the commit of a model of the hub, so that a resumed run uses the same."""
+    plan: MemoryPlan
+    warnings: list[str]
+    """What may go wrong."""
+
+
+def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> Ready:
+    """Find the model, look at its chat template, and plan the memory of the run; ``free`` bytes by device stand for
+    those of this machine.
+
+    Raises :class:`ConfigError` for a model that is not there or has no chat template, and for a run that cannot fit.
+    """
+    model: Any
+    if config.model.path is None:
+        env = roll_envs.make(config.env.id, **config.env.kwargs)
+        model = small_config(config.model, build_tokenizer(words_of(env)))
+        env.close()
+    else:
+        found = find_model(config.model, weights=False)
+        load_tokenizer(found.folder, config.model.path)
+        model = read_model_config(found.folder)
+        if found.commit is not None:
+            pinned = config.model.model_copy(update={"revision": found.commit})
+            config = config.model_copy(update={"model": pinned})
+    plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
+    return Ready(config, plan, plan.check())
