@@ -89,7 +89,14 @@ LOSSES: Registry[Any] = Registry(
 """Policy losses by the name that ``loss.name`` uses."""
 
 ENGINES: Registry[Any] = Registry(
-    "engine", "roll_envs.engines", _part, built_in={"hf": "trainer.engines:HF", "vllm": "trainer.engines.vllm:VLLM"}
+    "engine",
+    "roll_envs.engines",
+    _part,
+    built_in={
+        "hf": "trainer.engines:HF",
+        "sglang": "trainer.engines.sglang:SGLANG",
+        "vllm": "trainer.engines.vllm:VLLM",
+    },
 )
 BACKENDS: Registry[Any] = Registry(
     "learner backend", "roll_envs.learners", _part, built_in={"torch": "trainer.learner:TORCH"}

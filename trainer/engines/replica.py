@@ -64,6 +64,8 @@ class Dialect(abc.ABC):
     """What errors call the server."""
     generate: ClassVar[str]
     """Path that takes token ids and answers with token ids."""
+    health: ClassVar[str] = "/health"
+    """Path that answers when the server can work, also while it is paused."""
     capabilities: ClassVar[Capabilities]
     continues_aborted: ClassVar[bool] = False
     """What a request that a pause ended has sampled is kept, and the rest asked for."""
@@ -139,7 +141,7 @@ class Replica:
     async def healthy(self) -> bool:
         """Whether it answers, and says that it can work."""
         try:
-            await self.ask("/health", method="GET", limit_s=5.0, form="text")
+            await self.ask(self._dialect.health, method="GET", limit_s=5.0, form="text")
         except EngineError:
             return False
         return True
