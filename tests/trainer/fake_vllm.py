@@ -21,6 +21,15 @@ from collections.abc import Iterator
 from typing import Any
 
 VOCABULARY = 265
+METRICS = """# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {used}
+vllm:num_requests_waiting{{engine="0",model_name="m"}} {waiting}
+vllm:num_requests_waiting_by_reason{{engine="0",model_name="m",reason="capacity"}} {waiting}
+vllm:num_preemptions_total{{engine="0",model_name="m"}} {preempted}
+vllm:num_preemptions_created{{engine="0",model_name="m"}} 1.7e+09
+"""
+"""Lines of vLLM 0.32's /metrics."""
 
 
 class FakeVLLM:
@@ -34,6 +43,7 @@ class FakeVLLM:
         self.bad: dict[str, Any] = {}
         """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
         log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never."""
+        self.load: dict[str, float] = {}
         self.most_at_once = self.at_once = self.requests = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,6 +94,8 @@ class FakeVLLM:
                     assert len(file.read()) == max(end for *_, end in body["update_info"]["tensors"])
             case "/inference/v1/generate":
                 return await self.generate(body)
+            case "/metrics":
+                return 200, METRICS.format(**{"used": 0.0, "waiting": 0, "preempted": 0} | self.load).encode()
         return 200, {}
 
     async def generate(self, body: Any) -> tuple[int, Any]:

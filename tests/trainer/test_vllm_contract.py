@@ -63,7 +63,7 @@ def fake() -> Iterator[tuple[str, FakeVLLM]]:
         yield found
 
 
-def connect(model: LanguageModel, url: str, **settings: Any) -> RemoteEngine:
+def connect(model: LanguageModel, url: str | list[str], **settings: Any) -> RemoteEngine:
     engine = make_engine(model, EngineConfig(name="vllm", **{"url": url, "max_tokens": 100, **settings}))
     assert isinstance(engine, RemoteEngine)
     return engine

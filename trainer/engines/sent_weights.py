@@ -10,6 +10,7 @@ import copy
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.func import functional_call
 from roll_envs.errors import EngineError
 from trainer.model.forward import load_weights
 
+_skeletons = threading.Lock()  # for the time of a call a network holds the weights of that call
 _ALIGNMENT = 64
 """Bytes: more than any type of tensor needs."""
 
@@ -72,7 +74,8 @@ class SentWeights:
         for name, dtype, shape, start, end in self.tensors:
             values[name] = whole[start:end].view(getattr(torch, dtype)).view(shape)
         ids = torch.tensor([[*prompt, *answer]])
-        logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]
+        with _skeletons:
+            logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]
         logp = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
         return logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()  # type: ignore[no-any-return]
 
