@@ -18,10 +18,10 @@ import pickle
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import distributed
@@ -46,7 +46,6 @@ GROUP_TIMEOUT_S = 60.0
 _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _NO_NUMBER = -1e30
 """SGLang writes the least number of its type where a probability is 0 or not a number."""
-_MEMORY = ("kv_cache", "weights")
 _c10d: Any = distributed  # whose stub files leave out its stores
 
 
@@ -162,12 +161,13 @@ class SGLangDialect(Dialect):
             return None
 
     async def sleep(self, ask: Ask) -> None:
-        """Give the GPU's memory for weights, keys and values back. The server must be paused, and forgets both."""
-        await ask("/release_memory_occupation", {"tags": list(_MEMORY)})
+        """Give back the memory of weights, keys and values, and keep the requests."""
+        await self.pause(ask)  # SGLang's scheduler fails where requests run
+        await ask("/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
 
-    async def wake(self, ask: Ask, part: str) -> None:
-        """Take memory again: "weights" before they are sent, "kv_cache" before requests go on."""
-        await ask("/resume_memory_occupation", {"tags": [part]})
+    async def wake(self, ask: Ask, what: Literal["weights", "kv_cache"]) -> None:
+        """Take the memory of one of them again. That of weights comes first, and has none in it until :meth:`send`."""
+        await ask("/resume_memory_occupation", {"tags": [what]})
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
@@ -180,10 +180,7 @@ class SGLangDialect(Dialect):
 
     async def _send_in_buckets(self, ask: Ask, sent: Sent) -> None:
         await self._begin(ask)
-        weights = [(self._names.get(name, name), tensor) for name, tensor in views(sent)]
-        buckets = list(_buckets(weights))
-        for number, bucket in enumerate(buckets):
-            last = number == len(buckets) - 1
+        for bucket, last in _buckets((self._names.get(name, name), tensor) for name, tensor in views(sent)):
             # The version and the cache change with the last one.
             request = {"load_format": "flattened_bucket", "flush_cache": last}
             request |= {"weight_version": sent.label} if last else {}
@@ -321,17 +318,17 @@ def views(sent: Sent) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, whole[start:end].view(getattr(torch, dtype)).view(shape)
 
 
-def _buckets(weights: Named) -> Iterator[Named]:
-    """Parts of about ``BUCKET_BYTES``, wide types first, so that each tensor begins at a multiple of its width."""
+def _buckets(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[Named, bool]]:
+    """Parts of about ``BUCKET_BYTES``, and whether each is the last. No type in one is wider than the one before, so
+    that each tensor begins at a multiple of its width."""
     bucket: Named = []
-    size = 0
-    for name, tensor in sorted(weights, key=lambda each: -each[1].element_size()):
-        if bucket and size + tensor.nbytes > BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
+    for name, tensor in weights:
+        size = sum(each.nbytes for _, each in bucket)
+        if bucket and (size + tensor.nbytes > BUCKET_BYTES or tensor.element_size() > bucket[-1][1].element_size()):
+            yield bucket, False
+            bucket = []
         bucket.append((name, tensor))
-        size += tensor.nbytes
-    yield bucket
+    yield bucket, True
 
 
 def _device() -> torch.device:
