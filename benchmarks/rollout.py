@@ -65,12 +65,12 @@ class AtOnce(Policy):
             ids = self.said[seed % 4]
             future.set_result(Completion(ids=ids, logprobs=(-1.0,) * len(ids), finish="stop", weight_version=0))
 
-    def submit(self, prompt_ids, sampling, *, timeout_s):
+    def submit(self, prompt_ids, sampling, *, timeout_s, session=None):
         future = Future()
         self.queue.put((sampling.seed, future))
         return future
 
-    def generate(self, prompt_ids, sampling, *, timeout_s):
+    def generate(self, prompt_ids, sampling, *, timeout_s, session=None):
         return self.submit(prompt_ids, sampling, timeout_s=timeout_s).result(timeout_s)
 
     def close(self):
