@@ -248,6 +248,7 @@ class FakeSGLang:
         return 200, {
             "tp_size": 1,
             "dp_size": 1,
+            "pp_size": 1,
             "context_length": self.context,
             "dtype": "float32",
             "skip_tokenizer_init": True,

@@ -489,7 +489,7 @@ def ended(pid: int) -> bool:
 
 
 def test_a_killed_server_is_started_again_and_asked_again(models: Models, environment: Path) -> None:
-    engine = started(models[0], environment, transfer="distributed", gpu=3, deterministic=True)
+    engine = started(models[0], environment, transfer="distributed", gpus="3", deterministic=True)
     own = engine._replicas[0].server
     misbehave = partial(httpx.post, own.url + "/misbehave", trust_env=False)
     assert own._process is not None
@@ -587,7 +587,7 @@ def test_a_server_that_cannot_be_used_is_refused(models: Models, fake: tuple[str
         connect(models[0], fake[0], max_tokens=121)
     connect(models[0], fake[0], max_tokens=120).close()
     fake[1].arguments["dp_size"] = 2
-    with pytest.raises(EngineError, match="it runs 2 copies of the model"):
+    with pytest.raises(EngineError, match="weights reach tensor-parallel ranks only, and its dp_size"):
         connect(models[0], fake[0])
     with pytest.raises(EngineError, match="did not answer within"):
         connect(models[0], "http://127.0.0.1:9", start_timeout_s=0.3)

@@ -62,10 +62,10 @@ class Dialect(abc.ABC):
 
     name: ClassVar[str]
     """What errors call the server."""
-    generate: ClassVar[str]
-    """Path that takes token ids and answers with token ids."""
     health: ClassVar[str] = "/health"
     """Path that answers when the server can work, also while it is paused."""
+    generate: ClassVar[str]
+    """Path that takes token ids and answers with token ids."""
     capabilities: ClassVar[Capabilities]
     continues_aborted: ClassVar[bool] = False
     """What a request that a pause ended has sampled is kept, and the rest asked for."""

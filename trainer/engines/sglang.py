@@ -42,12 +42,15 @@ class SGLangSettings(RemoteSettings):
     transfer: Literal["tensor", "disk", "distributed"] = "tensor"
     """How new weights reach the server: in the memory of one machine, by a folder that both see (weights_folder), or
     broadcast over the network."""
-    trainer_address: str = "127.0.0.1"
-    """Where servers reach this machine, for transfer: distributed."""
-    gpu: int = Field(0, ge=0)
-    """GPU of the server that is started; further replicas take the next ones."""
-    gpu_memory: float = Field(0.4, gt=0, lt=1)
-    """Share of the GPU's memory for weights, keys and values; what the learner needs of the same GPU must be left."""
+    transfer_address: str = "127.0.0.1"
+    """Address of this machine at which servers reach it, for distributed."""
+    gpus: str | None = None
+    """GPUs of the servers that are started, as CUDA_VISIBLE_DEVICES lists them, e.g. '1,2': each replica takes the next
+    ones; null takes the trainer's."""
+    gpu_memory_utilization: float = Field(0.5, gt=0, lt=1)
+    """Share of each GPU's memory for weights, keys and values."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs over which a server spreads the model."""
     deterministic: bool = False
     """Answers of a seed do not depend on what else runs; slower. Without it SGLang ignores seeds."""
 
@@ -117,19 +120,22 @@ def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, ma
         "dtype": settings.dtype,
         "context-length": str(max_tokens + RESERVED_TOKENS),
         "max-running-requests": str(settings.max_running + 1),  # one for the probe
-        "mem-fraction-static": str(settings.gpu_memory),
-        "base-gpu-id": str(settings.gpu + number),
+        "mem-fraction-static": str(settings.gpu_memory_utilization),
+        "tp-size": str(settings.tensor_parallel_size),
+        "base-gpu-id": str(number * settings.tensor_parallel_size),
     }
     if settings.dtype == "float32":
         arguments["attention-backend"] = "triton"  # the faster ones know half precision only
     pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
     flags = [*_FLAGS, *(["enable-deterministic-inference"] if settings.deterministic else [])]
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of the trainer's Python
+    variables = {key: value for key, value in os.environ.items() if key not in own} | _VARIABLES
+    variables |= {"CUDA_VISIBLE_DEVICES": settings.gpus} if settings.gpus else {}
     python = settings.environment("sglang") / "bin" / "python"
     return Server(
         url,
         [str(python), "-c", _PROGRAM, *pairs, *(f"--{flag}" for flag in flags), *settings.arguments],
-        environment={key: value for key, value in os.environ.items() if key not in own} | _VARIABLES,
+        environment=variables,
         log=settings.log_file,
         folder=folder,
     )

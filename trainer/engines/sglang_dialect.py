@@ -122,8 +122,8 @@ class SGLangDialect(Dialect):
         """Raise :class:`EngineError` for a server that this dialect cannot use."""
         found = await ask("/server_info", method="GET")
         try:
-            release, context, copies = found["version"], found["context_length"], found["dp_size"]
-            self._ranks[ask] = found["tp_size"] * found.get("pp_size", 1)
+            release, context, self._ranks[ask] = found["version"], found["context_length"], found["tp_size"]
+            cut = [name for name in ("dp_size", "pp_size") if found[name] != 1]
         except (KeyError, TypeError) as error:
             raise ServerFaultError(f"/server_info is not what SGLang answers: {str(found)[:200]}") from error
         problems = []
@@ -137,8 +137,8 @@ class SGLangDialect(Dialect):
                 f"its context has {context} tokens, and engine.max_tokens {self._max_tokens} needs {RESERVED_TOKENS} "
                 f"more than that; start it with --context-length {self._max_tokens + RESERVED_TOKENS}"
             )
-        if copies != 1:
-            problems.append(f"it runs {copies} copies of the model (--dp-size); start as many servers in their place")
+        if cut:
+            problems.append(f"weights reach tensor-parallel ranks only, and its {' and '.join(cut)} are more than 1")
         if problems:
             raise EngineError("the SGLang server cannot be used: " + "; ".join(problems))
 
@@ -205,8 +205,9 @@ class SGLangDialect(Dialect):
                 await ask(path, {})
 
     async def _send_by_memory(self, ask: Ask, bucket: Named, request: dict[str, Any]) -> None:
-        """Let the server map the tensors: on a GPU by CUDA's handles, else by files in memory."""
-        flat, places = await asyncio.to_thread(_flattened, bucket, _device())
+        """Let the server map the tensors: by CUDA's handles on a GPU that both see, else by files in memory."""
+        shared = self._settings.gpus is None and not self._settings.urls
+        flat, places = await asyncio.to_thread(_flattened, bucket, _device() if shared else torch.device("cpu"))
         room = shutil.disk_usage("/dev/shm").free
         if not flat.is_cuda and room < flat.nbytes:
             raise EngineError(
@@ -249,7 +250,7 @@ class SGLangDialect(Dialect):
         name = f"roll-{os.getpid()}-{id(self)}-{next(self._numbers)}"
         group = _Group(name, self._ranks[ask] + 1)
         request = {
-            "master_address": self._settings.trainer_address,
+            "master_address": self._settings.transfer_address,
             "master_port": group.port,
             "rank_offset": 1,
             "world_size": group.size,
