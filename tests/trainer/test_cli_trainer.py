@@ -125,7 +125,7 @@ def test_a_reader_that_goes_away_is_no_traceback(config_path: Path) -> None:
             ["advantage.name=grp0"],
             "roll-train: override 'advantage.name=grp0': no advantage estimator 'grp0'; did you mean 'grpo'",
         ),
-        (["engine.name=sglang"], "roll-train: override 'engine.name=sglang': no engine 'sglang'; known: 'hf', 'vllm'"),
+        (["engine.name=tgi"], "roll-train: override 'engine.name=tgi': no engine 'tgi'; known: 'hf', 'sglang', 'vllm'"),
         (["engine.name=vllm"], "roll-train: override 'engine.name=vllm': the model has attention heads 24 wide, and"),
         (
             ["learner.backend=deepspeed"],

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,21 +152,20 @@ def test_only_the_ids_of_a_request_end_its_answer(models: Models, fake: tuple[st
     config = fake[1].scheduler.network.config
     config.eos_token_id = None
     engine = connect(models[0], fake[0])
-    likely = max(set(ids := [i for a in results(ask(engine, 30, n=8)) for i in a.ids]), key=ids.count)
-    sampling = SamplingParams(max_new_tokens=60, stop_ids=(likely,))
-    ended = results([engine.submit(PROMPT, sampling, timeout_s=FOREVER) for _ in range(20)])
-    stopped = [a for a in ended if a.finish == "stop"]
-    assert stopped
-    assert all(a.ids.index(likely) == len(a.ids) - 1 for a in stopped)
+    greedy = SamplingParams(max_new_tokens=20, temperature=0.0)
+    whole = engine.generate(PROMPT, greedy, timeout_s=FOREVER)
+    stop = next(i for i in whole.ids[3:] if i not in whole.ids[:3])
+    ended = engine.generate(PROMPT, replace(greedy, stop_ids=(stop,)), timeout_s=FOREVER)
+    assert (ended.finish, ended.ids) == ("stop", whole.ids[: whole.ids.index(stop) + 1])
     # The model's folder has an id that ends a text: it ends those answers too that have ids of their own to end them.
-    config.eos_token_id = likely
-    check(results(ask(engine, 5, n=20)), models, n=20)
-    before = fake[1].paths.count("/generate")
-    sampling = SamplingParams(max_new_tokens=20, stop_ids=(VOCABULARY - 1,))
-    answers = results([engine.submit(PROMPT, sampling, timeout_s=FOREVER) for _ in range(20)])
-    assert any(likely in a.ids[:-1] for a in answers)
-    assert fake[1].paths.count("/generate") > before + 20  # the rest was asked for
-    check([a for a in answers if a.finish == "length"], models, n=20)
+    config.eos_token_id = stop
+    absent = next(i for i in range(5, VOCABULARY) if i not in whole.ids)
+    for stop_ids in ((), (absent,)):
+        before = fake[1].paths.count("/generate")
+        answer = engine.generate(PROMPT, replace(greedy, stop_ids=stop_ids), timeout_s=FOREVER)
+        assert (answer.ids, answer.finish) == (whole.ids, "length")
+        check([answer], models, n=20)
+    assert fake[1].paths.count("/generate") > before + 1  # the rest was asked for
     engine.close()
 
 
@@ -389,7 +389,7 @@ def test_a_server_that_dies_in_an_update_gets_the_weights_when_it_is_back(
     fake[1].bad["die_in"] = f"/update_weights_from_{transfer}"
     update = threading.Thread(target=engine.update_weights, args=(weights_of(models[1].network), 1))
     update.start()
-    until(lambda: fake[1].died and fake[1].paths[-1] == "/model_info")  # it is looked for
+    until(lambda: fake[1].died and fake[1].paths[-2:] == ["/model_info"] * 2)  # it is looked for
     assert update.is_alive()
     started_again(fake[1], models)
     update.join(20)
