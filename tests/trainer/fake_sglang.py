@@ -387,6 +387,8 @@ def spoil(fault: str, answer: dict[str, Any]) -> tuple[int, Any]:
             info["weight_versions"][0]["version"] = info["weight_version"] = "default"
         case "no versions":
             del info["weight_versions"]
+        case "no spans":
+            info["weight_versions"] = []
         case "spans":
             info["weight_versions"][0]["end"] -= 1
         case "gap":

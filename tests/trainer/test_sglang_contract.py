@@ -24,7 +24,7 @@ import pytest
 import torch
 from fake_sglang import FakeSGLang, running_fake
 from fake_sglang_bodies import Generate, Sampling
-from fake_sglang_scheduler import Request, Scheduler, spans
+from fake_sglang_scheduler import Request, Scheduler, spans, unflattened
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_runs import configured
@@ -171,7 +171,7 @@ def test_only_the_ids_of_a_request_end_its_answer(models: Models, fake: tuple[st
 
 FAULTS = (
     "half", "drop", "text", "500", "503", "empty", "list", "short", "other id", "text ids", "no log-probs", "finish",
-    "foreign", "unlabelled", "no versions", "spans", "gap",
+    "foreign", "unlabelled", "no versions", "no spans", "spans", "gap",
 )  # fmt: skip
 
 
@@ -297,6 +297,19 @@ def test_each_way_of_sending_weights(
         assert asked == 3 if transfer == "disk" else asked > 9
         engine.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_tensor_of_a_bucket_begins_at_a_multiple_of_its_width() -> None:
+    kinds = (torch.int8, torch.float32, torch.bfloat16, torch.int8, torch.float64)
+    weights = [(str(i), torch.arange(3).to(kind)) for i, kind in enumerate(kinds)]
+    found = []
+    for bucket, last in sglang_dialect._buckets(weights):
+        flat, places = sglang_dialect._flattened(bucket, torch.device("cpu"))
+        assert all(place.start_idx % place.dtype.itemsize == 0 for place in places)
+        found += unflattened({"flattened_tensor": flat, "metadata": places})
+        assert last == (len(found) == len(weights))
+    assert [name for name, _ in found] == [name for name, _ in weights]
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(found, weights, strict=True))
 
 
 @pytest.mark.parametrize("transfer", TRANSFERS)
@@ -712,5 +725,8 @@ def test_whatever_is_answered_is_a_whole_completion_or_a_fault(place: str, value
         completion = read(answer)
     except (ServerFaultError, EngineError):
         return
-    assert (completion.ids, completion.logprobs) in ((whole.ids, whole.logprobs), ((), ()))
+    assert (completion.ids, completion.logprobs, completion.spans) in (
+        (whole.ids, whole.logprobs, whole.spans),
+        ((), (), ()),
+    )
     assert math.isfinite(sum(completion.logprobs))
