@@ -96,6 +96,7 @@ ENGINES: Registry[Any] = Registry(
         "hf": "trainer.engines:HF",
         "openai": "trainer.engines.openai:OPENAI",
         "scripted": "trainer.engines.scripted:SCRIPTED",
+        "sglang": "trainer.engines.sglang:SGLANG",
         "vllm": "trainer.engines.vllm:VLLM",
     },
 )

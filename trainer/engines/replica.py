@@ -62,6 +62,8 @@ class Dialect(abc.ABC):
 
     name: ClassVar[str]
     """What errors call the server."""
+    health: ClassVar[str] = "/health"
+    """Path that answers when the server can work, also while it is paused."""
     generate: ClassVar[str]
     """Path that takes token ids and answers with token ids."""
     capabilities: Capabilities
@@ -149,7 +151,7 @@ class Replica:
     async def healthy(self) -> bool:
         """Whether it answers, and says that it can work."""
         try:
-            await self.ask("/health", method="GET", limit_s=5.0, form="text")
+            await self.ask(self._dialect.health, method="GET", limit_s=5.0, form="text")
         except EngineError:
             return False
         return True

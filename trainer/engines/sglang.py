@@ -1,0 +1,182 @@
+"""SGLang as an engine: its settings, what is checked before anything starts, and the server that is started.
+
+SGLang is a program of its own in an environment of its own; the trainer's stays free of it. It computes on GPUs only:
+what PyPI has of it has no kernels for a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from roll_envs.errors import ConfigError, MissingExtraError
+from trainer.config.parts import part_settings
+from trainer.engines import Engine, EnginePart
+from trainer.engines.preflight import RemoteSettings, addresses, check_environment
+
+if TYPE_CHECKING:
+    from trainer.config import RunConfig
+    from trainer.engines.server import Server
+    from trainer.model.network import LanguageModel
+
+TESTED = {"sglang": "0.5.23"}
+"""The release whose routes the engine was written for and tested against."""
+_NO_GPU = (
+    "SGLang computes on GPUs only; give engine.url of a server that has one (`ssh -L 30000:127.0.0.1:30000 HOST` "
+    "brings a port of another machine here; engine.transfer is then disk or distributed), or take engine.name hf or "
+    "vllm"
+)
+
+
+class SGLangSettings(RemoteSettings):
+    """Settings of the SGLang engine."""
+
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """What the server computes in."""
+    transfer: Literal["tensor", "disk", "distributed"] = "tensor"
+    """How new weights reach the server: in the memory of one machine, by a folder that both see (weights_folder), or
+    broadcast over the network."""
+    transfer_address: str = "127.0.0.1"
+    """Address of this machine at which servers reach it, for distributed."""
+    gpus: str | None = None
+    """GPUs of the servers that are started, as CUDA_VISIBLE_DEVICES lists them, e.g. '1,2': each replica takes the next
+    ones; null takes the trainer's."""
+    gpu_memory_utilization: float = Field(0.5, gt=0, lt=1)
+    """Share of each GPU's memory for weights, keys and values."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs over which a server spreads the model."""
+    deterministic: bool = False
+    """Answers of a seed do not depend on what else runs; slower. Without it SGLang ignores seeds."""
+
+
+# -- what is checked before anything starts ----------------------------------------------------------------------------
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that SGLang can use."""
+    import torch
+
+    return torch.cuda.is_available() or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def check_sglang(settings: SGLangSettings) -> None:
+    """Raise :class:`ConfigError` where SGLang cannot run, is not installed, or in a release that was not tested."""
+    if not has_gpu():
+        raise ConfigError(f"engine 'sglang': this machine has no GPU, and {_NO_GPU}")
+    place = settings.environment("sglang")
+    pinned = " ".join(f"{name}=={release}" for name, release in TESTED.items())
+    make = f"make its environment with `{sys.executable} -m venv {place} && {place}/bin/pip install {pinned}`"
+    check_environment("sglang", settings, TESTED, f"{make} (CUDA 13, several GB)")
+
+
+class SGLangPart(EnginePart):
+    """The SGLang engine; what it asks of the machine is checked with the configuration."""
+
+    def problems(self, config: RunConfig) -> list[str]:
+        settings: SGLangSettings = part_settings(config.engine, self)
+        if config.engine.device == "cpu" and not settings.urls:
+            return [f"engine.device 'cpu': {_NO_GPU}"]
+        return []
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+_PROGRAM = """
+import os, runpy, signal, threading
+threading.Thread(target=lambda: (os.read(0, 1), os.killpg(0, signal.SIGKILL)), daemon=True).start()
+runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+"""
+"""A server that ends, with its whole process group, when the trainer does, which holds its standard input open."""
+_ARGUMENTS = {
+    "load-format": "dummy",  # the engine sends weights before it asks anything
+    "sampling-defaults": "openai",  # no top-p of the model's folder
+    "host": "127.0.0.1",  # the routes for weights ask for no key
+}
+_FLAGS = ("skip-tokenizer-init", "skip-server-warmup")
+_VARIABLES = {
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probabilities after temperature
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by the tokens that it reserves and no request uses
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, max_tokens: int) -> Server:
+    """Server ``number`` for a model of ``config``; its files are in a temporary folder."""
+    from trainer.engines.server import Server
+    from trainer.engines.sglang_dialect import RESERVED_TOKENS
+
+    folder = tempfile.TemporaryDirectory(prefix="roll-sglang-")
+    config.save_pretrained(folder.name)
+    arguments = _ARGUMENTS | {
+        "model-path": folder.name,
+        "port": url.rpartition(":")[2],
+        "dtype": settings.dtype,
+        "context-length": str(max_tokens + RESERVED_TOKENS),
+        "max-running-requests": str(settings.max_running + 1),  # one for the probe
+        "mem-fraction-static": str(settings.gpu_memory_utilization),
+        "tp-size": str(settings.tensor_parallel_size),
+        "base-gpu-id": str(number * settings.tensor_parallel_size),
+    }
+    if settings.dtype == "float32":
+        arguments["attention-backend"] = "triton"  # the faster ones know half precision only
+    pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
+    flags = [*_FLAGS, *(["enable-deterministic-inference"] if settings.deterministic else [])]
+    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of the trainer's Python
+    variables = {key: value for key, value in os.environ.items() if key not in own} | _VARIABLES
+    variables |= {"CUDA_VISIBLE_DEVICES": settings.gpus} if settings.gpus else {}
+    python = settings.environment("sglang") / "bin" / "python"
+    return Server(
+        url,
+        [str(python), "-c", _PROGRAM, *pairs, *(f"--{flag}" for flag in flags), *settings.arguments],
+        environment=variables,
+        log=settings.log_file,
+        folder=folder,
+    )
+
+
+def _make(model: LanguageModel | Path, settings: SGLangSettings, *, max_tokens: int, device: str) -> Engine:
+    try:
+        from trainer.engines.remote import RemoteEngine
+        from trainer.engines.server import Server
+        from trainer.engines.sglang_dialect import SGLangDialect
+        from trainer.model.network import load_model
+    except ModuleNotFoundError as error:
+        if error.name == "aiohttp":
+            raise MissingExtraError("engine 'sglang'", "sglang") from error
+        raise
+    urls, ours = addresses(settings), not settings.urls
+    if ours:
+        check_sglang(settings)
+    loaded = load_model(model) if isinstance(model, Path) else model
+    config: Any = copy.deepcopy(loaded.network.config)
+    problems = []
+    if max_tokens > config.max_position_embeddings:
+        problems.append(f"engine.max_tokens {max_tokens} is more than the model's {config.max_position_embeddings}")
+    if settings.weights_folder and not os.path.isdir(settings.weights_folder):
+        problems.append(f"engine.weights_folder '{settings.weights_folder}' is no folder of this machine")
+    if settings.weights_folder and settings.transfer != "disk":
+        problems.append(f"engine.weights_folder is for engine.transfer disk; it is {settings.transfer}")
+    if problems:
+        raise ConfigError("engine 'sglang': " + "; ".join(problems))
+    config.architectures = [type(loaded.network).__name__]
+    config.eos_token_id = None  # only the ids of a request end an answer
+    servers = [
+        _own_server(config, settings, url, number, max_tokens) if ours else Server(url)
+        for number, url in enumerate(urls)
+    ]
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(w), name) for name, w in loaded.network.state_dict(keep_vars=True).items()}
+    dialect = SGLangDialect(settings, max_tokens=max_tokens, names=names)
+    in_memory = settings.model_copy(update={"weights_folder": None})  # only what is sent goes to the folder
+    return RemoteEngine(loaded, dialect, in_memory, servers, max_tokens=max_tokens)
+
+
+SGLANG = SGLangPart(settings=SGLangSettings, make=_make)
+"""SGLang, in a process of its own or as a server that runs already."""
