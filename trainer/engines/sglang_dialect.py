@@ -57,7 +57,7 @@ class SGLangDialect(Dialect):
     # By default /health samples an id, which takes a second, and 20 while the server is paused.
     health: ClassVar[str] = "/model_info"
     continues_aborted: ClassVar[bool] = True
-    capabilities: ClassVar[Capabilities] = Capabilities(
+    capabilities = Capabilities(
         logprobs=True, updates_in_flight=True, version_spans=True, prefix_cache=True, pause=True, abort=True
     )
 
