@@ -370,9 +370,8 @@ def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds
     said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = connect(models[0], fake[0], transfer=transfer)
+    engine = connect(models[0], fake[0], transfer=transfer, transfer_timeout_s=1.0)
     monkeypatch.setattr(server, "ROUTE_TIMEOUT_S", 0.8)
-    monkeypatch.setattr(sglang_dialect, "GROUP_TIMEOUT_S", 1.0)
     for replica in engine._dialect._groups.values():  # type: ignore[attr-defined]
         replica.abort()
     engine._dialect._groups.clear()  # type: ignore[attr-defined]
@@ -395,10 +394,9 @@ def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds
 
 @pytest.mark.parametrize("transfer", TRANSFERS)
 def test_a_server_that_dies_in_an_update_gets_the_weights_when_it_is_back(
-    models: Models, fake: tuple[str, FakeSGLang], transfer: str, monkeypatch: pytest.MonkeyPatch
+    models: Models, fake: tuple[str, FakeSGLang], transfer: str
 ) -> None:
-    monkeypatch.setattr(sglang_dialect, "GROUP_TIMEOUT_S", 1.0)
-    engine = connect(models[0], fake[0], transfer=transfer)
+    engine = connect(models[0], fake[0], transfer=transfer, transfer_timeout_s=1.0)
     fake[1].bad["die_in"] = f"/update_weights_from_{transfer}"
     update = threading.Thread(target=engine.update_weights, args=(weights_of(models[1].network), 1))
     update.start()
@@ -445,20 +443,20 @@ def test_shared_memory_that_is_too_small_is_said(
         engine.update_weights(weights_of(models[1].network), 1)
 
 
-def test_memory_is_given_back_and_taken_again(models: Models) -> None:
+def test_a_colocated_server_sleeps_and_wakes_for_weights_before_it_wakes_for_keys_and_values(models: Models) -> None:
     with running_fake(dummy(models[0]), enable_memory_saver=True) as (url, fake):
-        engine = connect(models[0], url)
-        dialect, send = SGLangDialect(SGLangSettings(), max_tokens=100, names={}), engine._replicas[0].ask
+        engine = connect(models[0], url, colocated=True)
         fake.bad["step_s"] = 0.01
         waiting = ask(engine, 2, n=40)
         until(lambda: fake.scheduler.steps > 15)
-        engine.pause()
-        engine._client.run(dialect.sleep(send))
+        engine.sleep()
         assert fake.scheduler.released == {"kv_cache", "weights"}
-        engine._client.run(dialect.wake(send, "weights"))
+        fake.paths.clear()
         engine.update_weights(weights_of(models[1].network), 1)
-        engine._client.run(dialect.wake(send, "kv_cache"))
-        engine.resume()
+        wakes = [i for i, path in enumerate(fake.paths) if path == "/resume_memory_occupation"]
+        assert len(wakes) == 2
+        assert wakes[0] < fake.paths.index("/begin_weight_update") < fake.paths.index("/end_weight_update") < wakes[1]
+        assert not fake.scheduler.released
         answers = results(waiting)
         check(answers, models, None, n=40)
         assert {a.spans[-1].version for a in answers} == {1}

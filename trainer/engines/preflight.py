@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import urllib.parse
 from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from roll_envs.errors import ConfigError
 from roll_envs.settings import Settings
 
+_OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -43,6 +46,20 @@ class RemoteSettings(Settings):
     """Where the server's output goes; null is a temporary file."""
     weights_folder: str | None = None
     """A folder that trainer and server both see, for new weights; null passes them in the machine's memory."""
+    gpus: str | None = None
+    """GPUs of the servers that are started, as CUDA_VISIBLE_DEVICES lists them, e.g. '1,2': each replica takes the next
+    ones; null shares the learner's."""
+    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    """Share of each GPU's memory that a server takes while it is awake: weights, keys and values."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs over which a server spreads the model."""
+    colocated: bool | None = None
+    """Whether the server sleeps while the learner learns, which needs its memory; null is yes for a server that is
+    started on the learner's GPU."""
+    transfer_address: str = "127.0.0.1"
+    """Address of this machine at which the servers' workers reach it, for weights that are broadcast."""
+    transfer_timeout_s: float = Field(120.0, gt=0)
+    """Longest wait for the servers' workers to take a part of weights that are broadcast."""
     probe_tolerance: float | None = Field(None, gt=0)
     """By how much log-probabilities may differ from the learner's after an update; null is 1e-3, or 0.3 in bfloat16."""
 
@@ -54,6 +71,26 @@ class RemoteSettings(Settings):
     def urls(self) -> list[str]:
         """Servers that run already."""
         return [self.url] if isinstance(self.url, str) else self.url or []
+
+    def variables(self, number: int) -> dict[str, str]:
+        """The environment variables of replica ``number``: ours, without those of the trainer's Python."""
+        found = {key: value for key, value in os.environ.items() if key not in _OWN_VARIABLES}
+        if self.gpus is None:
+            return found
+        size = self.tensor_parallel_size
+        return found | {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus.split(",")[size * number : size * (number + 1)])}
+
+    def problems(self, model: Any, max_tokens: int) -> list[str]:
+        """What stands in the way of servers for a model of Hugging Face configuration ``model``."""
+        found = []
+        if max_tokens > model.max_position_embeddings:
+            found.append(f"engine.max_tokens {max_tokens} is more than the model's {model.max_position_embeddings}")
+        if self.weights_folder and not os.path.isdir(self.weights_folder):
+            found.append(f"engine.weights_folder '{self.weights_folder}' is no folder of this machine")
+        needed = self.replicas * self.tensor_parallel_size
+        if self.gpus is not None and len(self.gpus.split(",")) < needed:
+            found.append(f"engine.gpus '{self.gpus}' are fewer than the {needed} of all replicas")
+        return found
 
     def environment(self, engine: str) -> Path:
         """The folder of the virtual environment of ``engine``."""

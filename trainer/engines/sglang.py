@@ -7,13 +7,10 @@ what PyPI has of it has no kernels for a CPU.
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field
 
 from roll_envs.errors import ConfigError, MissingExtraError
 from trainer.config.parts import part_settings
@@ -42,15 +39,6 @@ class SGLangSettings(RemoteSettings):
     transfer: Literal["tensor", "disk", "distributed"] = "tensor"
     """How new weights reach the server: in the memory of one machine, by a folder that both see (weights_folder), or
     broadcast over the network."""
-    transfer_address: str = "127.0.0.1"
-    """Address of this machine at which servers reach it, for distributed."""
-    gpus: str | None = None
-    """GPUs of the servers that are started, as CUDA_VISIBLE_DEVICES lists them, e.g. '1,2': each replica takes the next
-    ones; null takes the trainer's."""
-    gpu_memory_utilization: float = Field(0.5, gt=0, lt=1)
-    """Share of each GPU's memory for weights, keys and values."""
-    tensor_parallel_size: int = Field(1, ge=1)
-    """GPUs over which a server spreads the model."""
     deterministic: bool = False
     """Answers of a seed do not depend on what else runs; slower. Without it SGLang ignores seeds."""
 
@@ -122,20 +110,17 @@ def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, ma
         "max-running-requests": str(settings.max_running + 1),  # one for the probe
         "mem-fraction-static": str(settings.gpu_memory_utilization),
         "tp-size": str(settings.tensor_parallel_size),
-        "base-gpu-id": str(number * settings.tensor_parallel_size),
     }
     if settings.dtype == "float32":
         arguments["attention-backend"] = "triton"  # the faster ones know half precision only
     pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
     flags = [*_FLAGS, *(["enable-deterministic-inference"] if settings.deterministic else [])]
-    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of the trainer's Python
-    variables = {key: value for key, value in os.environ.items() if key not in own} | _VARIABLES
-    variables |= {"CUDA_VISIBLE_DEVICES": settings.gpus} if settings.gpus else {}
+    flags += ["enable-memory-saver"] if settings.colocated else []
     python = settings.environment("sglang") / "bin" / "python"
     return Server(
         url,
         [str(python), "-c", _PROGRAM, *pairs, *(f"--{flag}" for flag in flags), *settings.arguments],
-        environment=variables,
+        environment=settings.variables(number) | _VARIABLES,
         log=settings.log_file,
         folder=folder,
     )
@@ -154,13 +139,11 @@ def _make(model: LanguageModel | Path, settings: SGLangSettings, *, max_tokens: 
     urls, ours = addresses(settings), not settings.urls
     if ours:
         check_sglang(settings)
+    if settings.colocated is None:
+        settings = settings.model_copy(update={"colocated": ours and settings.gpus is None})
     loaded = load_model(model) if isinstance(model, Path) else model
     config: Any = copy.deepcopy(loaded.network.config)
-    problems = []
-    if max_tokens > config.max_position_embeddings:
-        problems.append(f"engine.max_tokens {max_tokens} is more than the model's {config.max_position_embeddings}")
-    if settings.weights_folder and not os.path.isdir(settings.weights_folder):
-        problems.append(f"engine.weights_folder '{settings.weights_folder}' is no folder of this machine")
+    problems = settings.problems(config, max_tokens)
     if settings.weights_folder and settings.transfer != "disk":
         problems.append(f"engine.weights_folder is for engine.transfer disk; it is {settings.transfer}")
     if problems:

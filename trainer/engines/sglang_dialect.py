@@ -41,8 +41,6 @@ RESERVED_TOKENS = 8
 """SGLang lets a prompt and its answer have 2 tokens less than its context, and a prompt 7 less."""
 BUCKET_BYTES = 512 * 2**20
 """Tensors go in buckets of about this size, so that little memory is held twice."""
-GROUP_TIMEOUT_S = 60.0
-"""Longest wait for a server to join a process group, and for one broadcast."""
 _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _NO_NUMBER = -1e30
 """SGLang writes the least number of its type where a probability is 0 or not a number."""
@@ -57,13 +55,19 @@ class SGLangDialect(Dialect):
     # By default /health samples an id, which takes a second, and 20 while the server is paused.
     health: ClassVar[str] = "/model_info"
     continues_aborted: ClassVar[bool] = True
-    capabilities = Capabilities(
-        logprobs=True, updates_in_flight=True, version_spans=True, prefix_cache=True, pause=True, abort=True
-    )
 
     def __init__(self, settings: SGLangSettings, *, max_tokens: int, names: Mapping[str, str]) -> None:
         """``names`` are the model's weights and what each is sent as: tied ones are the same weight by two names."""
         self._settings, self._max_tokens, self._names = settings, max_tokens, names
+        self.capabilities = Capabilities(
+            logprobs=True,
+            updates_in_flight=True,
+            version_spans=True,
+            prefix_cache=True,
+            pause=True,
+            abort=True,
+            sleep=bool(settings.colocated),
+        )
         self._accepted = [*TESTED.values(), *(release for name, release in settings.accept.items() if name in TESTED)]
         self._ranks: dict[Ask, int] = {}
         self._groups: dict[Ask, _Group] = {}
@@ -248,7 +252,7 @@ class SGLangDialect(Dialect):
     async def _join(self, ask: Ask) -> _Group:
         """Make a process group of the trainer and the ranks of one server."""
         name = f"roll-{os.getpid()}-{id(self)}-{next(self._numbers)}"
-        group = _Group(name, self._ranks[ask] + 1)
+        group = _Group(name, self._ranks[ask] + 1, self._settings.transfer_timeout_s)
         request = {
             "master_address": self._settings.transfer_address,
             "master_port": group.port,
@@ -385,12 +389,11 @@ class _Group:
     the group that SGLang makes of the same name.
     """
 
-    def __init__(self, name: str, size: int) -> None:
-        self.name, self.size, self.device = name, size, _device()
+    def __init__(self, name: str, size: int, timeout_s: float) -> None:
+        self.name, self.size, self.device, self._limit = name, size, _device(), timedelta(seconds=timeout_s)
         self.backend = "nccl" if self.device.type == "cuda" else "cpu:gloo"
         self._group: Any = None
-        limit = timedelta(seconds=GROUP_TIMEOUT_S)
-        self._store: Any = _c10d.TCPStore("127.0.0.1", 0, size, True, limit, wait_for_workers=False)
+        self._store: Any = _c10d.TCPStore("127.0.0.1", 0, size, True, self._limit, wait_for_workers=False)
         self.port: int = self._store.port
 
     def join(self) -> None:
@@ -399,17 +402,17 @@ class _Group:
         for prefix in (self.name, f"{self.name}/", f"{self.device.type}/"):
             store = _c10d.PrefixStore(prefix, store)
         kind = _c10d.ProcessGroupNCCL if self.backend == "nccl" else _c10d.ProcessGroupGloo
-        self._group = kind(store, 0, self.size, timedelta(seconds=GROUP_TIMEOUT_S))
+        self._group = kind(store, 0, self.size, self._limit)
 
     def broadcast(self, flat: torch.Tensor) -> None:
         options = _c10d.BroadcastOptions()
         options.rootRank = 0
-        self._group.broadcast([flat], options).wait(timedelta(seconds=GROUP_TIMEOUT_S))
+        self._group.broadcast([flat], options).wait(self._limit)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
 
     def abort(self) -> None:
-        """Let go of it; what waits in it ends, on a CPU after ``GROUP_TIMEOUT_S``."""
+        """Let go of it; what waits in it ends, on a CPU at its deadline."""
         if self._group is not None and self.backend == "nccl":
             threading.Thread(target=self._group.abort, daemon=True).start()  # may take a while
 

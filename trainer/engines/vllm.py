@@ -46,22 +46,9 @@ class VLLMSettings(RemoteSettings):
     """CPU threads of a server on the CPU; small models are quicker on one."""
     kv_cache_gib: int = Field(1, ge=1)
     """Memory of a server on the CPU for keys and values, in GiB."""
-    gpus: str | None = None
-    """GPUs of the server, as CUDA_VISIBLE_DEVICES lists them, e.g. '1', dealt out where there are replicas; null shares
-    the learner's."""
-    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
-    """Share of each GPU's memory that a server takes while it is awake: weights, keys and values."""
-    tensor_parallel_size: int = Field(1, ge=1)
-    """GPUs over which a server spreads the model."""
-    colocated: bool | None = None
-    """Whether the server sleeps while the learner learns, which needs its memory; null is yes on a GPU they share."""
     transfer: Literal["auto", "shared_memory", "ipc", "broadcast"] = "auto"
     """How weights reach the server. auto is ipc on a GPU that it shares with the learner, broadcast when it is started
     on GPUs of its own, and else shared_memory."""
-    transfer_address: str = "127.0.0.1"
-    """Address of this machine at which the server's workers reach it, for broadcast."""
-    transfer_timeout_s: float = Field(120.0, gt=0)
-    """Longest wait for the server's workers to take a part of the weights, for broadcast."""
 
     def environment(self, engine: str) -> Path:
         place = super().environment(engine)
@@ -140,8 +127,6 @@ _VARIABLES = {
 # Prompts are run whole: one that is run in two parts kills vLLM's engine on a CPU when the request has a seed ("CPU
 # Generator does not use offset").
 _CPU_FLAGS = ("no-enable-chunked-prefill", "enforce-eager")
-_OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
-"""Of the trainer's Python."""
 
 
 def command_line(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> list[str]:
@@ -163,12 +148,9 @@ def command_line(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> list[
 
 def variables(settings: VLLMSettings, *, gpu: bool, number: int = 0) -> dict[str, str]:
     """The environment variables of replica ``number``."""
-    found = {key: value for key, value in os.environ.items() if key not in _OWN_VARIABLES} | _VARIABLES
-    found["PYTHONPATH"] = str(_WORKER)
+    found = settings.variables(number) | _VARIABLES | {"PYTHONPATH": str(_WORKER)}
     if gpu:
-        size = settings.tensor_parallel_size
-        mine = [] if settings.gpus is None else settings.gpus.split(",")[size * number : size * (number + 1)]
-        return found | ({"CUDA_VISIBLE_DEVICES": ",".join(mine)} if mine else {})
+        return found
     return found | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -197,14 +179,8 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
 def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool) -> list[str]:
     """What stands in the way of a server for a model of ``config``."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    problems = _width_problem(width) if settings.url is None and not gpu else []
-    if max_tokens > config.max_position_embeddings:
-        problems.append(f"engine.max_tokens {max_tokens} is more than the model's {config.max_position_embeddings}")
-    if settings.weights_folder and not os.path.isdir(settings.weights_folder):
-        problems.append(f"engine.weights_folder '{settings.weights_folder}' is no folder of this machine")
-    needed = settings.replicas * settings.tensor_parallel_size
-    if settings.gpus is not None and len(settings.gpus.split(",")) < needed:
-        problems.append(f"engine.gpus '{settings.gpus}' are fewer than the {needed} of all replicas")
+    problems = settings.problems(config, max_tokens)
+    problems += _width_problem(width) if settings.url is None and not gpu else []
     if settings.gpus is not None and settings.transfer == "ipc":
         problems.append(
             f"engine.transfer 'ipc' passes memory of a GPU that is shared, and engine.gpus '{settings.gpus}' gives the "
