@@ -30,7 +30,7 @@ SHAPES = {
     },
 }  # fmt: skip
 QUICK = ("frozenlake_qwen2.5_1.5b", "webshop_qwen2.5_0.5b")
-ON_A_SERVER = ("engine.name=vllm", "engine.dtype=bfloat16", "engine.kv_cache_gib=1")
+ON_A_SERVER = ("engine.name=vllm",)
 
 
 def shape(path: Path) -> Qwen2Config:

@@ -168,6 +168,19 @@ def test_a_server_s_memory_is_its_settings() -> None:
     assert {item.owner for item in elsewhere.items["cpu"]} == {"learner"}
 
 
+def test_a_server_on_a_gpu_takes_its_share_while_the_learner_rests() -> None:
+    vllm = ("engine.name=vllm", "model.head_width=32")
+    found = plan(*vllm, "engine.gpu_memory_utilization=0.25", device="cuda")
+    (item,) = (item for item in found.items["cuda"] if item.owner == "engine")
+    assert (item.bytes, item.when) == (2 * GIB, "sampling")
+    awake = plan(*vllm, "engine.gpu_memory_utilization=0.25", "engine.colocated=false", device="cuda")
+    assert [item.when for item in awake.items["cuda"] if item.owner == "engine"] == ["always"]
+    apart = plan(*vllm, "engine.gpus='1'", device="cuda")
+    assert {item.owner for item in apart.items["cuda"]} == {"learner"}
+    with pytest.raises(ConfigError, match=r"engine\.gpu_memory_utilization"):
+        plan(*vllm, "engine.gpu_memory_utilization=1.0", "engine.replicas=2", device="cuda").check()
+
+
 def test_what_cannot_fit_is_refused_and_what_may_not_is_said() -> None:
     peak = plan().peak("cpu")[1] / GIB
     assert plan(gib=peak * 1.01).check() == []

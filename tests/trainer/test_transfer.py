@@ -183,6 +183,17 @@ def test_live_weights_are_read_while_they_are_sent_and_kept() -> None:
     weights.close()
 
 
+def test_a_weight_may_come_by_both_of_its_names() -> None:
+    network = tiny_model().network
+    both = {name: value.detach() for name, value in network.state_dict(keep_vars=True).items()}
+    once = SentWeights(skeleton_of(network), weights_of(network))
+    assert len(both) == len(once.tensors) + 1  # the head is tied to the embedding
+    twice = SentWeights(skeleton_of(network), both.items())
+    assert twice.logprobs((5, 6, 7), (8, 9)) == once.logprobs((5, 6, 7), (8, 9))
+    once.close()
+    twice.close()
+
+
 def test_pieces_that_lie_outside_of_a_bucket_are_refused() -> None:
     with pytest.raises(ValueError, match="lies at bytes 0 to 8 of a bucket of 4"):
         list(views(torch.zeros(4, dtype=torch.uint8), [("a", "float32", (2,), 0, 8)]))

@@ -126,7 +126,9 @@ class SentWeights:
     def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
         """Log-probabilities of the ids of ``answer`` at temperature 1, by one plain forward pass."""
         values = {name: buffer.cpu() for name, buffer in self._skeleton.named_buffers()}
-        values.update(self.read())
+        own = self._skeleton.state_dict(keep_vars=True)
+        by_weight = {id(own[name]): (name, value) for name, value in self.read()}  # one name of a weight that has two
+        values.update(by_weight.values())
         ids = torch.tensor([[*prompt, *answer]])
         with _skeletons:
             logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]

@@ -322,11 +322,16 @@ def _hf(config: RunConfig, settings: HFSettings, counted: Counted, device: str) 
     ]
 
 
-def _server(settings: RemoteSettings, counted: Counted) -> list[Item]:
-    """Servers that the run starts; one that runs already has its memory already."""
-    if settings.urls:
+def _server(settings: RemoteSettings, counted: Counted, device: str, memory: float) -> list[Item]:
+    """Servers that the run starts, on a device with so many bytes; one that runs already has its memory already, and
+    one on other GPUs takes none of this one."""
+    if settings.urls or (device != "cpu" and settings.gpus is not None):
         return []
     item = partial(Item, "engine")
+    if device != "cpu":
+        taken = settings.replicas * settings.gpu_memory_utilization * memory
+        when = ALWAYS if settings.colocated is False else SAMPLING
+        return [item("weights, keys and values of servers", taken, when, ("engine.gpu_memory_utilization",))]
     size, cache = 2 if settings.dtype == "bfloat16" else 4, float(getattr(settings, "kv_cache_gib", 0.0))
     return [
         item("copy of the weights", settings.replicas * counted.numbers * size, keys=("engine.dtype",)),
@@ -335,12 +340,12 @@ def _server(settings: RemoteSettings, counted: Counted) -> list[Item]:
     ]
 
 
-def _engine(config: RunConfig, counted: Counted, device: str) -> list[Item]:
+def _engine(config: RunConfig, counted: Counted, device: str, memory: float) -> list[Item]:
     """What the engine holds; nothing for one of which nothing is known."""
     settings = part_settings(config.engine, ENGINES.find(config.engine.name))
     if isinstance(settings, HFSettings):
         return _hf(config, settings, counted, device)
-    return _server(settings, counted) if isinstance(settings, RemoteSettings) else []
+    return _server(settings, counted, device, memory) if isinstance(settings, RemoteSettings) else []
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -389,9 +394,14 @@ def make_plan(
     items: dict[str, list[Item]] = defaultdict(list)
     for item in _learner(config, counted, learner, threads(counted.numbers)):
         items["cpu" if item.when == LOADING else learner].append(item)
-    items[engine] += _engine(config, counted, engine)
+    if free is None:
+        free = {device: free_memory(device) for device in {learner, engine, "cpu"}}
+        memory = free["cpu"] if engine == "cpu" else float(torch.cuda.mem_get_info()[1])
+    else:
+        memory = free[engine]
+    items[engine] += _engine(config, counted, engine, memory)
     there = {d: tuple(i for i in found if i.bytes) for d, found in items.items()}
-    return MemoryPlan(items=there, free={d: free_memory(d) if free is None else free[d] for d in there})
+    return MemoryPlan(items=there, free={device: free[device] for device in there})
 
 
 def read_model_config(folder: Path) -> Any:
