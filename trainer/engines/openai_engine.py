@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -162,14 +162,27 @@ class OpenAIEngine(Engine):
         """What the server answers, within ``limit_s`` seconds or however long it takes."""
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else None
         method = "GET" if body is None else "POST"
-        try:
+        with self._key_hidden():
             return await self._client.ask(
                 self._url, path, body, method=method, headers=headers, limit_s=limit_s, patient=limit_s is None
             )
+
+    @contextlib.contextmanager
+    def _key_hidden(self) -> Iterator[None]:
+        """Servers may repeat what they are sent, in what they refuse and in what they answer."""
+        try:
+            yield
         except EngineError as error:
-            if self._key:  # a server may repeat what it refuses
+            if self._key:
                 error.args = (str(error).replace(self._key, "(the key)"),)
             raise
+
+    async def _complete(
+        self, body: Mapping[str, Any], sampling: SamplingParams, *, limit_s: float | None = None
+    ) -> Completion:
+        reply = await self._ask(self._route.path, body, limit_s=limit_s)
+        with self._key_hidden():
+            return self._route.read(reply, sampling)
 
     async def _answer(self, body: Mapping[str, Any], sampling: SamplingParams, timeout_s: float) -> Completion:
         """Wait for a slot, ask, and ask again until there is an answer or no time left."""
@@ -178,7 +191,7 @@ class OpenAIEngine(Engine):
             async with asyncio.timeout(timeout_s), self._slots:
                 while True:
                     try:
-                        return self._route.read(await self._ask(self._route.path, body), sampling)
+                        return await self._complete(body, sampling)
                     except ServerFaultError as fault:
                         problem = f" ({fault})"
                         # Not all at the same time again.
@@ -197,7 +210,7 @@ class OpenAIEngine(Engine):
         body, fault = self._body(prompt, sampling), ""
         for _ in range(_GREETINGS):
             try:
-                self._route.read(await self._ask(self._route.path, body, limit_s=_GREETING_S), sampling)
+                await self._complete(body, sampling, limit_s=_GREETING_S)
                 return
             except ServerRefusalError as error:
                 raise EngineError(f"engine 'openai': {error}; {await self._advice(error.status)}") from None

@@ -68,7 +68,7 @@ class RemoteEngine(Engine):
         self._owner, self._updates = secrets.token_hex(4), itertools.count()
         self._problem = ""  # why nothing is answered until an update succeeds
         self._aborts = 0  # how often everything was aborted
-        self._paused = self._closed = False
+        self._paused = self._closed = self._asleep = False
         self._sent = self._read(weights_of(model.network), 0)
         self._client = ServerClient()
         self._replicas = [
@@ -120,7 +120,16 @@ class RemoteEngine(Engine):
 
     def _hold(self, paused: bool) -> None:
         self._paused = paused
-        self._client.run(self._every(lambda replica: replica.hold(self._sent, paused=paused)))
+        self._client.run(self._hold_all(paused))
+
+    async def _hold_all(self, paused: bool) -> None:
+        try:
+            await self._every(lambda replica: replica.hold(self._sent, paused=paused))
+        except ServerFaultError:
+            raise
+        except EngineError as error:
+            self._fail(f"the engine gave up: {error}")
+            raise
 
     def sleep(self) -> None:
         """Give back the servers' memory; requests wait, those that run too."""
@@ -256,6 +265,7 @@ class RemoteEngine(Engine):
 
         One that has to be started is not waited for, unless ``patient`` or no other one is there.
         """
+        self._asleep = False
         tasks = {asyncio.create_task(self._bring(each)): each for each in self._replicas if not each.drained}
         waiting = set(tasks)
         while waiting:
@@ -276,10 +286,13 @@ class RemoteEngine(Engine):
         """Let requests to a replica wait until it runs and has the current weights."""
         self._router.shut(replica.lane)
         await replica.bring(lambda: self._sent, paused=lambda: self._paused)
-        self._router.open(replica.lane)
+        if not (replica.drained or self._asleep):
+            self._router.open(replica.lane)
 
     def _see_to(self, replica: Replica) -> None:
         """Something went wrong at a replica: bring it back. One task does it for all requests."""
+        if replica.drained or self._asleep:
+            return  # a restore, an update or a wake brings it back
         if replica.revival is None or replica.revival.done():
             replica.revival = asyncio.create_task(self._revive(replica))
 
@@ -290,10 +303,10 @@ class RemoteEngine(Engine):
                 await self._bring(replica)
                 return
             except ServerFaultError:
-                await replica.silence()
+                await replica.silence(paused=self._paused)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            except EngineError as error:
+            except Exception as error:  # nobody else would hear of it
                 others = (each for each in self._replicas if each is not replica)
                 if not isinstance(error, ReplicaLostError) or not any(each.may_answer for each in others):
                     self._fail(f"the engine gave up: {error}")
@@ -312,11 +325,16 @@ class RemoteEngine(Engine):
         self._router.dismiss()
 
     async def _sleep(self) -> None:
+        self._asleep = True
         for replica in self._replicas:
+            if replica.revival is not None:
+                replica.revival.cancel()
             self._router.shut(replica.lane)
         await self._every(Replica.sleep)
 
     async def _drain(self, replica: Replica) -> None:
+        if replica.revival is not None:
+            replica.revival.cancel()
         self._router.shut(replica.lane)
         while replica.lane.running:
             await asyncio.sleep(0.02)

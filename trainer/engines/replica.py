@@ -175,8 +175,10 @@ class Replica:
                     sent = current()
                     if self._asleep or await self._dialect.label(self.ask) != sent.label:
                         await self._take(sent, paused=paused())
-                        if not paused():
-                            await self._go_on(sent)
+                    elif not self._unproved:
+                        return
+                    if not paused():  # weights that were not proven are proven now, not taken for good
+                        await self._go_on(sent)
                     return
                 except ServerFaultError:
                     if await self.healthy():
@@ -206,12 +208,17 @@ class Replica:
                 self._asleep = True
             except ServerFaultError:
                 if await self.healthy():
-                    raise  # else it died, and holds no memory
+                    raise
+                self.server.stop()  # it died, or was being started: it must not take memory now
 
     async def hold(self, sent: Sent, *, paused: bool) -> None:
         """Pause, or go on."""
         async with self._control:
-            await (self._dialect.pause(self.ask) if paused else self._go_on(sent))
+            try:
+                await (self._dialect.pause(self.ask) if paused else self._go_on(sent))
+            except ServerFaultError:
+                if await self.healthy():
+                    raise  # else it is paused, or not, when it comes back
 
     async def abort(self) -> None:
         """End the requests that are here now."""
@@ -221,10 +228,13 @@ class Replica:
                 await self._dialect.abort(self.ask)
             await asyncio.sleep(0.02)
 
-    async def silence(self) -> None:
+    async def silence(self, *, paused: bool = False) -> None:
         """After an update that failed: it answers nothing, and no request waits for it."""
         if not self.server.stop() and not self._asleep:
             await self._dialect.undo(self.ask)
+            if paused:
+                with contextlib.suppress(EngineError):
+                    await self._dialect.pause(self.ask)
 
     async def follow_load(self) -> None:
         """Let as many requests in as the server's memory has room for."""

@@ -112,7 +112,7 @@ class Router:
     def fill(self, lane: Lane) -> None:
         """Give the free places of a lane to those that wait."""
         while lane.open and lane.running < lane.limit:
-            queue = lane.queue or self._waiting or max((each.queue for each in self._lanes), key=len)
+            queue = self._waiting or lane.queue or max((each.queue for each in self._lanes), key=len)
             if not queue:
                 return
             turn = queue.popleft()

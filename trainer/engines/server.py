@@ -135,7 +135,10 @@ class ServerClient:
         return aiohttp.ClientSession(connector=connector, trust_env=self._proxies)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run ``work`` on the loop. Cancelling the future cancels it."""
+        """Run ``work`` on the loop. Cancelling the future cancels it. Raises :class:`EngineError` once it is closed."""
+        if self._loop.is_closed():
+            work.close()
+            raise EngineError("the engine is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

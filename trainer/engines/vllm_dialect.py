@@ -124,8 +124,11 @@ class VLLMDialect(Dialect):
 
     async def load(self, ask: Ask) -> Load | None:
         found = dict.fromkeys(_LOAD.values(), 0.0)
-        for line in (await ask("/metrics", method="GET", form="text")).splitlines():
-            name, _, rest = line.partition("{")
-            if name in _LOAD:
-                found[_LOAD[name]] += float(rest.rpartition(" ")[2])
-        return Load(found["memory_used"], int(found["waiting"]), int(found["preempted"]))
+        try:
+            for line in (await ask("/metrics", method="GET", form="text")).splitlines():
+                name, _, rest = line.partition("{")
+                if name in _LOAD:
+                    found[_LOAD[name]] += float(rest.rpartition(" ")[2])
+            return Load(found["memory_used"], int(found["waiting"]), int(found["preempted"]))
+        except ValueError:
+            return None

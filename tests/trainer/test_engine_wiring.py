@@ -1,0 +1,369 @@
+"""That engines behind servers are wired as they say: what reaches whom, in which state, and what never does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_vllm import FakeVLLM, running_fake
+from loop_runs import run, write_config
+from openai_server import serve
+from test_replicas import until
+from test_vllm_contract import ask, blank_model, check, connect, made_environment, started
+
+from roll_envs.errors import EngineError
+from roll_envs.types import Completion, SamplingParams
+from trainer.config import EngineConfig
+from trainer.config.load import load_config
+from trainer.engines import make_engine, remote, server, transfer
+from trainer.engines.hf import HFEngine
+from trainer.engines.preflight import addresses
+from trainer.engines.remote import RemoteEngine
+from trainer.engines.router import Lane, Router
+from trainer.engines.scripted import ScriptedEngine
+from trainer.engines.sglang import SGLangSettings
+from trainer.engines.sglang import _own_server as sglang_server
+from trainer.engines.vllm import GPU_BUILD, VLLMSettings, command_line
+from trainer.engines.vllm_dialect import VLLMDialect
+from trainer.model.forward import weights_of
+from trainer.model.network import LanguageModel
+from trainer.run import loop
+from trainer.run.evaluate import evaluate_config, evaluate_run
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return blank_model()
+
+
+@pytest.fixture
+def fake() -> Iterator[tuple[str, FakeVLLM]]:
+    with running_fake() as found:
+        yield found
+
+
+@pytest.fixture
+def engine(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> Iterator[RemoteEngine]:
+    made = connect(model, fake[0])
+    yield made
+    made.close()
+
+
+# -- weights that were not proven --------------------------------------------------------------------------------------
+
+
+def test_weights_that_came_while_paused_are_proven_when_it_goes_on(
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM]
+) -> None:
+    engine.pause()
+    fake[1].bad = {"shift": 0.01}
+    engine.update_weights(weights_of(blank_model().network), 1)
+    with pytest.raises(EngineError, match=r"were sent by up to 0\.01"):
+        engine.resume()
+    with pytest.raises(EngineError, match=r"were sent by up to 0\.01"):
+        ask(engine, 1)[0].result()
+
+
+def test_a_probe_that_got_no_answer_is_asked_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].version = "0-other-1"  # it lost our weights, gets them, and answers the probe with an error
+    fake[1].bad = {"shift": 0.01, "generate": ["unlabelled", "500"]}
+    with pytest.raises(EngineError, match=r"were sent by up to 0\.01"):
+        ask(engine, 1)[0].result()
+
+
+def test_a_server_that_fails_its_probe_after_an_update_answers_nothing(model: LanguageModel) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]])
+        late_by(0.8, engine)
+        b[1].bad = {"shift": 0.01}
+        engine.update_weights(weights_of(model.network), 1)  # does not wait for the second
+        until(lambda: bool(engine._problem))
+        with pytest.raises(EngineError, match=r"were sent by up to 0\.01"):
+            ask(engine, 1)
+        engine.close()
+
+
+def test_a_restore_that_fails_its_probe_fails_again(model: LanguageModel) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]])
+        engine.drain(1)
+        b[1].bad = {"shift": 0.01}
+        engine.update_weights(weights_of(model.network), 1)
+        for _ in range(2):
+            with pytest.raises(EngineError, match=r"were sent by up to 0\.01"):
+                engine.restore(1)
+        assert [replica.lane.open for replica in engine._replicas] == [True, False]
+        engine.close()
+
+
+def late_by(seconds: float, engine: RemoteEngine) -> None:
+    """Let the second server be reached only after ``seconds``."""
+    replica, when = engine._replicas[1], time.monotonic() + seconds
+    answers = replica.healthy
+
+    async def healthy() -> bool:
+        return time.monotonic() > when and await answers()
+
+    replica.healthy = healthy  # type: ignore[method-assign]
+
+
+def test_a_server_that_starts_during_an_update_and_stumbles_comes_back(model: LanguageModel) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]])
+        late_by(0.8, engine)
+        b[1].bad = {"fail_in": "/update_weights"}
+        engine.update_weights(weights_of(model.network), 1)
+        until(lambda: b[1].paths.count("/update_weights") > 1)
+        b[1].bad = {}
+        until(lambda: engine._replicas[1].lane.open)
+        check([f.result() for f in ask(engine, 8)], version=1)
+        engine.close()
+
+
+# -- asleep, paused, drained -------------------------------------------------------------------------------------------
+
+
+def test_what_goes_wrong_while_it_sleeps_does_not_wake_it(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
+    engine = connect(model, fake[0], colocated=True)
+    fake[1].bad = {"delay_s": 0.6}
+    waiting = ask(engine, 1)
+    until(lambda: fake[1].at_once == 1)
+    engine.sleep()
+    fake[1].paths.clear()
+    engine._client.run(engine._replicas[0].ask("/abort_requests", {}))  # the server ends the request
+    time.sleep(0.5)
+    assert fake[1].asleep
+    assert fake[1].paths == ["/abort_requests"]
+    fake[1].bad = {}
+    engine.update_weights(weights_of(model.network), 1)
+    check([waiting[0].result()], version=1)
+    engine.close()
+
+
+def test_what_goes_wrong_while_it_is_paused_does_not_let_it_go_on(
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM]
+) -> None:
+    fake[1].bad = {"delay_s": 0.2}
+    waiting = ask(engine, 2)
+    until(lambda: fake[1].at_once == 2)
+    engine.pause()
+    fake[1].bad = {"fail_in": "/weight_info"}
+    engine._client.run(engine._replicas[0].ask("/abort_requests", {}))
+    time.sleep(0.5)
+    fake[1].bad = {}
+    time.sleep(0.5)
+    assert not fake[1].running.is_set()
+    assert not any(f.done() for f in waiting)
+    engine.resume()
+    check([f.result() for f in waiting])
+
+
+def test_a_fault_at_a_server_that_is_drained_does_not_open_it_again(model: LanguageModel) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]], max_running=4)
+        a[1].bad = {"delay_s": 0.3, "generate": ["500"]}
+        waiting = ask(engine, 20)
+        until(lambda: a[1].at_once > 0)
+        engine.drain(0)
+        check([f.result() for f in waiting])
+        time.sleep(0.2)
+        assert not engine._replicas[0].lane.open
+        engine.close()
+
+
+def test_the_engine_sleeps_while_the_learner_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+
+    def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *a, **k: (did.append(name), real(*a, **k))[1]
+
+    monkeypatch.setattr(ScriptedEngine, "capabilities", replace(ScriptedEngine.capabilities, sleep=True))
+    monkeypatch.setattr(ScriptedEngine, "sleep", lambda engine: did.append("sleep"))
+    for name in ("submit", "update_weights"):
+        monkeypatch.setattr(ScriptedEngine, name, noted(name, getattr(ScriptedEngine, name)))
+    for name in ("update", "warm_start_step"):
+        monkeypatch.setattr(f"trainer.run.loop.{name}", noted("learn", getattr(loop, name)))
+    run(tmp_path, steps=2, engine={"name": "scripted"}, warm_start={"steps": 2}, evaluation={"tasks": 1})
+    awake = True
+    for act in did:
+        awake = {"sleep": False, "update_weights": True}.get(act, awake)
+        assert awake == (act != "learn") or act == "sleep", did
+    assert did.count("learn") == 4
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def test_whatever_ends_a_revival_is_told_to_those_that_wait(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].version = "another trainer's"
+    answer = fake[1].answer
+
+    async def without_success(path: str, body: Any) -> tuple[int, Any]:
+        return (200, {}) if path == "/reset_prefix_cache" else await answer(path, body)
+
+    fake[1].answer = without_success  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="the engine gave up"):
+        ask(engine, 1, timeout_s=20)[0].result()
+
+
+def test_those_that_waited_before_a_replica_was_looked_after_come_first() -> None:
+    async def work() -> list[str]:
+        lane, order = Lane(1, open=True), []
+        router = Router([lane])
+
+        async def visit(name: str) -> None:
+            async with router.place(None):
+                order.append(name)
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.create_task(visit(name)) for name in ("first", "early", "early")]
+        await asyncio.sleep(0)
+        router.shut(lane)
+        router.open(lane)
+        tasks += [asyncio.create_task(visit("late")) for _ in range(2)]
+        await asyncio.gather(*tasks)
+        return order
+
+    assert asyncio.run(work()) == ["first", "early", "early", "late", "late"]
+
+
+def test_a_session_stays_though_others_have_less_to_do(model: LanguageModel) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine, sampling = connect(model, [a[0], b[0]]), SamplingParams(max_new_tokens=4, seed=1)
+        before = a[1].requests, b[1].requests
+        a[1].bad = b[1].bad = {"delay_s": 0.3}
+        waiting: Sequence[Future[Completion]] = [
+            engine.submit((5, 6), sampling, timeout_s=30, session="an episode") for _ in range(6)
+        ]
+        check([f.result() for f in waiting])
+        assert sorted((a[1].requests - before[0], b[1].requests - before[1])) == [0, 6]
+        engine.close()
+
+
+def test_places_that_a_grown_limit_gives_are_taken_before_anybody_leaves(
+    model: LanguageModel, fake: tuple[str, FakeVLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_LOAD_EVERY_S", 0.05)
+    engine = connect(model, fake[0], max_running=8)
+    engine._replicas[0].lane.limit, fake[1].bad = 1, {"delay_s": 4}
+    waiting = ask(engine, 8)
+    until(lambda: fake[1].at_once == 8, within_s=3.8)
+    fake[1].bad = {}
+    engine.abort()
+    assert {f.result().finish for f in waiting} == {"abort"}
+    engine.close()
+
+
+def test_the_rest_of_an_answer_is_asked_for_with_another_seed(engine: RemoteEngine) -> None:
+    asked: list[Any] = []
+
+    async def generate(prompt: tuple[int, ...], sampling: SamplingParams, sent: Any) -> None:
+        asked.append((prompt, sampling.max_new_tokens, sampling.seed))
+
+    part = Completion(ids=(9, 8), logprobs=(-1.0, -1.0), finish="abort", weight_version=0)
+    replica: Any = SimpleNamespace(asking=set(), generate=generate)
+    engine._client.run(engine._ask(replica, (5,), SamplingParams(max_new_tokens=6, seed=3), [part, part]))
+    assert asked == [((5, 9, 8, 9, 8), 2, 5)]
+
+
+def test_what_a_request_says() -> None:
+    sampling = SamplingParams(max_new_tokens=3, temperature=0.7, seed=2**63 + 9, stop_ids=(4, 8))
+    body = VLLMDialect().body((5, 6), sampling)
+    assert body["token_ids"] == (5, 6)
+    assert body["sampling_params"] == {
+        "temperature": 0.7, "max_tokens": 3, "stop_token_ids": [4, 8], "ignore_eos": True, "top_p": 1.0, "top_k": 0,
+        "logprobs": 0, "detokenize": False, "seed": 9,
+    }  # fmt: skip
+
+
+def test_a_closed_engine_says_so_whatever_it_is_asked(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
+    engine = connect(model, fake[0], colocated=True)
+    engine.close()
+    for act in (engine.pause, engine.resume, engine.abort, engine.sleep, engine.wake, lambda: engine.drain(0)):
+        with pytest.raises(EngineError, match="the engine is closed"):
+            act()
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["ipc", "broadcast"])
+def test_several_servers_all_get_all_weights(model: LanguageModel, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "BUCKET_BYTES", 20_000)
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]], transfer=way)
+        slow = ((time.sleep(0.02), pair)[1] for pair in weights_of(model.network))
+        engine.update_weights(slow, 1)
+        for _, fake in (a, b):
+            assert all(torch.equal(fake.weights[name], w) for name, w in weights_of(model.network))
+        engine.close()
+
+
+def test_each_replica_has_gpus_of_its_own(model: LanguageModel, tmp_path: Path) -> None:
+    engine = started(model, made_environment(tmp_path / "venv", **GPU_BUILD), gpus="3,5", replicas=2)
+    found = [(replica.server._environment or {})["CUDA_VISIBLE_DEVICES"] for replica in engine._replicas]
+    engine.close()
+    assert found == ["3", "5"]
+
+
+def test_replicas_have_ports_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "free_port", lambda port=0: port)
+    assert addresses(VLLMSettings(port=9000, replicas=2)) == ["http://127.0.0.1:9000", "http://127.0.0.1:9001"]
+
+
+def test_a_server_takes_what_is_let_in_and_a_probe() -> None:
+    words = " ".join(command_line(VLLMSettings(max_running=7).resolved("cpu"), max_tokens=500, gpu=False))
+    assert "--max-num-seqs 8" in words
+
+
+def test_a_colocated_sglang_server_can_sleep(model: LanguageModel) -> None:
+    for colocated in (True, False):
+        settings = SGLangSettings(colocated=colocated, gpu_memory_utilization=0.4)
+        made = sglang_server(model.network.config, settings, "http://127.0.0.1:1", 0, 100)
+        assert ("--enable-memory-saver" in made._command) == colocated
+        assert "--mem-fraction-static 0.4" in " ".join(made._command)
+        made.close()
+
+
+# -- what goes out, and at which temperature ---------------------------------------------------------------------------
+
+
+def test_no_key_is_sent_that_was_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-machine")
+    with serve() as api:
+        make_engine(None, EngineConfig(name="openai", url=api.url, model="m")).close()  # type: ignore[call-arg]
+    assert api.headers
+    assert not any("Authorization" in headers for headers in api.headers)
+
+
+def test_an_evaluation_without_a_run_takes_temperature_and_seed(tmp_path: Path) -> None:
+    with serve("Down") as api:
+        path = write_config(tmp_path, engine={"name": "openai", "url": api.url, "model": "m"})
+        for seed in (1, 2):
+            evaluate_config(load_config(path), tasks=2, temperature=0.3, seed=seed)
+    asked = [each for each in api.requests if each["temperature"] != 1.0]  # all but the greetings
+    assert {each["temperature"] for each in asked} == {0.3}
+    assert len({each["seed"] for each in asked}) > 2
+
+
+def test_a_run_is_evaluated_at_the_temperature_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None
+) -> None:
+    path, _ = run(tmp_path, steps=1, evaluation={"tasks": 2})
+    submit, asked = HFEngine.submit, []
+
+    def noted(engine: HFEngine, ids: Sequence[int], sampling: SamplingParams, **more: Any) -> Future[Completion]:
+        asked.append(sampling.temperature)
+        return submit(engine, ids, sampling, **more)
+
+    monkeypatch.setattr(HFEngine, "submit", noted)
+    evaluate_run(path, tasks=2, temperature=0.3)
+    assert set(asked) == {0.3}
