@@ -83,14 +83,13 @@ def noted(engine: Engine, asked: Asked) -> None:
     engine.submit = note  # type: ignore[method-assign]
 
 
-def forget(engine: Engine) -> None:
-    """Empty the prefix cache, by an update."""
-    source = engine._skeleton if hasattr(engine, "_skeleton") else engine._network.network  # type: ignore[attr-defined]
+def forget(engine: Any) -> None:
+    """Empty the prefix cache: by its route, or by an update."""
     if hasattr(engine, "_replicas"):
         for replica in engine._replicas:
-            engine._client.run(replica.ask("/reset_prefix_cache"))  # type: ignore[attr-defined]
+            engine._client.run(replica.ask("/reset_prefix_cache"))
     else:
-        engine.update_weights([(n, t.clone()) for n, t in weights_of(source)], engine.version)
+        engine.update_weights([(n, t.clone()) for n, t in weights_of(engine._network.network)], engine.version)
 
 
 def alone(engine: Engine, asked: Asked, running: int) -> tuple[float, int]:

@@ -13,17 +13,17 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import torch
 
 from roll_envs.errors import DeadlineExceededError, EngineError
-from roll_envs.types import Completion, SamplingParams, VersionSpan
+from roll_envs.types import Completion, SamplingParams
 from trainer.engines import Engine, check_request
 from trainer.engines.preflight import RemoteSettings
-from trainer.engines.replica import Dialect, Replica, ReplicaLostError, Sent
+from trainer.engines.replica import Dialect, Limits, Replica, ReplicaLostError, Sent, joined_spans
 from trainer.engines.router import Router
 from trainer.engines.sent_weights import SentWeights, skeleton_of
 from trainer.engines.server import Server, ServerClient, ServerFaultError
@@ -36,12 +36,6 @@ _LOAD_EVERY_S = 1.0
 """How often replicas are asked for their load."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    vocabulary: int
-    max_tokens: int
 
 
 class RemoteEngine(Engine):
@@ -62,7 +56,7 @@ class RemoteEngine(Engine):
         """
         self.capabilities = dialect.capabilities
         self._dialect, self._settings = dialect, settings
-        self._limits = _Limits(model.network.config.vocab_size, max_tokens)
+        self._limits = Limits(model.network.config.vocab_size, max_tokens)
         self._skeleton = skeleton_of(model.network)
         self._live = dialect.live and len(servers) == 1  # several would have to read it at the same time
         self._owner, self._updates = secrets.token_hex(4), itertools.count()
@@ -75,7 +69,7 @@ class RemoteEngine(Engine):
             Replica(dialect, settings, server, partial(self._client.ask, server.url), self._limits)
             for server in servers
         ]
-        self._of_lane = {id(replica.lane): replica for replica in self._replicas}
+        self._of_lane = {replica.lane: replica for replica in self._replicas}
         self._router = Router([replica.lane for replica in self._replicas])
         try:
             self._client.run(self._bring_all(patient=True))
@@ -197,7 +191,7 @@ class RemoteEngine(Engine):
                         self._raise_if_unusable()
                         if lane is None:  # everything was aborted
                             continue
-                        replica = self._of_lane[id(lane)]
+                        replica = self._of_lane[lane]
                         try:
                             part = await self._ask(replica, prompt, sampling, parts)
                             self._raise_if_unusable()
@@ -377,15 +371,11 @@ def _joined(parts: Sequence[Completion]) -> Completion:
     """One completion of parts that follow each other; the last one says how it ended."""
     if len(parts) == 1:
         return parts[0]
-    spans: list[VersionSpan] = []
-    for version, tokens in (span for part in parts for span in part.spans):
-        if spans and spans[-1].version == version:
-            tokens += spans.pop().tokens
-        spans.append(VersionSpan(version, tokens))
+    spans = joined_spans(span for part in parts for span in part.spans)
     return Completion(
         ids=tuple(i for part in parts for i in part.ids),
         logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
         finish=parts[-1].finish,
         weight_version=min((span.version for span in spans), default=parts[-1].weight_version),
-        spans=tuple(spans),
+        spans=spans,
     )

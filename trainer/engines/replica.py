@@ -8,12 +8,12 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from roll_envs.errors import EngineError
-from roll_envs.types import Completion, SamplingParams
+from roll_envs.types import Completion, SamplingParams, VersionSpan
 from trainer.engines import Capabilities
 from trainer.engines.preflight import RemoteSettings
 from trainer.engines.router import Lane, Load
@@ -31,6 +31,16 @@ _PROBE_TOKENS, _PROBED_TOKENS = 40, 8
 
 class ReplicaLostError(EngineError):
     """A server that does not come up any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be asked of the model."""
+
+    vocabulary: int
+    """Its token ids are 0 to one less."""
+    max_tokens: int
+    """Longest prompt + completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,16 @@ class Sent:
         if owner != self.owner:
             raise ValueError(f"weights {label!r} are not of this engine")
         return int(version)
+
+
+def joined_spans(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Spans of ids that follow each other, neighbours of one version joined."""
+    joined: list[VersionSpan] = []
+    for version, tokens in spans:
+        if joined and joined[-1].version == version:
+            tokens += joined.pop().tokens
+        joined.append(VersionSpan(version, tokens))
+    return tuple(joined)
 
 
 class Dialect(abc.ABC):
@@ -123,8 +143,8 @@ class Dialect(abc.ABC):
 class Replica:
     """One server. Its methods run on the event loop of the engine."""
 
-    def __init__(self, dialect: Dialect, settings: RemoteSettings, server: Server, ask: Ask, model: Any) -> None:
-        """``model`` bounds what the probe may ask: its ``vocabulary`` and ``max_tokens``."""
+    def __init__(self, dialect: Dialect, settings: RemoteSettings, server: Server, ask: Ask, limits: Limits) -> None:
+        """``limits`` bound what the probe may ask."""
         self.server, self.ask, self.lane = server, ask, Lane(settings.max_running)
         self.asking: set[object] = set()
         """A mark for each request that is at the server."""
@@ -134,7 +154,7 @@ class Replica:
         """Whether it is out of use until further notice."""
         self.revival: asyncio.Task[None] | None = None
         """Brings it back after something went wrong."""
-        self._dialect, self._settings, self._model = dialect, settings, model
+        self._dialect, self._settings, self._limits = dialect, settings, limits
         self._control = asyncio.Lock()  # updates, pauses and starts, one after the other
         self._starts = 0  # without an answer in between
         self._unproved = self._asleep = False
@@ -273,9 +293,9 @@ class Replica:
 
     async def _probe(self, sent: Sent) -> None:
         """Compare the server with the weights that were sent. Raises :class:`EngineError` where they differ."""
-        answered = min(_PROBED_TOKENS, self._model.max_tokens - 1)
-        asked = min(_PROBE_TOKENS, self._model.max_tokens - answered)
-        prompt = tuple(7919 * i % self._model.vocabulary for i in range(1, asked + 1))
+        answered = min(_PROBED_TOKENS, self._limits.max_tokens - 1)
+        asked = min(_PROBE_TOKENS, self._limits.max_tokens - answered)
+        prompt = tuple(7919 * i % self._limits.vocabulary for i in range(1, asked + 1))
         sampling = SamplingParams(max_new_tokens=answered, seed=0)
         completion = await self.generate(prompt, sampling, sent, patient=False)
         expected = await asyncio.to_thread(sent.weights.logprobs, prompt, completion.ids)

@@ -76,9 +76,9 @@ class SentWeights:
     @property
     def most_bytes(self) -> int:
         """No less than all the weights take."""
-        size = max((p.element_size() for p in self._skeleton.parameters()), default=0) if self._dtype is None else 0
-        size = size or self._dtype.itemsize  # type: ignore[union-attr]
-        return sum(size * p.numel() + ALIGNMENT for p in self._skeleton.parameters())
+        parameters = list(self._skeleton.parameters())
+        size = self._dtype.itemsize if self._dtype is not None else max(p.element_size() for p in parameters)
+        return sum(size * p.numel() + ALIGNMENT for p in parameters)
 
     def read(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and weights: live ones as they come from the learner, on its device, and kept at the same time; the

@@ -12,7 +12,6 @@ import contextlib
 import io
 import itertools
 import math
-import mmap
 import os
 import pickle
 import shutil
@@ -30,7 +29,7 @@ from torch.multiprocessing import reductions
 from roll_envs.errors import EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
 from trainer.engines import Capabilities
-from trainer.engines.replica import Ask, Dialect, Sent
+from trainer.engines.replica import Ask, Dialect, Sent, joined_spans
 from trainer.engines.router import Load
 from trainer.engines.server import ServerFaultError
 from trainer.engines.sglang import TESTED, SGLangSettings
@@ -184,7 +183,7 @@ class SGLangDialect(Dialect):
 
     async def _send_in_buckets(self, ask: Ask, sent: Sent) -> None:
         await self._begin(ask)
-        for bucket, last in _buckets((self._names.get(name, name), tensor) for name, tensor in views(sent)):
+        for bucket, last in _buckets((self._names.get(name, name), tensor) for name, tensor in sent.weights.read()):
             # The version and the cache change with the last one.
             request = {"load_format": "flattened_bucket", "flush_cache": last}
             request |= {"weight_version": sent.label} if last else {}
@@ -226,7 +225,7 @@ class SGLangDialect(Dialect):
     async def _send_by_disk(self, ask: Ask, sent: Sent) -> None:
         from safetensors.torch import save_file
 
-        weights = {self._names.get(name, name): tensor for name, tensor in views(sent)}
+        weights = {self._names.get(name, name): tensor for name, tensor in sent.weights.read()}
         with tempfile.TemporaryDirectory(dir=self._settings.weights_folder, prefix="roll-weights-") as folder:
             os.chmod(folder, 0o755)  # the server may be another user's
             await asyncio.to_thread(save_file, weights, os.path.join(folder, "model.safetensors"))
@@ -302,25 +301,14 @@ def _spans(found: Any, count: int, sent: Sent) -> tuple[VersionSpan, ...]:
     for span in found if count else ():
         if span["start"] != end or type(span["end"]) is not int:
             raise ValueError(f"weight_versions have a gap at {end}")
-        version, tokens, end = sent.version_of(span["version"]), span["end"] - end, span["end"]
-        if spans and spans[-1].version == version:
-            tokens += spans.pop().tokens
-        spans.append(VersionSpan(version, tokens))
+        spans.append(VersionSpan(sent.version_of(span["version"]), span["end"] - end))
+        end = span["end"]
     if end != count:
         raise ValueError(f"weight_versions cover {end} of {count} ids")
-    return tuple(spans)
+    return joined_spans(spans)
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
-
-
-def views(sent: Sent) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights that are sent, where they lie in memory."""
-    with open(sent.weights.path, "rb") as file:
-        # Copied on a write only, which never comes; torch takes no memory that cannot be written.
-        whole = torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
-    for name, dtype, shape, start, end in sent.weights.tensors:
-        yield name, whole[start:end].view(getattr(torch, dtype)).view(shape)
 
 
 def _buckets(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[Named, bool]]:
