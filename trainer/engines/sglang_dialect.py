@@ -33,6 +33,7 @@ from trainer.engines.replica import Ask, Dialect, Sent, joined_spans
 from trainer.engines.router import Load
 from trainer.engines.server import ServerFaultError
 from trainer.engines.sglang import TESTED, SGLangSettings
+from trainer.engines.transfer import listener_at
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -251,7 +252,7 @@ class SGLangDialect(Dialect):
     async def _join(self, ask: Ask) -> _Group:
         """Make a process group of the trainer and the ranks of one server."""
         name = f"roll-{os.getpid()}-{id(self)}-{next(self._numbers)}"
-        group = _Group(name, self._ranks[ask] + 1, self._settings.transfer_timeout_s)
+        group = _Group(name, self._ranks[ask] + 1, self._settings)
         request = {
             "master_address": self._settings.transfer_address,
             "master_port": group.port,
@@ -377,12 +378,16 @@ class _Group:
     the group that SGLang makes of the same name.
     """
 
-    def __init__(self, name: str, size: int, timeout_s: float) -> None:
-        self.name, self.size, self.device, self._limit = name, size, _device(), timedelta(seconds=timeout_s)
+    def __init__(self, name: str, size: int, settings: SGLangSettings) -> None:
+        self.name, self.size, self.device = name, size, _device()
+        self._limit = timedelta(seconds=settings.transfer_timeout_s)
         self.backend = "nccl" if self.device.type == "cuda" else "cpu:gloo"
         self._group: Any = None
-        self._store: Any = _c10d.TCPStore("127.0.0.1", 0, size, True, self._limit, wait_for_workers=False)
-        self.port: int = self._store.port
+        with listener_at(settings.transfer_address) as listener:  # not at all addresses of this machine
+            address, self.port = listener.getsockname()[:2]
+            self._store: Any = _c10d.TCPStore(
+                address, self.port, size, True, self._limit, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
 
     def join(self) -> None:
         """Wait until the server is there as well."""

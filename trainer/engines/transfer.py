@@ -100,7 +100,7 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
     """The workers receive buckets through a process group: NCCL between GPUs, gloo elsewhere."""
     nccl = options.on_gpu and weights.device.type == "cuda"
     workers = (await ask("/get_world_size", method="GET"))["world_size"]
-    with _listener(options.address) as listener:
+    with listener_at(options.address) as listener:
         agreed = {
             "backend": "nccl" if nccl else "gloo",
             "address": options.address,
@@ -131,7 +131,8 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
         await asyncio.to_thread(group.close)
 
 
-def _listener(address: str) -> socket.socket:
+def listener_at(address: str) -> socket.socket:
+    """A socket at which workers find the trainer. Raises :class:`EngineError` for an address of another machine."""
     try:
         return socket.create_server((address, 0))
     except OSError as error:
