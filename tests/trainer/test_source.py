@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_runs import configured
 
-from roll_envs.types import Group, Outcome, Task, Trajectory
-from trainer.rollout.source import GroupSource, Ledger
+from roll_envs.types import Group, Outcome, OutcomeKind, Task, Trajectory
+from trainer.rollout.scheduler import GroupSource
+from trainer.rollout.source import Ledger
 
 
 def reloaded(ledger: Ledger) -> Ledger:
@@ -27,10 +28,10 @@ def test_a_ledger_worked_by_hand() -> None:
     assert ledger.draw(3) == [0, 1, 2]
     assert ledger.draw(2) == [3, 4]
     ledger.settle([1, 4])
-    assert (ledger.cursor, ledger.save()) == (5, {"in_flight": [0, 2, 3]})
+    assert (ledger.cursor, ledger.save()) == (5, {"in_flight": [0, 2, 3], "episodes": {}})
     again = reloaded(ledger)
     assert again.draw(2) == [0, 2]
-    assert again.save() == {"in_flight": [0, 2, 3]}
+    assert again.save()["in_flight"] == [0, 2, 3]
     assert again.draw(3) == [3, 5, 6]
     assert again.cursor == 7
     with pytest.raises(ValueError, match="task 1 is not in flight"):
@@ -68,15 +69,17 @@ class Backwards:
         self.config = config
         self.asked: list[list[int]] = []
 
-    def start(self, tasks: Sequence[Task], group_size: int) -> list[Group]:
+    def start(self, tasks: Sequence[Task], group_size: int, into: Any = None) -> list[Group]:
         self.asked.append([task.index for task in tasks])
-        return [_group(task, group_size) for task in reversed(tasks)]
+        return [ended_group(task, group_size) for task in reversed(tasks)]
 
 
-def _group(task: Task, size: int) -> Group:
+def ended_group(task: Task, size: int, kind: OutcomeKind = "completed") -> Group:
+    """A group whose members have different returns if the index of its task is even."""
+
     def episode(member: int) -> Trajectory:
         turn = SimpleNamespace(reward=float(member if task.index % 2 == 0 else 1), info={})
-        ended = Outcome(kind="completed")
+        ended = Outcome(kind=kind)
         return Trajectory(task=task, member=member, turns=cast(Any, (turn,)), outcome=ended)
 
     return Group(task=task, trajectories=tuple(episode(member) for member in range(size)))
@@ -86,16 +89,17 @@ def test_a_step_is_the_stream_drained_in_order_and_filled_up(tmp_path: Path) -> 
     config = configured(tmp_path, filter={"zero_variance": True, "refill_rounds": 1})
     session = Backwards(config)
     ledger = Ledger()
-    found = GroupSource(cast(Any, session), ledger).next_step()
+    found = GroupSource(cast(Any, session), ledger, lambda: None).next_step(0)
     assert session.asked == [[0, 1, 2], [3]]
     assert found.indices == (0, 1, 2, 3)
     assert [group.task.index for group in found.kept] == [0, 2]
     assert found.metrics["filter/rounds"] == 2.0
-    assert ledger.save() == {"in_flight": [0, 1, 2, 3]}
+    assert ledger.save()["in_flight"] == [0, 1, 2, 3]
+    assert ledger.episodes == {"completed": 12}
     # Killed before the update: the same tasks come again, and in the same rounds.
     other = Backwards(config)
-    again = GroupSource(cast(Any, other), reloaded(ledger)).next_step()
+    again = GroupSource(cast(Any, other), reloaded(ledger), lambda: None).next_step(0)
     assert (other.asked, again.indices) == (session.asked, found.indices)
     ledger.settle(found.indices)
-    GroupSource(cast(Any, session), reloaded(ledger)).next_step()
+    GroupSource(cast(Any, session), reloaded(ledger), lambda: None).next_step(1)
     assert session.asked[2:] == [[4, 5, 6], [7]]

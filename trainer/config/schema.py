@@ -233,6 +233,14 @@ class RolloutConfig(Section):
     """Episodes per task, all from the same start."""
     max_running: Positive = 128
     """Episodes that run at the same time."""
+    mode: Literal["sync", "overlap", "async"] = "sync"
+    """sync: a step plays its groups with the newest weights, then learns. overlap: the next groups are played while a
+    step learns, and weights change between episodes. async: weights change in mid-episode."""
+    max_staleness: Positive = 1
+    """Most training steps between the beginning of a group and the step that learns from it; not in mode sync."""
+    redundancy: Count = 0
+    """Groups that a step begins beyond those it needs; the last to end are cancelled, and their tasks played in a round
+    of their own. Mode sync only."""
     attempts: Positive = 3
     """Starts of an episode before an infrastructure failure is final."""
     turn_timeout_s: Seconds = 120.0
@@ -243,6 +251,15 @@ class RolloutConfig(Section):
     """Longest episode."""
     max_failed_share: Share = 0.5
     """A step with more failed episodes than this stops the run."""
+
+    @model_validator(mode="after")
+    def _mode_fits(self) -> Self:
+        if self.redundancy and self.mode != "sync":
+            raise ValueError(
+                f"rollout.redundancy {self.redundancy} is for rollout.mode sync; in mode {self.mode} late groups go "
+                "on, and rollout.max_staleness says how long"
+            )
+        return self
 
 
 class OptimizerConfig(PartSection):

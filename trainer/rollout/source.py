@@ -1,4 +1,4 @@
-"""What a run plays: which tasks, the open parts that play them, and the groups of each training step.
+"""What a run plays: which tasks, and the open parts that play them.
 
 Tasks are functions of their index, so a run's position in its endless list of tasks is a :class:`Ledger`: a few
 integers in the checkpoint. A :class:`Session` holds environment, model, engine and episode driver open.
@@ -30,11 +30,9 @@ from roll_envs.managers import (
     load_context,
 )
 from roll_envs.policy import CharRenderer
-from roll_envs.types import Completion, Group, Metrics, Outcome, SamplingParams, Task, Trajectory, Turn
-from trainer.algorithms.shaping import keep_groups
+from roll_envs.types import Completion, Group, Outcome, SamplingParams, Task, Trajectory, Turn
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.load import teacher_config
-from trainer.config.parts import ESTIMATORS
 from trainer.engines import Engine, find_engine, make_engine, not_trained_here
 from trainer.model.network import LanguageModel, build_model, choose_device
 from trainer.model.renderer import ChatRenderer
@@ -76,6 +74,8 @@ class Ledger:
     cursor: int = 0
     """Index of the next task that was never drawn."""
     in_flight: set[int] = field(default_factory=set)
+    episodes: Counter[str] = field(default_factory=Counter)
+    """How many episodes of training tasks ended in each way. One that a kill cut off is in none."""
     _again: list[int] = field(default_factory=list)
     """What was in flight when the ledger was saved and has not been drawn again."""
 
@@ -85,11 +85,12 @@ class Ledger:
         in_flight = {int(index) for index in saved.get("in_flight", ())}
         if not all(0 <= index < cursor for index in in_flight):
             raise ValueError(f"tasks {sorted(in_flight)} cannot be in flight when only {cursor} were drawn")
-        return cls(cursor=cursor, in_flight=in_flight, _again=sorted(in_flight))
+        ended = Counter({str(kind): int(count) for kind, count in saved.get("episodes", {}).items()})
+        return cls(cursor=cursor, in_flight=in_flight, episodes=ended, _again=sorted(in_flight))
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint's ``progress`` holds beside the cursor."""
-        return {"in_flight": sorted(self.in_flight)}
+        return {"in_flight": sorted(self.in_flight), "episodes": dict(self.episodes)}
 
     def draw(self, count: int) -> list[int]:
         """``count`` indices to play now, those of an earlier process first."""
@@ -98,6 +99,10 @@ class Ledger:
         self.cursor = fresh.stop
         self.in_flight.update(fresh)
         return [*again, *fresh]
+
+    def count(self, group: Group) -> None:
+        """Note how the episodes of ``group`` ended."""
+        self.episodes.update(episode.outcome.kind for episode in group.trajectories)
 
     def settle(self, indices: Iterable[int]) -> None:
         """Note that these were trained on or dropped. Raises ValueError when one is not in flight."""
@@ -282,63 +287,3 @@ def side_by_side(config: RunConfig, parameters: int) -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(getattr(config.learner, "threads", 0)) or (1 if parameters < SMALL_MODEL else min(cores, 8))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collected:
-    """What one training step learns from."""
-
-    played: tuple[Group, ...]
-    """Every group, for the statistics of the rollout."""
-    kept: tuple[Group, ...]
-    """Those that passed the filter."""
-    greedy: tuple[Trajectory, ...]
-    """The greedy episode of each kept group's task; empty where none was asked for."""
-    metrics: Metrics
-
-    @property
-    def greedy_returns(self) -> tuple[float | None, ...]:
-        """Their returns; None where one failed."""
-        return tuple(episode.total_reward if episode.scored else None for episode in self.greedy)
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """The tasks that this step settles, those of dropped groups too."""
-        return tuple(group.task.index for group in self.played)
-
-
-class GroupSource:
-    """Plays the tasks that a ledger draws with the engine's current weights."""
-
-    def __init__(self, session: Session, ledger: Ledger) -> None:
-        self._session, self._ledger = session, ledger
-        self._needs_greedy: bool = ESTIMATORS.find(session.config.advantage.name).needs_greedy
-
-    def next_step(self) -> Collected:
-        """The groups of one training step, and of further rounds while the filter leaves too few.
-
-        Their tasks stay in flight until :meth:`Ledger.settle`.
-        """
-        config = self._session.config
-        played: list[Group] = []
-        kept: list[Group] = []
-        metrics: Metrics = {}
-        rounds = 0
-        while rounds <= config.filter.refill_rounds and len(kept) < config.rollout.groups_per_step:
-            played += self._play(config.rollout.groups_per_step - len(kept))
-            kept, metrics = keep_groups(config.filter, played)
-            rounds += 1
-        if config.filter.refill_rounds:
-            metrics["filter/rounds"] = float(rounds)
-        greedy: Sequence[Trajectory] = ()
-        if self._needs_greedy and kept:
-            greedy = self._session.collect_greedy([group.task for group in kept])
-        return Collected(played=tuple(played), kept=tuple(kept), greedy=tuple(greedy), metrics=metrics)
-
-    def _play(self, count: int) -> list[Group]:
-        """The next ``count`` groups: a stream drained, in the order of its tasks, whichever came first."""
-        config = self._session.config
-        tasks = draw_tasks(config.env, seed=config.seed, indices=self._ledger.draw(count))
-        places = {task.index: place for place, task in enumerate(tasks)}
-        stream = self._session.start(tasks, config.rollout.group_size)
-        return sorted(stream, key=lambda group: places[group.task.index])

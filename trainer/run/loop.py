@@ -25,7 +25,8 @@ from trainer.engines import check_can_train
 from trainer.learner import Critic, Learner, Scorer
 from trainer.model.forward import load_weights
 from trainer.model.network import save_model
-from trainer.rollout.source import Collected, GroupSource, Ledger, Session
+from trainer.rollout.scheduler import Collected, GroupSource, check_mode
+from trainer.rollout.source import Ledger, Session
 from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
 from trainer.run.evaluate import PhaseResult, play_evaluation, summary
 from trainer.run.folder import RunFolder
@@ -115,7 +116,7 @@ class _Run:
     ) -> None:
         self.session, self.folder, self.report = session, folder, report
         self.config, self.interrupts, self.counters = session.config, interrupts, counters
-        self.source = GroupSource(session, counters.ledger)
+        self.source = GroupSource(session, counters.ledger, self._update_engine)
         self.parts = begin_phase(session, warm_start=counters.warm_steps < self.config.warm_start.steps)
         self._engine_version = -1
         self._saved_at: tuple[int, int, int] | None = None
@@ -125,6 +126,7 @@ class _Run:
         """Everything that is still to do."""
         config, counters = self.config, self.counters
         check_can_train(config.engine.name, self.session.engine)
+        check_mode(self.session)
         self.report.print_plan(config, folder=str(self.folder.path), parameters=self.session.model.parameters)
         if self.session.rewrites_history and config.context.kind == "everything":
             self.report.say(
@@ -197,10 +199,9 @@ class _Run:
         return bool(every and self.counters.steps and self.counters.steps % every == 0)
 
     def _collect(self) -> tuple[Collected, Metrics]:
-        """The episodes of the next training step, played with the newest weights, and what to watch of them."""
+        """The episodes of the next training step, and what to watch of them."""
         started = time.monotonic()
-        self._sync_engine()
-        found = self.source.next_step()
+        found = self.source.next_step(self.counters.steps)
         seconds = time.monotonic() - started
         # Failed episodes, greedy ones too, are in no statistic; too many of them stop the run, after saving. The tasks
         # are in flight then, so that a resume plays them again.
@@ -238,7 +239,7 @@ class _Run:
         if counters.evaluated is not None:
             return ()
         started = time.monotonic()
-        self._sync_engine()
+        self.source.update()
         count = config.evaluation.tasks
         with self.report.phase(f"evaluation {name}", count) as progress:
             result, episodes = play_evaluation(
@@ -255,7 +256,7 @@ class _Run:
 
     # -- state -------------------------------------------------------------------------------------------------------
 
-    def _sync_engine(self) -> None:
+    def _update_engine(self) -> None:
         version = self.counters.version
         if self._engine_version != version:
             self.session.engine.update_weights(self.parts.learner.weights(), version)

@@ -1,0 +1,213 @@
+"""The scheduler: no group waits beyond the staleness that is allowed, none is lost, none counts twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loop_runs import configured
+from test_source import ended_group, reloaded
+
+from roll_envs.errors import ConfigError
+from roll_envs.types import Group, Task
+from trainer.rollout.scheduler import GroupSource, Window
+from trainer.rollout.source import Ledger
+
+
+def test_a_window_worked_by_hand() -> None:
+    """The example of Window.take: two of three groups of the same step must not both wait for step 2."""
+    window = Window(batch=1, max_staleness=2)
+    assert window.room == 3
+    for index in range(3):
+        window.begin(index, 0)
+    assert (window.room, window.take(0)) == (0, None)
+    window.end(2)
+    assert window.take(0) == [2]
+    window.begin(3, 1)
+    window.end(3)
+    assert window.take(1) is None  # with 3, both 0 and 1 would be left for step 2
+    window.end(1)
+    assert window.take(1) == [1]
+    window.begin(4, 2)
+    window.end(4)
+    assert window.take(2) is None
+    window.end(0)
+    assert window.take(2) == [0]
+    assert (len(window), window.running, window.room) == (2, 0, 1)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False), st.floats(0, 0.5))
+def test_no_group_waits_too_long_and_every_one_is_taken_once(
+    batch: int, staleness: int, rng: random.Random, drops: float
+) -> None:
+    """Groups end in any order; a step that waits always has an open group to wait for."""
+    window, steps, index = Window(batch, staleness), 12, 0
+    begun: dict[int, int] = {}
+    running: list[int] = []
+    taken: list[int] = []
+    dropped: list[int] = []
+    for step in range(steps):
+        while True:
+            for _ in range(min(window.room, (steps - step) * batch - len(window))):
+                window.begin(index, step)
+                begun[index] = step
+                running.append(index)
+                index += 1
+            assert len(taken) + len(window) <= (staleness + step + 1) * batch  # the formula of the paper
+            if rng.random() < 0.7 or not running:
+                found = window.take(step)
+                if found is not None:
+                    break
+            assert running, "nobody runs, and the step waits"
+            # Late ones are passed over most of the time, as long episodes are.
+            ended = running.pop(rng.randrange(len(running)) if rng.random() < 0.2 else -1)
+            if rng.random() < drops:
+                window.drop(ended)
+                dropped.append(ended)
+            else:
+                window.end(ended)
+        assert len(found) == batch
+        assert all(step - begun[one] <= staleness for one in found)
+        taken += found
+    assert len(window) == 0
+    assert sorted([*taken, *dropped]) == list(range(index))
+    assert len(set(taken)) == len(taken) == steps * batch
+
+
+class Plays:
+    """A session whose groups end in the order of ``lengths``: the length of a task's episodes, by its index."""
+
+    def __init__(self, config: Any, lengths: Any) -> None:
+        self.config, self.lengths = config, lengths
+        self.asked: list[list[int]] = []
+        self.clock, self.versions, self.version = 0.0, dict[int, int](), 0
+
+    def start(self, tasks: Sequence[Task], group_size: int, into: Any = None) -> Any:
+        self.asked.append([task.index for task in tasks])
+        for task in tasks:
+            self.versions[task.index] = self.version
+        stream = into or _Stream(self)
+        stream.add(tasks)
+        return stream
+
+
+class _Stream:
+    def __init__(self, session: Plays) -> None:
+        self.session = session
+        self.tasks: list[Task] = []
+        self.waiting: list[tuple[float, int]] = []
+        self.cancelled: set[int] = set()
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            self.waiting.append((self.session.clock + self.session.lengths(task.index), len(self.tasks)))
+            self.tasks.append(task)
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        self.cancelled.update(numbers)
+
+    def __iter__(self) -> Iterator[Group]:
+        while self.waiting:
+            yield next(self)
+
+    def __next__(self) -> Group:
+        self.waiting.sort()
+        when, number = self.waiting.pop(0)
+        cut = number in self.cancelled
+        self.session.clock = self.session.clock if cut else max(self.session.clock, when)
+        return ended_group(self.tasks[number], 3, kind="cancelled" if cut else "completed")
+
+
+def _long_tailed(index: int) -> float:
+    return float(random.Random(index).lognormvariate(0, 1))
+
+
+def test_redundancy_learns_from_every_task_in_the_end(tmp_path: Path) -> None:
+    """The lengths that are learnt from are those that were drawn: late tasks wait for a round of their own."""
+    config = configured(tmp_path, rollout={"groups_per_step": 8, "redundancy": 3})
+    session, ledger = Plays(config, _long_tailed), Ledger()
+    source = GroupSource(cast(Any, session), ledger, lambda: None)
+    learnt: list[int] = []
+    for step in range(44):
+        found = source.next_step(step)
+        assert len(found.played) == 8
+        assert all(t.scored for group in found.played for t in group.trajectories)
+        assert list(found.indices) == sorted(found.indices)
+        ledger.settle(found.indices)
+        learnt += found.indices
+    assert len(set(learnt)) == len(learnt) == 8 * 44
+    # At most one round's worth still waits; all else that was drawn was learnt from.
+    assert len(ledger.in_flight) < 8 + 3
+    assert {*learnt, *ledger.in_flight} == set(range(ledger.cursor))
+    rounds_of_their_own = [asked for asked in session.asked if len(asked) == 8]
+    assert 8 <= len(rounds_of_their_own) <= 16
+    late = [_long_tailed(index) for asked in rounds_of_their_own for index in asked]
+    rest = [_long_tailed(index) for index in learnt]
+    assert sum(late) / len(late) > 1.5 * sum(rest) / len(rest)
+    assert ledger.episodes["completed"] == 3 * len(learnt)
+    assert ledger.episodes["cancelled"] == 3 * sum(len(asked) - 8 for asked in session.asked)
+
+
+def test_tasks_that_were_late_come_first_after_a_kill(tmp_path: Path) -> None:
+    config = configured(tmp_path, rollout={"groups_per_step": 2, "redundancy": 1})
+    session, ledger = Plays(config, lambda index: 9.0 if index == 1 else 1.0), Ledger()
+    found = GroupSource(cast(Any, session), ledger, lambda: None).next_step(0)
+    ledger.settle(found.indices)
+    assert (found.indices, ledger.in_flight) == ((0, 2), {1})
+    GroupSource(cast(Any, session), reloaded(ledger), lambda: None).next_step(1)
+    assert session.asked == [[0, 1, 2], [1, 3, 4]]
+
+
+@pytest.mark.parametrize(("mode", "staleness"), [("overlap", 1), ("async", 1), ("async", 3)])
+def test_steps_overlap_and_no_group_is_older_than_allowed(tmp_path: Path, mode: str, staleness: int) -> None:
+    config = configured(tmp_path, steps=30, rollout={"groups_per_step": 4, "mode": mode, "max_staleness": staleness})
+    session, ledger = Plays(config, _long_tailed), Ledger()
+    step, quiet = 0, list[bool]()
+
+    def update() -> None:
+        session.version = step
+        quiet.append(source._window.running == 0)
+
+    source = GroupSource(cast(Any, session), ledger, update)
+    learnt: list[int] = []
+    oldest: list[int] = []
+    for step in range(30):
+        found = source.next_step(step)
+        oldest.append(max(step - session.versions[index] for index in found.indices))
+        ledger.settle(found.indices)
+        learnt += found.indices
+        open_now = len(source._window)
+        assert open_now == min(4 * staleness, 4 * (29 - step))  # the engine has work while the step learns
+    assert sorted(learnt) == list(range(120))
+    assert max(oldest) == staleness
+    assert all(quiet) is (mode == "overlap")
+    assert ledger.in_flight == set()
+
+
+def test_a_filter_in_mid_flight_makes_room_for_other_tasks(tmp_path: Path) -> None:
+    """Groups of odd tasks have equal returns; each is replaced, within the rounds that are allowed."""
+    for rounds, kept in ((3, 2), (1, 2), (0, 1)):
+        config = configured(
+            tmp_path,
+            steps=6,
+            filter={"zero_variance": True, "refill_rounds": rounds},
+            rollout={"groups_per_step": 2, "mode": "async"},
+        )
+        session, ledger = Plays(config, lambda index: 1.0 + index / 100), Ledger()
+        source = GroupSource(cast(Any, session), ledger, lambda: None)
+        for step in range(6):
+            found = source.next_step(step)
+            assert len(found.kept) == kept
+            ledger.settle(found.indices)
+        assert ledger.in_flight == set()
+        assert sum(ledger.episodes.values()) == 3 * ledger.cursor
+
+
+def test_redundancy_is_for_steps_that_wait(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout.redundancy 2 is for rollout.mode sync"):
+        configured(tmp_path, rollout={"mode": "async", "redundancy": 2})
