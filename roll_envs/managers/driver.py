@@ -51,21 +51,33 @@ class EpisodeLimits:
     episode_timeout_s: float = 600.0
 
 
-class GroupStream:
-    """Groups of ``tasks`` in the order in which they finish. Iterate over it once.
+class GroupStream(Iterator[Group]):
+    """Groups of tasks in the order in which they end. Iterate over it in one thread.
 
     Whatever the iteration raises, an error of ``on_done`` for one, ends with ``close``, the driver's.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], group_size: int, on_done: OnDone | None, close: Callable[[], None]
-    ) -> None:
-        self._tasks, self._size, self._on_done, self._close = tasks, group_size, on_done, close
-        self._played: list[list[Trajectory]] = [[] for _ in tasks]
-        self._missing = len(tasks) * group_size
+    def __init__(self, group_size: int, on_done: OnDone | None, close: Callable[[], None]) -> None:
+        self._size, self._on_done, self._close = group_size, on_done, close
+        self._tasks: list[Task] = []
+        self._played: defaultdict[int, list[Trajectory]] = defaultdict(list)
+        """Ended episodes of the groups that have not ended, by the number of their task."""
+        self._awaited = 0
+        """Groups that have not been taken from :attr:`_delivered`."""
+        self._groups: deque[tuple[int, Group]] = deque()
+        self._missing = 0
+        """Episodes that have not been delivered."""
         self.ended: list[tuple[int, Trajectory]] = []
         """Written by the driving thread; delivered in batches."""
         self._delivered: queue.SimpleQueue[list[tuple[int, Trajectory]] | RollError] = queue.SimpleQueue()
+
+    def extend(self, tasks: Sequence[Task]) -> range:
+        """Await the groups of further tasks; returns their numbers."""
+        numbers = range(len(self._tasks), len(self._tasks) + len(tasks))
+        self._tasks.extend(tasks)
+        self._awaited += len(tasks) if self._size else 0
+        self._missing += len(tasks) * self._size
+        return numbers
 
     def deliver(self) -> bool:
         """Hand over what ended since the last time; whether that is all."""
@@ -78,39 +90,46 @@ class GroupStream:
         """Raise ``error`` where the groups are waited for."""
         self._delivered.put(error)
 
-    def _receive(self) -> list[tuple[int, Trajectory]]:
-        while True:
+    def __next__(self) -> Group:
+        return self._next()[1]
+
+    def _next(self) -> tuple[int, Group]:
+        while not self._groups:
+            if not self._awaited:
+                raise StopIteration
+            try:
+                self._receive()
+            except BaseException:
+                self._close()
+                raise
+        return self._groups.popleft()
+
+    def _receive(self) -> None:
+        """Wait for episodes that ended, and sort them into their groups."""
+        delivered: list[tuple[int, Trajectory]] | RollError | None = None
+        while delivered is None:
             with contextlib.suppress(queue.Empty):
                 delivered = self._delivered.get(timeout=_LISTEN_S)
-                if isinstance(delivered, RollError):
-                    raise delivered
-                return delivered
-
-    def __iter__(self) -> Iterator[Group]:
-        missing = len(self._tasks) if self._size else 0
-        try:
-            while missing:
-                for number, trajectory in self._receive():
-                    self._played[number].append(trajectory)
-                    if self._on_done is not None:
-                        self._on_done(trajectory)
-                    if len(self._played[number]) == self._size:
-                        missing -= 1
-                        yield self._group(number)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            self._close()
-            raise
-
-    def _group(self, number: int) -> Group:
-        members = sorted(self._played[number], key=attrgetter("member"))
-        return Group(task=self._tasks[number], trajectories=tuple(members))
+        if isinstance(delivered, RollError):
+            raise delivered
+        for number, trajectory in delivered:
+            played = self._played[number]
+            played.append(trajectory)
+            if self._on_done is not None:
+                self._on_done(trajectory)
+            if len(played) == self._size:
+                members = tuple(sorted(self._played.pop(number), key=attrgetter("member")))
+                self._awaited -= 1
+                self._groups.append((number, Group(task=self._tasks[number], trajectories=members)))
 
     def in_order(self) -> list[Group]:
         """Wait for all groups; returns them in the order of the tasks."""
-        waited = sum(1 for _ in self)
-        return [self._group(number) for number in range(waited)]
+        found: dict[int, Group] = {}
+        with contextlib.suppress(StopIteration):
+            while True:
+                number, group = self._next()
+                found[number] = group
+        return [found[number] for number in sorted(found)]
 
 
 @dataclass(slots=True)
@@ -151,6 +170,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         self._calls = Calls(self._drive, self._hand_in, limits.max_running)
         self._next_scan = 0.0
         self._starting = threading.Lock()
+        """Held while streams begin, grow or end."""
         self._closed = False
 
     def __exit__(self, *_: object) -> None:
@@ -165,29 +185,29 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         settings: EpisodeSettings,
         answerer: Policy | Respond,
         on_done: OnDone | None = None,
+        *,
+        into: GroupStream | None = None,
     ) -> GroupStream:
-        """Begin to play every task ``group_size`` times; returns the stream of their groups at once.
+        """Begin to play every task ``group_size`` times; returns the stream of their groups at once: ``into``, an
+        earlier one of the same ``group_size``, where it is given.
 
         ``on_done`` is called once for each ended episode, in the thread that iterates over the stream.
         """
-        stream, limits = GroupStream(tasks, group_size, on_done, self.close), self._limits
+        limits = self._limits
+        stream = GroupStream(group_size, on_done, self.close) if into is None else into
         ask = _submit_to(answerer, limits.turn_timeout_s) if isinstance(answerer, Policy) else _call(answerer)
-        episodes: list[_Episode] = []
-        for number, task in enumerate(tasks):
-            key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
-            found = call_kinds(task.env_id, settings.answerer, limits.env_timeout_s, limits.turn_timeout_s)
-            # What was measured of a kind of call holds for every stream of this driver.
-            kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
-            for member in range(group_size):
-                new = partial(Attempt, task, member, settings, self._make_env, ask, kinds)
-                episodes.append(_Episode(stream, number, key, new))
         with self._starting:
             if self._closed:
                 raise _closed_error()
-            if not episodes:
-                return stream
-            self._streams.add(stream)
-            self._pending.extend(episodes)
+            for number, task in zip(stream.extend(tasks), tasks, strict=True):
+                key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
+                found = call_kinds(task.env_id, settings.answerer, limits.env_timeout_s, limits.turn_timeout_s)
+                # What was measured of a kind of call holds for every stream of this driver.
+                kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
+                for member in range(group_size):
+                    new = partial(Attempt, task, member, settings, self._make_env, ask, kinds)
+                    self._streams.add(stream)
+                    self._pending.append(_Episode(stream, number, key, new))
             self._calls.start()
         self._inbox.put(None)
         return stream
@@ -273,8 +293,9 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
 
     def _deliver(self) -> None:
         for stream in [s for s in list(self._streams) if s.ended]:
-            if stream.deliver():
-                self._streams.discard(stream)
+            with self._starting:  # nobody extends it between the two
+                if stream.deliver():
+                    self._streams.discard(stream)
 
     def _admit(self) -> None:
         while self._pending and len(self._running) < self._limits.max_running:

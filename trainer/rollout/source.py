@@ -169,11 +169,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self._engine = make_engine(self._model, self.config.engine)
         return self._engine
 
-    def start(
-        self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
-    ) -> GroupStream:
-        """Begin to play ``tasks`` with the engine's current weights; groups come as they finish."""
-        return self._driver.start(tasks, group_size, self.settings, self.engine, on_done)
+    def start(self, tasks: Sequence[Task], group_size: int, into: GroupStream | None = None) -> GroupStream:
+        """Begin to play ``tasks``; groups come as they end, from ``into`` where that is an earlier stream."""
+        return self._driver.start(tasks, group_size, self.settings, self.engine, into=into)
 
     def collect(
         self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
