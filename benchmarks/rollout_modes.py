@@ -1,0 +1,156 @@
+"""How well rollouts use an engine: a lock-step loop beside rollout.mode sync, sync with redundancy, overlap and async.
+
+    python benchmarks/rollout_modes.py                          # 256 episodes a step, 256 engine slots
+    python benchmarks/rollout_modes.py --groups 128 --slots 1024
+
+The same tasks and sampling seeds everywhere, so the same moves and the same latencies: FrozenLake, answered by the
+scripted engine after a lognormal time (median ``--latency``, sigma ``--sigma``). A step of learning is a sleep of
+``--learn`` seconds. Lock-step is the usual loop: all episodes of a step answer, then all are stepped.
+
+``busy`` is the time that requests were with the engine over (seconds * slots); the bound of a mode is what it could be
+with no waiting: requests * mean latency / slots, and the learning too where playing waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import roll_envs
+from roll_envs.managers.episode import sampling_seed
+from roll_envs.types import Completion, SamplingParams, Task
+from trainer.config import RunConfig
+from trainer.config.load import load_config
+from trainer.rollout.scheduler import GroupSource
+from trainer.rollout.source import Ledger, Session, draw_tasks
+
+
+class Watched:
+    """An engine whose requests are timed."""
+
+    def __init__(self, engine: Any) -> None:
+        self.submit_to = engine.submit
+        self.seconds, self.requests = 0.0, 0
+        engine.submit = self.submit
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Completion]:
+        future: Future[Completion] = self.submit_to(*args, **kwargs)
+        started = time.monotonic()
+        future.add_done_callback(lambda _: self.add(time.monotonic() - started))
+        return future
+
+    def add(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.requests += 1
+
+
+def lock_step(session: Session, steps: int, learn_s: float) -> None:
+    """The loop to compare with: one batch, all of it turn by turn."""
+    config = session.config
+    groups, size = config.rollout.groups_per_step, config.rollout.group_size
+    envs = [roll_envs.make(config.env.id, **config.env.kwargs) for _ in range(groups * size)]
+    for step in range(steps):
+        indices = range(step * groups, (step + 1) * groups)
+        tasks = [t for t in draw_tasks(config.env, seed=config.seed, indices=indices) for _ in range(size)]
+        _play_in_step(session, envs, tasks)
+        time.sleep(learn_s)
+
+
+def _play_in_step(session: Session, envs: Sequence[Any], tasks: Sequence[Task]) -> None:
+    size, sampling = session.config.rollout.group_size, session.settings.sampling
+    for env, task in zip(envs, tasks, strict=True):
+        env.reset(seed=task.seed)
+    prompt, playing, turn = (5, 6, 7), list(range(len(tasks))), 0
+    while playing:
+        futures = []
+        for i in playing:
+            seed = sampling_seed(session.settings.seed, tasks[i], i % size, turn)
+            params = SamplingParams(max_new_tokens=sampling.max_new_tokens, stop_ids=sampling.stop_ids, seed=seed)
+            futures.append(session.engine.submit(prompt, params, timeout_s=600))
+        left = []
+        for i, future in zip(playing, futures, strict=True):
+            text = session.settings.renderer.decode(future.result().ids)
+            _, _, terminated, truncated, _ = envs[i].step(text)
+            if not terminated and not truncated:
+                left.append(i)
+        playing, turn = left, turn + 1
+
+
+def scheduled(session: Session, steps: int, learn_s: float) -> None:
+    """Our own modes: the source of groups, with a learner that sleeps."""
+    ledger = Ledger()
+    version = iter(range(steps + 1))
+    source = GroupSource(session, ledger, lambda: session.engine.update_weights(_weights(session), next(version)))
+    for step in range(steps):
+        ledger.settle(source.next_step(step).indices)
+        time.sleep(learn_s)
+
+
+def _weights(session: Session) -> Any:
+    return session.model.network.state_dict().items()
+
+
+def measured(name: str, config: RunConfig, play: Callable[[Session, int, float], None], learn_s: float) -> list[float]:
+    """Seconds a step, share of the time that the engine's slots were busy, share of the mode's bound; requests."""
+    with Session(config) as session:
+        watched = Watched(session.engine)
+        started = time.monotonic()
+        play(session, config.steps, learn_s)
+        seconds = time.monotonic() - started
+    slots = config.rollout.max_running
+    work_s = watched.seconds / slots
+    bound_s = max(work_s, config.steps * learn_s)
+    if name in ("lock-step", "sync") or name.startswith("sync"):
+        bound_s = work_s + config.steps * learn_s
+    return [seconds / config.steps, work_s / seconds, bound_s / seconds, watched.requests]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=32, help="groups of 8 episodes a step")
+    parser.add_argument("--slots", type=int, default=256, help="episodes that run at the same time")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--latency", type=float, default=0.4, help="median seconds of an answer")
+    parser.add_argument("--sigma", type=float, default=1.0, help="deviation of its logarithm")
+    parser.add_argument("--learn", type=float, default=2.0, help="seconds that a step learns")
+    parser.add_argument("--redundancy", type=int, default=8, help="groups begun beyond those a step needs")
+    parser.add_argument("--staleness", type=int, default=2, help="rollout.max_staleness of mode async")
+    options = parser.parse_args()
+    engine = {
+        "name": "scripted",
+        "answers": ["Left", "Down", "Right", "Up"],
+        "latency_s": options.latency,
+        "latency_sigma": options.sigma,
+        "max_tokens": 256,
+    }
+    modes: dict[str, dict[str, Any]] = {
+        "lock-step": {},
+        "sync": {},
+        f"sync, redundancy {options.redundancy}": {"redundancy": options.redundancy},
+        "overlap": {"mode": "overlap"},
+        f"async, staleness {options.staleness}": {"mode": "async", "max_staleness": options.staleness},
+    }
+    print("| Mode | s a step | to lock-step | engine busy | of the mode's bound | requests |\n|---|---|---|---|---|---|")
+    first = 0.0
+    for name, rollout in modes.items():
+        size = {"groups_per_step": options.groups, "group_size": 8, "max_running": options.slots}
+        limits = {"turn_timeout_s": 600.0, "episode_timeout_s": 3600.0}
+        path = Path(__file__).resolve().parents[1] / "configs" / "frozenlake_tiny.yaml"
+        config = load_config(path, [])
+        values = config.model_dump()
+        values.update(steps=options.steps, engine=engine, rollout={**values["rollout"], **size, **limits, **rollout})
+        config = RunConfig.model_validate(values)
+        found = measured(name, config, lock_step if name == "lock-step" else scheduled, options.learn)
+        first = first or found[0]
+        print(
+            f"| {name} | {found[0]:.2f} | {first / found[0]:.2f} | {found[1]:.3f} | {found[2]:.3f} | {found[3]:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
