@@ -175,23 +175,26 @@ def _members(path: Path) -> Iterator[Member]:
     """The whole members of a stream: as the index says for as long as it is right, then as they are found."""
     if not path.exists():
         return
+    end = 0
     with path.open("rb") as file:
-        end, size = 0, _size(path)
-        for member in _indexed(_index_path(path)):
-            file.seek(member.end - 8)
-            if member.offset != end or member.end > size or file.read(4) != member.crc.to_bytes(4, "little"):
-                break
+        for member in _indexed(_index_path(path), file, _size(path)):
             yield member
             end = member.end
-        while member_found := _scan(file, end):
-            yield member_found
-            end = member_found.end
+        while found := _scan(file, end):
+            yield found
+            end = found.end
 
 
-def _indexed(path: Path) -> Iterator[Member]:
-    with contextlib.suppress(OSError, ValueError, TypeError), path.open("rb") as file:
-        for line in file:
-            yield Member(**json.loads(line))
+def _indexed(path: Path, file: IO[bytes], size: int) -> Iterator[Member]:
+    end = 0
+    with contextlib.suppress(OSError, ValueError, TypeError), path.open("rb") as index:
+        for line in index:
+            member = Member(**json.loads(line))
+            file.seek(member.end - 8)
+            if member.offset != end or member.end > size or file.read(4) != member.crc.to_bytes(4, "little"):
+                return
+            yield member
+            end = member.end
 
 
 def _scan(file: IO[bytes], offset: int) -> Member | None:
