@@ -17,13 +17,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 
 from roll_envs.errors import DeadlineExceededError, RollError
-from roll_envs.managers.calls import Attempt, CallKind, Calls, Pause, Place, call_kinds, result_of
+from roll_envs.managers.attempt import Attempt, CallKind, Pause, Place, call_kinds, result_of
+from roll_envs.managers.calls import Calls
 from roll_envs.managers.episode import CompletionRequest, Env, EpisodeSettings, Respond, close_quietly
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, Group, Task, Trajectory
@@ -125,6 +126,8 @@ class _Episode:
     attempts: int = 0
     started: float = 0.0
     """When this attempt began."""
+    failed: list[Trajectory] = field(default_factory=list)
+    """Attempts before this one."""
 
 
 class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
@@ -306,10 +309,12 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         if attempt.env is not None and not failed:
             self._envs[episode.env_key].append(attempt.env)
         if failed and episode.attempts < self._limits.attempts:
+            episode.failed.append(replace(trajectory, attempts=episode.attempts))
             self._pending.append(episode)
         else:
-            if episode.attempts > 1:
-                trajectory = replace(trajectory, attempts=episode.attempts)
+            if episode.failed:
+                earlier = tuple(episode.failed)
+                trajectory = replace(trajectory, attempts=episode.attempts, failed_attempts=earlier)
             episode.stream.ended.append((episode.number, trajectory))
         self._admit()
 
@@ -337,8 +342,9 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             done.cancel()
             self._hand_in(attempt, Pause.TIME_IS_UP)
         elif attempt.place is not Place.DRIVER:
+            stack = attempt.stack() if attempt.place is not Place.QUEUED else ""
             if self._calls.give_up(attempt):
-                self._finish(attempt, attempt.failed(str(error)))
+                self._finish(attempt, attempt.ended("failed", str(error), stack))
             return
         elif isinstance(done, Trajectory):
             return
