@@ -28,25 +28,25 @@ _EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safete
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``roll-train CONFIG [key=value ...]``, ``roll-train resume RUN``, ``roll-train explain CONFIG`` and ``roll-train
-    setup ENGINE``; returns the exit status."""
+    """``roll-train CONFIG [key=value ...]``, or one of the commands ``resume``, ``explain``, ``setup``, ``replay`` and
+    ``episodes``; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["resume"]:
-        options = _resume_parser().parse_args(arguments[1:])
-        return _guarded("roll-train", lambda: _resume(options))
-    if arguments[:1] == ["explain"]:
-        options = _explain_parser().parse_intermixed_args(arguments[1:])
-        return _guarded("roll-train", lambda: _explain(options))
-    if arguments[:1] == ["setup"]:
-        options = _setup_parser().parse_args(arguments[1:])
-        return _guarded("roll-train", lambda: _set_up(options))
+    if arguments and arguments[0] in _COMMANDS:
+        parser, work = _COMMANDS[arguments[0]]
+        options = parser().parse_intermixed_args(arguments[1:])
+        return _guarded("roll-train", lambda: work(options))
     options = _train_parser().parse_intermixed_args(arguments)
     return _guarded("roll-train", lambda: _dry_run(options) if options.dry_run else _train(options))
 
 
 def main_eval(argv: Sequence[str] | None = None) -> int:
-    """``roll-eval RUN_OR_CHECKPOINT`` or ``roll-eval CONFIG [key=value ...]``; returns the exit status."""
-    options = _eval_parser().parse_intermixed_args(argv)
+    """``roll-eval RUN_OR_CHECKPOINT``, ``roll-eval CONFIG [key=value ...]`` or ``roll-eval rescore RUN``; returns the
+    exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["rescore"]:
+        options = _rescore_parser().parse_args(arguments[1:])
+        return _guarded("roll-eval", lambda: _rescore(options))
+    options = _eval_parser().parse_intermixed_args(arguments)
     return _guarded("roll-eval", lambda: _evaluate(options))
 
 
@@ -54,7 +54,8 @@ def _train_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="roll-train",
         description="Train an agent as a YAML file says; `roll-train resume RUN` goes on with a stopped run, "
-        "`roll-train explain CONFIG` shows what a file learns by, `roll-train setup vllm` installs an engine.",
+        "`roll-train explain CONFIG` shows what a file learns by, `roll-train setup vllm` installs an engine, "
+        "`roll-train episodes RUN` shows recorded episodes, `roll-train replay RUN --step N` learns from them again.",
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
@@ -98,7 +99,8 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="roll-eval",
         description="Play held-out tasks with a trained agent, or with the engine of a YAML file as it is.",
-        epilog="example: roll-eval configs/frozenlake_tiny.yaml engine.name=openai engine.url=http://127.0.0.1:8000/v1 "
+        epilog="`roll-eval rescore RUN --verifier NAME` judges recorded answers again. "
+        "example: roll-eval configs/frozenlake_tiny.yaml engine.name=openai engine.url=http://127.0.0.1:8000/v1 "
         "engine.model=NAME sampling.max_new_tokens=64",
     )
     parser.add_argument(
@@ -112,6 +114,44 @@ def _eval_parser() -> argparse.ArgumentParser:
         "--temperature", type=_number(float, 0), metavar="T", help="0 is greedy (default: as in training)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _replay_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train replay",
+        description="Learn a training step again from its recorded episodes and the newest checkpoint before it, and "
+        "print its numbers beside the recorded ones; writes nothing.",
+    )
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the run's config.yaml")
+    parser.add_argument("--step", type=_number(int, 1), metavar="N", required=True, help="training step, from 1")
+    return parser
+
+
+def _episodes_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train episodes", description="List the recorded episodes of a step, or print one of them in full."
+    )
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("--step", type=_number(int, 0), metavar="N", help="step (default: the last recorded one)")
+    parser.add_argument("--evaluation", action="store_true", help="of the evaluation at that step, not of training")
+    parser.add_argument("--failed", action="store_true", help="only episodes that failed")
+    parser.add_argument("--index", type=_number(int, 0), metavar="I", help="print episode I of the list, from 0")
+    parser.add_argument("--json", action="store_true", help="print JSON lines with token ids and log-probabilities")
+    return parser
+
+
+def _rescore_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-eval rescore",
+        description="Judge the recorded answers of a run on a data set (with or without tools) by another verifier.",
+        epilog="""example: roll-eval rescore runs/NAME --verifier regex --verifier-args '{"pattern": "[0-9]+"}'""",
+    )
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("--verifier", metavar="NAME", required=True, help="`roll-envs parts` lists them")
+    parser.add_argument("--verifier-args", metavar="JSON", default="{}", help="its settings, as a JSON object")
+    parser.add_argument("--step", type=_number(int, 0), metavar="N", help="of this step only")
     return parser
 
 
@@ -203,6 +243,77 @@ def _evaluate(options: argparse.Namespace) -> int:
     else:
         Report().print_evaluation_table([result])
     return OK
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from trainer.run.replay import replay
+
+    for step in replay(options.run, int(options.step), options.overrides):
+        differing = step.differing
+        print(f"step {step.step}: {len(step.metrics)} numbers, {len(differing)} unlike the recorded ones")
+        for name in step.metrics if step.step == options.step else ():
+            recorded = step.recorded.get(name, "not recorded")
+            print(f"  {name:<40} {step.metrics[name]!s:<24} {recorded}{'  <-' if name in differing else ''}")
+    return OK
+
+
+def _episodes(options: argparse.Namespace) -> int:
+    from trainer.rollout.records import episode_headline, episode_record, episode_text
+    from trainer.rollout.stream import RecordReader
+    from trainer.run.folder import RunFolder
+
+    with RunFolder.open(options.run) as folder:
+        reader = RecordReader(folder.stream_path)
+    record = reader.find("evaluation" if options.evaluation else "train", options.step)
+    if reader.cut:
+        print(f"{reader.path}: the last {reader.cut} bytes are no whole record, and left out", file=sys.stderr)
+    if options.index is not None and options.index >= len(record.episodes):
+        raise RollError(f"--index {options.index}: the step has the episodes 0 to {len(record.episodes) - 1}")
+    if not (options.json or options.index is not None):
+        print(f"{record.phase} step {record.step}: {len(record.episodes)} episodes")
+    for number, episode in enumerate(record.episodes):
+        if options.index in (None, number) and (episode.outcome.kind == "failed" or not options.failed):
+            if options.json:
+                print(json.dumps(episode_record(episode)))
+            else:
+                headline = f"{number:5d}  {episode_headline(episode)}"
+                print(headline if options.index is None else episode_text(episode))
+    return OK
+
+
+def _rescore(options: argparse.Namespace) -> int:
+    from roll_envs.verifiers import Score
+    from trainer.run.replay import rescore
+
+    try:
+        settings = dict(json.loads(options.verifier_args))
+    except (ValueError, TypeError):
+        raise RollError(f"--verifier-args {options.verifier_args!r} is no JSON object, such as {{}}") from None
+    found = list(rescore(options.run, {**settings, "name": options.verifier}, options.step))
+    scored = [(each, each.verdict) for each in found if isinstance(each.verdict, Score)]
+    if not scored:
+        raise RollError(f"{options.run} has no recorded answers of a data set that {options.verifier!r} could judge")
+    changed = [(each, verdict) for each, verdict in scored if each.changed]
+    before = sum(each.before for each, _ in scored) / len(scored)
+    after = sum(verdict.value for _, verdict in scored) / len(scored)
+    print(f"{len(scored)} answers judged again, {len(found) - len(scored)} could not be")
+    print(f"mean score {before:.4f} recorded, {after:.4f} by {options.verifier}")
+    print(f"{len(changed)} verdicts changed ({len(changed) / len(scored):.2%})")
+    for each, verdict in changed[:_SHOWN]:
+        place = f"{each.phase} step {each.step}, row {each.row}"
+        print(f"  {place}: {each.before:g} -> {verdict.value:g} for {each.answer[:200]!r} {verdict.detail}".rstrip())
+    return OK
+
+
+_COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
+    "resume": (_resume_parser, _resume),
+    "explain": (_explain_parser, _explain),
+    "setup": (_setup_parser, _set_up),
+    "replay": (_replay_parser, _replay),
+    "episodes": (_episodes_parser, _episodes),
+}
+_SHOWN = 10
+"""Verdicts that changed and are printed."""
 
 
 def _load(options: argparse.Namespace) -> RunConfig:

@@ -343,6 +343,8 @@ class RunConfig(Section):
     """Folder in which the run's own folder is made."""
     cluster: Literal["local"] = "local"
     """Where the parts run: all in this process."""
+    records: Literal["all", "train", "evaluation", "none"] = "all"
+    """Whose episodes are recorded in full, in episodes/stream.jsonl.gz; docs/read_a_run.md."""
     env: EnvConfig
     model: ModelConfig = Field(default_factory=ModelConfig)
     context: ContextConfig = Field(default_factory=ContextConfig)

@@ -43,7 +43,7 @@ def episode_record(trajectory: Trajectory) -> dict[str, Any]:
             "split": task.split,
             "index": task.index,
             "seed": task.seed,
-            "kwargs": _jsonable(task.kwargs),
+            "kwargs": jsonable(task.kwargs),
         },
         "member": trajectory.member,
         "attempts": trajectory.attempts,
@@ -101,9 +101,9 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "version_spans": [list(span) for span in turn.completion.spans],
         "prompt_ids": list(turn.prompt_ids),
         "completion_ids": list(turn.completion.ids),
-        "logprobs": [_jsonable(value) for value in turn.completion.logprobs],
-        "info": _jsonable(turn.info),
-        "timings": _jsonable(turn.timings),
+        "logprobs": [jsonable(value) for value in turn.completion.logprobs],
+        "info": jsonable(turn.info),
+        "timings": jsonable(turn.timings),
     }
 
 
@@ -149,17 +149,17 @@ def _side_by_side(blocks: Sequence[Sequence[str]], width: int, gap: int = 3) -> 
     return lines[:-1]
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, str) or value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else str(value)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return _jsonable(value.item())
+        return jsonable(value.item())
     if hasattr(value, "tolist"):
-        return _jsonable(value.tolist())
+        return jsonable(value.tolist())
     if isinstance(value, Iterable):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     return str(value)

@@ -152,6 +152,22 @@ def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -
     return None
 
 
+def latest_before(folder: str | os.PathLike[str], step: int) -> Path:
+    """The newest checkpoint that had done fewer than ``step`` training steps. Raises CheckpointError for none."""
+    steps: dict[Path, int] = {}
+    for path in list_checkpoints(folder):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # damaged; another one does as well
+            steps[path] = int(json.loads((path / "progress.json").read_bytes())["progress"]["steps"])
+    before = [path for path, done in steps.items() if done < step]
+    if not before:
+        there = ", ".join(str(done) for done in sorted(set(steps.values()))) or "none"
+        raise CheckpointError(
+            f"no checkpoint of {folder} is from before training step {step} (there are those of step {there}); "
+            "checkpoint.keep says how many a run keeps"
+        )
+    return before[-1]
+
+
 def best_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
     """Checkpoints whose success was measured, best first, the newer of equal ones first."""
     scored: dict[Path, float] = {}

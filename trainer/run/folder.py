@@ -4,7 +4,7 @@ runs/<name>-seed<seed>-<date>-<time>/
   config.yaml      the resolved configuration, enough to resume
   metrics.jsonl    one JSON object per logged step
   tensorboard/     the same numbers as TensorBoard events
-  episodes/        sample episodes, readable (.txt) and complete (.jsonl)
+  episodes/        all episodes (stream.jsonl.gz), sample episodes (.txt, .jsonl), failed attempts (failed.jsonl)
   checkpoints/     see trainer.run.checkpoint
   learning_curve.png, summary.json
 """
@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ from roll_envs.types import Trajectory
 from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config
 from trainer.rollout.records import episode_record, episode_text
+from trainer.rollout.stream import RecordWriter, StepRecord
 
 UNFINISHED = ".unfinished-"
 """Begins the name of a file or folder that is being written; one that stays behind is of a killed process."""
@@ -47,9 +48,12 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.metrics_path = path / "metrics.jsonl"
         self.tensorboard_path = path / "tensorboard"
         self.episodes_path = path / "episodes"
+        self.stream_path = self.episodes_path / "stream.jsonl.gz"
+        self.failed_path = self.episodes_path / "failed.jsonl"
         self.checkpoints_path = path / "checkpoints"
         self.summary_path = path / "summary.json"
         self._writer: Any = None
+        self._stream: RecordWriter | None = None
 
     @classmethod
     def create(cls, config: RunConfig) -> Self:
@@ -90,9 +94,22 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         _append(self.metrics_path, _line(record).encode())
         self._to_tensorboard(record)
 
+    def record(self, record: StepRecord) -> None:
+        """Append the episodes of a step to the stream. Raises RollError on a full disk; the records before stay."""
+        with disk_errors(self.stream_path):
+            self._stream = self._stream or RecordWriter(self.stream_path)
+            self._stream.write(record)
+
+    def record_failures(self, attempts: Iterable[Trajectory], *, step: int, phase: str) -> None:
+        """Append a line for each failed attempt at an episode to ``episodes/failed.jsonl``. Raises RollError as
+        :meth:`log` does."""
+        for attempt in attempts:
+            line = {"phase": phase, "step": step, **episode_record(attempt)}
+            _append(self.failed_path, json.dumps(line).encode() + b"\n")
+
     def rewind(self, last_steps: Mapping[str, int]) -> None:
-        """For a resume: remove what a killed process left half-written, and drop the records of each named phase beyond
-        its last step.
+        """For a resume: remove what a killed process left half-written, and drop the metrics and recorded episodes of
+        each named phase beyond its last step. Failed attempts stay listed.
 
         ``{"train": 20}`` keeps train steps up to 20 and other phases as they are. A line cut off by a crash is dropped
         too. The TensorBoard events are written anew from what is left.
@@ -103,6 +120,10 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             clean_unfinished(part)
         kept = [r for r in read_metrics(self.path) if r["step"] <= last_steps.get(r["phase"], r["step"])]
         write_atomic(self.metrics_path, "".join(_line(record) for record in kept))
+        if self.stream_path.exists():
+            with disk_errors(self.stream_path):
+                self._stream = RecordWriter(self.stream_path)
+                self._stream.rewind(last_steps)
         # TensorBoard's own purge knows one step for all phases, so its events are written anew.
         self.close()
         shutil.rmtree(self.tensorboard_path, ignore_errors=True)

@@ -17,22 +17,23 @@ from types import FrameType
 from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
-from roll_envs.types import Metrics, Trajectory
+from roll_envs.types import Group, Metrics, Trajectory
 from trainer.algorithms.shaping import AlgorithmState
 from trainer.config import RunConfig
 from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
-from trainer.learner import Critic, Learner, Scorer
 from trainer.model.forward import load_weights
 from trainer.model.network import save_model
 from trainer.rollout.scheduler import Collected, GroupSource, check_mode
 from trainer.rollout.source import Ledger, Session
+from trainer.rollout.stream import StepRecord
 from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
 from trainer.run.evaluate import PhaseResult, play_evaluation, summary
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
+from trainer.run.recorder import Recorder
 from trainer.run.report import Report
-from trainer.run.update import begin_phase, update, warm_start_step
+from trainer.run.update import StepParts, begin_phase, refresh_reference, update, warm_start_step
 
 WARM_START, TRAIN, EVALUATION = "warm_start", "train", "evaluation"
 SAMPLE_EPISODES = 16
@@ -117,6 +118,7 @@ class _Run:
         self.session, self.folder, self.report = session, folder, report
         self.config, self.interrupts, self.counters = session.config, interrupts, counters
         self.source = GroupSource(session, counters.ledger, self._update_engine)
+        self.recorder = Recorder(folder, report.say)
         self.parts = begin_phase(session, warm_start=counters.warm_steps < self.config.warm_start.steps)
         self._engine_version = -1
         self._saved_at: tuple[int, int, int] | None = None
@@ -187,6 +189,16 @@ class _Run:
                 found, metrics = self._collect()
                 # Weights, counters and the record change together, or none of them does.
                 with self.interrupts.whole():
+                    record = StepRecord(
+                        phase=TRAIN,
+                        step=counters.steps + 1,
+                        version=counters.version,
+                        groups=found.played,
+                        kept=found.kept,
+                        greedy=found.greedy,
+                    )
+                    # Before the update, which can then be looked into where it fails.
+                    metrics = {**metrics, **self.recorder.write(record)}
                     metrics = self._learn(found, metrics)
                     self.folder.log(metrics, step=counters.steps, phase=TRAIN)
                 # A step whose episodes all failed has no rate.
@@ -206,6 +218,7 @@ class _Run:
         # Failed episodes, greedy ones too, are in no statistic; too many of them stop the run, after saving. The tasks
         # are in flight then, so that a resume plays them again.
         episodes = [*(t for g in found.played for t in g.trajectories), *found.greedy]
+        self.recorder.write_failures(episodes, step=self.counters.steps + 1, phase=TRAIN)
         try:
             failed = self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
         except RollError:
@@ -224,10 +237,7 @@ class _Run:
         counters.steps += 1
         counters.version += 1
         counters.ledger.settle(found.indices)
-        # The reference moves after the step: the next one is measured against the policy that samples it.
-        refresh = config.reference.refresh_every
-        if parts.reference is not None and refresh and counters.steps % refresh == 0:
-            parts.reference.load_weights(parts.learner.weights())
+        refresh_reference(config, parts, counters.steps)
         seconds = time.monotonic() - started
         times = {"time/learn_s": seconds, "time/step_s": metrics["time/rollout_s"] + seconds}
         counters.spend(TRAIN, times["time/step_s"])
@@ -245,13 +255,16 @@ class _Run:
             result, episodes = play_evaluation(
                 self.session, name, tasks=count, step=counters.steps, on_done=lambda _: progress.advance()
             )
+        self.recorder.write_failures(episodes, step=counters.steps, phase=EVALUATION)
         self.session.failed_share(episodes, f"evaluation {name}")
+        groups = tuple(Group(task=episode.task, trajectories=(episode,)) for episode in episodes)
         with self.interrupts.whole():
             counters.evaluations.append(result)
             counters.spend(EVALUATION, time.monotonic() - started)
             numbers = {k: v for k, v in asdict(result).items() if k not in ("name", "step")}
-            self.folder.log(numbers, step=counters.steps, phase=EVALUATION)
-            self.folder.save_episodes(f"evaluation-step-{counters.steps:06d}", episodes[:SAMPLE_EPISODES])
+            record = StepRecord(phase=EVALUATION, step=counters.steps, version=counters.version, groups=groups)
+            self.folder.log({**numbers, **self.recorder.write(record)}, step=counters.steps, phase=EVALUATION)
+            self.recorder.write_samples(episodes[:SAMPLE_EPISODES], step=counters.steps)
         return episodes
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -267,16 +280,6 @@ class _Run:
         if self.session.engine.capabilities.sleep:
             self.session.engine.sleep()
 
-    def _others(self) -> dict[str, Scorer]:
-        """The networks beside the policy that a checkpoint holds."""
-        found = {"critic": self.parts.critic, "reference": self.parts.reference}
-        return {name: part for name, part in found.items() if part is not None}
-
-    def _optimized(self) -> dict[str, Learner | Critic]:
-        """The networks whose optimisers a checkpoint holds."""
-        critic = self.parts.critic
-        return {"policy": self.parts.learner, **({"critic": critic} if critic else {})}
-
     def _save(self) -> None:
         """Save a checkpoint of this moment, unless there is one."""
         counters, settings = self.counters, self.config.checkpoint
@@ -286,10 +289,10 @@ class _Run:
             step=counters.warm_steps + counters.steps,
             version=counters.version,
             model=self.parts.learner.weights,
-            optimizer={name: part.optimizer_state() for name, part in self._optimized().items()},
+            optimizer={name: part.optimizer_state() for name, part in self.parts.optimized.items()},
             cursor=counters.ledger.cursor,
             success=counters.evaluated.success if counters.evaluated else None,
-            others={name: part.weights for name, part in self._others().items()},
+            others={name: part.weights for name, part in self.parts.others.items()},
             progress={
                 **{name: getattr(counters, name) for name in ("warm_steps", "steps", "seconds")},
                 "evaluations": [asdict(evaluation) for evaluation in counters.evaluations],
@@ -303,21 +306,7 @@ class _Run:
 
     def load(self, state: CheckpointState) -> None:
         """Put weights, optimisers, random states and what the algorithm remembers back."""
-        # In place, for the learner trains this network; what stands beside it has files of its own.
-        load_weights(self.session.model.network, state.model())
-        for name, part in self._others().items():
-            if name not in state.others:
-                raise CheckpointError(f"the checkpoint has no {name}, which {self.folder.config_path} asks for")
-            part.load_weights(state.others[name]())
-        self.parts = replace(self.parts, state=AlgorithmState.from_dict(state.progress["algorithm"]))
-        try:
-            for name, trained in self._optimized().items():
-                trained.load_optimizer_state(state.optimizer[name])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit the optimiser of {self.folder.config_path}: {error}"
-            ) from error
-        restore_random(state.random)
+        self.parts = load_parts(self.session, self.parts, state)
         self._saved_at = self.counters.place
 
     def _finish(self, last: Sequence[Trajectory]) -> dict[str, Any]:
@@ -333,6 +322,26 @@ class _Run:
         self.report.print_evaluation_table(counters.evaluations)
         self.report.print_before_and_after(self._before, last)
         return result
+
+
+def load_parts(session: Session, parts: StepParts, state: CheckpointState) -> StepParts:
+    """``parts`` of ``session`` with what a checkpoint saved of them; random states are put back too.
+
+    Raises :class:`CheckpointError` where they are others than those that were saved.
+    """
+    # In place, for the learner trains this network; what stands beside it has files of its own.
+    load_weights(session.model.network, state.model())
+    for name, part in parts.others.items():
+        if name not in state.others:
+            raise CheckpointError(f"the checkpoint has no {name}, which the configuration asks for")
+        part.load_weights(state.others[name]())
+    try:
+        for name, trained in parts.optimized.items():
+            trained.load_optimizer_state(state.optimizer[name])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the checkpoint does not fit the configuration's optimiser: {error}") from error
+    restore_random(state.random)
+    return replace(parts, state=AlgorithmState.from_dict(state.progress["algorithm"]))
 
 
 class Interrupts(contextlib.AbstractContextManager["Interrupts"]):

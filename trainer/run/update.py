@@ -52,6 +52,17 @@ class StepParts:
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that train together, each with groups of its own; those of the learner."""
 
+    @property
+    def others(self) -> dict[str, Scorer]:
+        """The networks beside the policy that a checkpoint holds."""
+        found = {"critic": self.critic, "reference": self.reference}
+        return {name: part for name, part in found.items() if part is not None}
+
+    @property
+    def optimized(self) -> dict[str, Learner | Critic]:
+        """The networks whose optimisers a checkpoint holds."""
+        return {"policy": self.learner, **({"critic": self.critic} if self.critic else {})}
+
 
 def make_parts(
     config: RunConfig,
@@ -157,6 +168,13 @@ def update(
         metrics.update(_train_policy(config, parts, sequences, table.tokens, step))
     metrics["learner/tokens"] = float(sum(len(s.ids) for s in sequences))
     return metrics
+
+
+def refresh_reference(config: RunConfig, parts: StepParts, steps: int) -> None:
+    """After training step ``steps``, counted from 1: the next one is measured against the policy that samples it."""
+    every = config.reference.refresh_every
+    if parts.reference is not None and every and steps % every == 0:
+        parts.reference.load_weights(parts.learner.weights())
 
 
 def _single(config: RunConfig) -> bool:

@@ -1,0 +1,47 @@
+"""What a run records of its episodes, step by step. A disk that is full costs records, never the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from roll_envs.errors import RollError
+from roll_envs.types import Metrics, Trajectory
+from trainer.rollout.stream import StepRecord
+from trainer.run.folder import RunFolder
+
+
+class Recorder:
+    """Writes the episodes of steps and evaluations into the folder of a run, as the key ``records`` asks for it.
+
+    ``say`` is told of the first write that failed; all are counted.
+    """
+
+    def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
+        self._failed_writes = 0
+
+    def write(self, record: StepRecord) -> Metrics:
+        """Record a step; what to note of it in the step's metrics."""
+        started = time.monotonic()
+        if self._folder.config.records in ("all", record.phase):
+            self._guarded(lambda: self._folder.record(record))
+        noted = {"records/failed_writes": float(self._failed_writes)} if self._failed_writes else {}
+        return {"time/records_s": time.monotonic() - started, **noted}
+
+    def write_samples(self, episodes: Sequence[Trajectory], *, step: int) -> None:
+        """Keep episodes of the evaluation at ``step`` for people to read."""
+        self._guarded(lambda: self._folder.save_episodes(f"evaluation-step-{step:06d}", episodes))
+
+    def write_failures(self, episodes: Iterable[Trajectory], *, step: int, phase: str) -> None:
+        """List the failed attempts among ``episodes``, whatever ``records`` says."""
+        failed = [episode for episode in episodes if episode.outcome.kind == "failed"]
+        self._guarded(lambda: self._folder.record_failures(failed, step=step, phase=phase))
+
+    def _guarded(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except RollError as error:
+            if not self._failed_writes:
+                self._say(f"{error}. Training goes on; records/failed_writes counts what is not recorded.")
+            self._failed_writes += 1
