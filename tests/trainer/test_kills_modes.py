@@ -40,7 +40,7 @@ def test_no_task_is_lost_or_learnt_from_twice(tmp_path: Path, name: str) -> None
         arguments = ["resume", str(killed)]
     assert mortal_run(arguments, None, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     with RunFolder.open(killed) as folder:
-        reader = RecordReader(folder.records_path)
+        reader = RecordReader(folder.stream_path)
     learnt = Counter(group.task.index for step in range(1, STEPS + 1) for group in reader.find("train", step).groups)
     state = load_checkpoint(killed)
     waiting = set(state.progress["in_flight"])
