@@ -50,7 +50,7 @@ def test_no_task_is_lost_or_learnt_from_twice(tmp_path: Path, name: str) -> None
     assert not set(learnt) & waiting
     assert len(waiting) == 0 or name == "redundancy"
     ended = state.progress["episodes"]
-    assert ended["completed"] + ended.get("truncated", 0) >= 3 * len(learnt)
+    assert ended.get("completed", 0) + ended.get("truncated", 0) >= 3 * len(learnt)
     lags = [record["staleness/lag_max"] for record in read_metrics(killed, "train")]
     assert max(lags) <= {"overlap": 1, "async": 2, "redundancy": 0}[name]
     assert (max(lags) > 0) is (name != "redundancy")

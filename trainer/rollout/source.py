@@ -176,13 +176,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def collect(
         self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
     ) -> list[Group]:
-        """Play ``tasks`` with the engine's current weights; groups in the order of ``tasks``."""
-        return self._driver.collect(tasks, group_size, self.settings, self.engine, on_done)
+        """Play ``tasks`` before others that wait; groups in the order of ``tasks``."""
+        stream = self._driver.start(tasks, group_size, self.settings, self.engine, on_done, front=True)
+        return stream.in_order()
 
     def collect_greedy(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """One greedy episode of each task."""
         settings = replace(self.settings, sampling=replace(self.settings.sampling, temperature=0.0))
-        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, self.engine)]
+        stream = self._driver.start(tasks, 1, settings, self.engine, front=True)
+        return [group.trajectories[0] for group in stream.in_order()]
 
     def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""
