@@ -1,10 +1,12 @@
 """Episode managers: what the next prompt shows (context), one episode, and the driver of many at once."""
 
-from roll_envs.managers.driver import EpisodeDriver, EpisodeLimits
+from roll_envs.managers.attempt import EpisodeLimits
+from roll_envs.managers.driver import EpisodeDriver
 from roll_envs.managers.episode import (
     Context,
     EpisodeSettings,
     History,
+    RemoteEnv,
     Respond,
     episode,
     load_context,
@@ -19,6 +21,7 @@ __all__ = [
     "EpisodeSettings",
     "GroupStream",
     "History",
+    "RemoteEnv",
     "Respond",
     "episode",
     "load_context",

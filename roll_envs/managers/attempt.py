@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from roll_envs.errors import EnvironmentFaultError, RollError
+from roll_envs.errors import EnvironmentFaultError, RollError, WorkerLostError
 from roll_envs.managers.episode import (
     AttemptRequest,
     CloseRequest,
@@ -25,6 +25,7 @@ from roll_envs.managers.episode import (
     EpisodeSettings,
     MakeRequest,
     Played,
+    RemoteEnv,
     ResetRequest,
     StepRequest,
     close_quietly,
@@ -106,7 +107,7 @@ class Place(Enum):
     """Where an attempt is at the moment."""
 
     DRIVER = "with the driving thread, or in its inbox"
-    ANSWERER = "waits for a policy's future"
+    PARKED = "waits for a future, of a policy or a remote environment"
     QUEUED = "waits for a worker thread"
     WORKER = "on a worker thread"
     RELIEVED = "on a thread that was the driving one"
@@ -120,18 +121,47 @@ class Pause(Enum):
     FOR_WORKER = "the next call is one for a worker thread"
 
 
-def call_kinds(env_id: str, answerer: str, env_timeout_s: float, turn_timeout_s: float) -> dict[type, CallKind]:
+Done = Future[Any] | Trajectory | Pause
+"""What comes of an attempt's calls."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeLimits:
+    """Deadlines in seconds and budgets of a driver."""
+
+    max_running: int = 128
+    attempts: int = 3
+    turn_timeout_s: float = 120.0
+    env_timeout_s: float = 60.0
+    make_timeout_s: float | None = None
+    """This one and the next three: ``None`` is ``env_timeout_s``."""
+    reset_timeout_s: float | None = None
+    step_timeout_s: float | None = None
+    close_timeout_s: float | None = None
+    episode_timeout_s: float = 600.0
+    recycle_after: int = 0
+    """Episodes after which an environment is closed and made anew; 0 is never."""
+
+
+def call_kinds(env_id: str, answerer: str, limits: EpisodeLimits) -> dict[type, CallKind]:
     """Kind of the call that each type of request leads to; that of None goes on with the episode, where the context
     function is called."""
-    named: dict[type, str] = {
-        MakeRequest: f"the making of {env_id}",
-        ResetRequest: f"reset of {env_id}",
-        type(None): "the context function",
-        StepRequest: f"step of {env_id}",
-        CloseRequest: f"the closing of {env_id}",
+    named: dict[type, tuple[str, float | None]] = {
+        MakeRequest: (f"the making of {env_id}", limits.make_timeout_s),
+        ResetRequest: (f"reset of {env_id}", limits.reset_timeout_s),
+        type(None): ("the context function", None),
+        StepRequest: (f"step of {env_id}", limits.step_timeout_s),
+        CloseRequest: (f"the closing of {env_id}", limits.close_timeout_s),
+        CompletionRequest: (f"{answerer}'s answer", limits.turn_timeout_s),
     }
-    kinds = {request: CallKind(doing, env_timeout_s) for request, doing in named.items()}
-    return {**kinds, CompletionRequest: CallKind(f"{answerer}'s answer", turn_timeout_s)}
+    return {
+        request: CallKind(doing, limits.env_timeout_s if limit_s is None else limit_s)
+        for request, (doing, limit_s) in named.items()
+    }
+
+
+MakeEnv = Callable[[Task], Env | RemoteEnv | Future[Any]]
+"""Makes the environment of a task; a future gets it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,11 +171,16 @@ class Attempt:
     task: Task
     member: int
     settings: EpisodeSettings
-    make_env: Callable[[Task], Env]
+    make_env: MakeEnv
     answerer: Callable[[Attempt, CompletionRequest], Future[Completion] | Completion]
     kinds: Mapping[type, CallKind]
     """Those of :func:`call_kinds`."""
-    env: Env | None = None
+    env: Any = None
+    """None, a ``gymnasium.Env``, or a :class:`RemoteEnv`."""
+    env_episodes: int = 0
+    """How many episodes it has played before this one."""
+    ask: Callable[[Any], Future[Any]] | None = None
+    """That of a remote environment."""
     requests: Generator[AttemptRequest, Any, Trajectory] | None = None
     request: AttemptRequest | None = None
     """What it asks for; None where it is to go on with ``answer``."""
@@ -158,7 +193,7 @@ class Attempt:
     place: Place = Place.DRIVER
     relieved_in: CallKind | None = None
     """During which kind of call the driving thread was relieved."""
-    done: Future[Completion] | Trajectory | Pause = Pause.TIME_IS_UP
+    done: Done = Pause.TIME_IS_UP
     """What came of its calls."""
     thread: int = 0
     """The thread that makes its calls, or made the last one."""
@@ -166,29 +201,46 @@ class Attempt:
     reason: str = ""
     """Why it failed."""
     traceback: str = ""
+    lost: bool = False
+    """Whether it failed because the worker that held its environment was lost."""
 
-    def begin(self, env: Env | None) -> None:
-        """Note its first request; ``env`` is an environment kept from another episode."""
-        self.env = env
+    @property
+    def asks_env(self) -> bool:
+        """Whether the future that it waits for is of a remote environment."""
+        return self.place is Place.PARKED and self.kind is not self.kinds[CompletionRequest]
+
+    def begin(self, kept: tuple[Env | RemoteEnv, int] | None, recycle_after: int) -> None:
+        """Note its first request; ``kept`` is an environment, and how many episodes it has played."""
+        self.env, self.env_episodes = kept or (None, 0)
         self.kind = self.kinds[type(None)]
-        self.requests = self._play()
+        self.requests = self._play(worn=0 < recycle_after <= self.env_episodes)
         self.request = next(self.requests)
 
-    def _play(self) -> Generator[AttemptRequest, Any, Trajectory]:
+    def _play(self, worn: bool) -> Generator[AttemptRequest, Any, Trajectory]:
         """What it asks for, in order; an environment that took part in a failure is closed."""
         try:
+            if worn and self.env is not None:
+                env, self.env, self.env_episodes = self.env, None, 0
+                yield CloseRequest(env)
             if self.env is None:
                 yield MakeRequest()
+            self.ask = getattr(self.env, "ask", None)
             return (yield from episode(self.task, self.member, self.settings, self.played))
         except GeneratorExit:
             raise
         except BaseException as error:
             if not self.reason:  # else it was given up, and this is what it was told
                 self.reason, self.traceback = _describe(error, self.kind.doing), _traceback_of(error)
+                self.lost = isinstance(_own(error), WorkerLostError)
         # Whoever gives this attempt up closes its environment, which must not happen twice.
-        env, self.env = self.env, None
-        if env is not None:
-            yield CloseRequest(env)
+        used, self.env = self.env, None
+        if used is not None and not self.lost:
+            try:
+                yield CloseRequest(used)
+            except GeneratorExit:
+                raise
+            except BaseException:  # of a remote environment; the failure that led here is the one to tell
+                pass
         return self.ended("failed", self.reason, self.traceback)
 
     def ended(self, kind: OutcomeKind, reason: str, traceback: str = "") -> Trajectory:
@@ -202,7 +254,13 @@ class Attempt:
         frame = sys._current_frames().get(self.thread)
         return _shortened("".join(traceback.format_stack(frame))) if frame is not None else ""
 
-    def run(self) -> Future[Completion] | Trajectory | Pause:
+    def hear(self, value: Any, error: BaseException | None) -> None:
+        """Go on with what came of the future that it waited for."""
+        self.answer = value, error
+        if self.env is None and self.kind is self.kinds[MakeRequest]:
+            self.env = value
+
+    def run(self) -> Done:
         """Make calls until it waits for a future, is over or pauses."""
         until = time.monotonic() + _SLICE_S
         self.thread = threading.get_ident()
@@ -243,16 +301,17 @@ class Attempt:
         if isinstance(request, CompletionRequest):
             return self.answerer(self, request)
         if isinstance(request, MakeRequest):
-            self.env = self.make_env(self.task)
-        elif isinstance(request, CloseRequest):
-            close_quietly(request.env)
-        else:
-            assert self.env is not None
-            return perform(self.env, request)
-        return None
+            made = self.make_env(self.task)
+            if not isinstance(made, Future):
+                self.env = made  # at once: the attempt may have been given up meanwhile
+            return made
+        if isinstance(request, CloseRequest):
+            ask = getattr(request.env, "ask", None)
+            return close_quietly(request.env) if ask is None else ask(request)
+        return perform(self.env, request) if self.ask is None else self.ask(request)
 
 
-def discard(attempt: Attempt, done: Future[Completion] | Trajectory | Pause | None = None) -> None:
+def discard(attempt: Attempt, done: Done | None = None) -> None:
     """Give back what an attempt holds that nobody waits for any more."""
     if isinstance(done, Future):
         done.cancel()
@@ -268,11 +327,15 @@ def _describe(error: BaseException, during: str) -> str:
         return f"{during} raised {type(error).__name__}"
 
 
+def _own(error: BaseException) -> BaseException:
+    """The error of the environment itself, where ``error`` names the call that raised it."""
+    return error.__cause__ or error if isinstance(error, EnvironmentFaultError) else error
+
+
 def _traceback_of(error: BaseException) -> str:
     """That of the environment's own error, where it is one, with the errors that led to it."""
-    own = error.__cause__ if isinstance(error, EnvironmentFaultError) and error.__cause__ is not None else error
     try:
-        return _shortened("".join(traceback.format_exception(own)))
+        return _shortened("".join(traceback.format_exception(_own(error))))
     except Exception:  # an exception of others that cannot be shown
         return ""
 

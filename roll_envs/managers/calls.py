@@ -13,10 +13,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
-from roll_envs.managers.attempt import Attempt, Pause, Place, discard
-from roll_envs.types import Completion, Trajectory
+from roll_envs.managers.attempt import Attempt, Done, Pause, Place, discard
 
 GRACE_S = 0.05
 """A call in place that takes longer than this costs the driving thread its place."""
@@ -34,7 +32,7 @@ class Calls:
     def __init__(
         self,
         drive: Callable[[], None],
-        hand_in: Callable[[Attempt, Future[Completion] | Trajectory | Pause], None],
+        hand_in: Callable[[Attempt, Done], None],
         max_workers: int,
     ) -> None:
         self._drive, self._hand_in = drive, hand_in
@@ -137,7 +135,7 @@ class Calls:
                 return
         self._jobs.put(None)  # for the next worker
 
-    def _return(self, attempt: Attempt, done: Future[Completion] | Trajectory | Pause) -> bool:
+    def _return(self, attempt: Attempt, done: Done) -> bool:
         """Hand in an attempt from another thread; False when nobody wants it any more."""
         with self._lock:
             wanted = attempt.place is not Place.GIVEN_UP and not self._closed

@@ -20,11 +20,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from roll_envs.errors import DeadlineExceededError, RollError
-from roll_envs.managers.attempt import Attempt, CallKind, Pause, Place, call_kinds, result_of
+from roll_envs.managers.attempt import (
+    Attempt,
+    CallKind,
+    Done,
+    EpisodeLimits,
+    MakeEnv,
+    Pause,
+    Place,
+    call_kinds,
+    result_of,
+)
 from roll_envs.managers.calls import Calls
-from roll_envs.managers.episode import CompletionRequest, Env, EpisodeSettings, Respond, close_quietly
+from roll_envs.managers.episode import CompletionRequest, Env, EpisodeSettings, RemoteEnv, Respond, close_quietly
 from roll_envs.managers.stream import Cancellation, GroupStream, OnDone
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, Group, Task, Trajectory
@@ -35,17 +46,8 @@ _CLOSE_WAIT_S = 0.5
 """How long closing waits for threads, so that those that can end do so before the process does."""
 _CLOSERS = 8
 """Threads that close environments at the end."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpisodeLimits:
-    """Deadlines in seconds and budgets of a driver."""
-
-    max_running: int = 128
-    attempts: int = 3
-    turn_timeout_s: float = 120.0
-    env_timeout_s: float = 60.0
-    episode_timeout_s: float = 600.0
+_MAX_LOSSES = 10
+"""How often an episode is tried again because a worker was lost, beside its attempts."""
 
 
 @dataclass(slots=True)
@@ -62,11 +64,13 @@ class _Episode:
     """When this attempt began."""
     cancelled: str | None = None
     """Why it is to end."""
+    losses: int = 0
+    """How many attempts ended because a worker was lost."""
     failed: list[Trajectory] = field(default_factory=list)
     """Attempts before this one."""
 
 
-_Item = Future[Completion] | Attempt | Cancellation
+_Item = Future[Any] | Attempt | Cancellation
 SettingsOf = Callable[[Task], EpisodeSettings]
 
 
@@ -79,17 +83,18 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
     :meth:`close`.
     """
 
-    def __init__(self, make_env: Callable[[Task], Env], limits: EpisodeLimits) -> None:
+    def __init__(self, make_env: MakeEnv, limits: EpisodeLimits) -> None:
         self._make_env, self._limits = make_env, limits
         self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        """Answers of policies, attempts with what came of their calls, and cancellations; None only wakes."""
-        self._answers: dict[Future[Completion], Attempt] = {}
+        """Answers of policies and remote environments, attempts with what came of their calls, and cancellations; None
+        only wakes."""
+        self._answers: dict[Future[Any], Attempt] = {}
         """Who waits for which future. One that was given up is in here no longer, so that its answer is not heard."""
         self._pending: deque[_Episode] = deque()
         self._running: dict[Attempt, _Episode] = {}
         self._streams: set[GroupStream] = set()
-        self._envs: defaultdict[str, list[Env]] = defaultdict(list)
-        """Environments that wait for their next episode."""
+        self._envs: defaultdict[str, list[tuple[Env | RemoteEnv, int]]] = defaultdict(list)
+        """Environments that wait for their next episode, and how many they have played."""
         self._kinds: dict[str, CallKind] = {}
         self._calls = Calls(self._drive, self._hand_in, limits.max_running)
         self._next_scan = 0.0
@@ -130,7 +135,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             for number, task in zip(stream.extend(tasks), tasks, strict=True):
                 key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
                 chosen = settings if isinstance(settings, EpisodeSettings) else settings(task)
-                found = call_kinds(task.env_id, chosen.answerer, limits.env_timeout_s, limits.turn_timeout_s)
+                found = call_kinds(task.env_id, chosen.answerer, limits)
                 # What was measured of a kind of call holds for every stream of this driver.
                 kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
                 for member in range(group_size):
@@ -177,13 +182,13 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, until - time.monotonic()))
 
-    def _hand_in(self, attempt: Attempt, done: Future[Completion] | Trajectory | Pause) -> None:
+    def _hand_in(self, attempt: Attempt, done: Done) -> None:
         """Give the driving thread what came of an attempt's calls; an answer is handed in by who completes it."""
         attempt.done = done
         if isinstance(done, Future):
             # Known as a waiting one before the callback, which may run at once, and before a scan can see it wait.
             self._answers[done] = attempt
-            attempt.since, attempt.place = time.monotonic(), Place.ANSWERER
+            attempt.since, attempt.place = time.monotonic(), Place.PARKED
             done.add_done_callback(self._inbox.put)
         else:
             attempt.place = Place.DRIVER
@@ -236,9 +241,10 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         while self._pending and len(self._running) < self._limits.max_running:
             episode = self._pending.popleft()
             episode.attempts, episode.started = episode.attempts + 1, time.monotonic()
-            kept = self._envs[episode.env_key]
+            # After a loss a new one: others may have been lost with the same worker.
+            kept = self._envs[episode.env_key] if not episode.losses else None
             attempt = episode.new_attempt()
-            attempt.begin(kept.pop() if kept else None)
+            attempt.begin(kept.pop() if kept else None, self._limits.recycle_after)
             self._running[attempt] = episode
             self._inbox.put(attempt)
 
@@ -248,7 +254,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             attempt = self._answers.pop(item, None)
             if attempt is None:  # given up, so nobody listens
                 return True
-            attempt.answer = result_of(item.result)
+            attempt.hear(*result_of(item.result))
         elif isinstance(item, Cancellation):
             self._cancel_all(item)
             return True
@@ -265,8 +271,10 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         """End an attempt: the episode is over, or tried again."""
         episode, failed = self._running.pop(attempt), trajectory.outcome.kind == "failed"
         if attempt.env is not None and not failed and attempt.place is not Place.GIVEN_UP:
-            self._envs[episode.env_key].append(attempt.env)
-        if failed and episode.cancelled is None and episode.attempts < self._limits.attempts:
+            self._envs[episode.env_key].append((attempt.env, attempt.env_episodes + 1))
+        episode.losses += attempt.lost
+        again = episode.losses <= _MAX_LOSSES and episode.attempts - episode.losses < self._limits.attempts
+        if failed and episode.cancelled is None and again:
             episode.failed.append(replace(trajectory, attempts=episode.attempts))
             self._pending.append(episode)
         else:
@@ -304,16 +312,22 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         """End an attempt, unless it is ending. Its environment is kept where it is in no call."""
         if attempt.reason or attempt.answer[1] is not None or isinstance(attempt.done, Trajectory):
             return
-        if attempt.place in (Place.DRIVER, Place.ANSWERER):
-            self._withdraw(attempt)
-        elif not self._calls.give_up(attempt):
-            return  # it was handed in at this moment; the next scan finds it
-        self._finish(attempt, attempt.ended("cancelled", reason))
+        taken = self._withdraw if attempt.place in (Place.DRIVER, Place.PARKED) else self._calls.give_up
+        if taken(attempt):  # else it was handed in at this moment, and the next scan finds it
+            self._finish(attempt, attempt.ended("cancelled", reason))
 
-    def _withdraw(self, attempt: Attempt) -> None:
-        """Listen no longer to the answer that an attempt waits for, if it does."""
-        if isinstance(attempt.done, Future) and self._answers.pop(attempt.done, None) is not None:
-            attempt.done.cancel()
+    def _withdraw(self, attempt: Attempt) -> bool:
+        """Listen no longer to the answer that an attempt waits for, if it does. A remote environment that is in a call
+        goes with it; False where that call has just returned."""
+        answer = attempt.done
+        if isinstance(answer, Future) and answer in self._answers:
+            cancelled = answer.cancel()
+            if attempt.asks_env:
+                if answer.done() and not cancelled:
+                    return False
+                attempt.env = None  # who holds it has been told by the cancelled future
+            del self._answers[answer]
+        return True
 
     # -- deadlines ---------------------------------------------------------------------------------------------------
 
@@ -336,13 +350,17 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
     def _give_up(self, attempt: Attempt, error: RollError) -> None:
         """End an attempt that is stuck in a call; any other is told instead of its answer, and ends itself."""
         done = attempt.done
-        if attempt.place is Place.ANSWERER:
+        if attempt.asks_env:
+            if self._withdraw(attempt):
+                self._finish(attempt, attempt.ended("failed", str(error), attempt.traceback))
+            return
+        if attempt.place is Place.PARKED:
             self._withdraw(attempt)
             self._hand_in(attempt, Pause.TIME_IS_UP)
         elif attempt.place is not Place.DRIVER:
             stack = attempt.stack() if attempt.place is not Place.QUEUED else ""
             if self._calls.give_up(attempt):
-                self._finish(attempt, attempt.ended("failed", str(error), stack))
+                self._finish(attempt, attempt.ended("failed", str(error), attempt.traceback or stack))
             return
         elif isinstance(done, Trajectory):
             return
@@ -351,8 +369,12 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
 
     def _close_envs(self) -> None:
         """Close every environment that is in no call, on several threads: one that hangs must not keep the others."""
-        idle = [attempt.env for attempt in self._running if attempt.place in (Place.DRIVER, Place.ANSWERER)]
-        envs = [env for env in chain(idle, *self._envs.values()) if env is not None]
+        for attempt in self._running:
+            if attempt.asks_env:
+                self._withdraw(attempt)
+        idle = [attempt.env for attempt in self._running if attempt.place in (Place.DRIVER, Place.PARKED)]
+        kept = (env for env, _ in chain(*self._envs.values()))
+        envs = [env for env in chain(idle, kept) if env is not None]
         shared = iter(envs)  # a list's iterator gives each element to one thread
         for _ in envs[:_CLOSERS]:
             self._calls.thread(partial(_close_all, shared), "episode-closer")
@@ -369,7 +391,11 @@ def _submit_to(policy: Policy, timeout_s: float) -> Callable[[Attempt, Completio
 
 def _call(respond: Respond) -> Callable[[Attempt, CompletionRequest], Completion]:
     def answer(attempt: Attempt, request: CompletionRequest) -> Completion:
-        assert attempt.env is not None
+        if attempt.ask is not None:
+            raise RollError(
+                f"{attempt.settings.answerer} answers by looking at the environment, which is in another process here; "
+                "play these episodes with environments of this process"
+            )
         return respond(attempt.env, request.prompt_ids, request.sampling)
 
     return answer
@@ -385,6 +411,6 @@ def _closed_error() -> RollError:
     return RollError("this episode driver is closed; make a new one")
 
 
-def _close_all(envs: Iterator[Env]) -> None:
+def _close_all(envs: Iterator[Env | RemoteEnv]) -> None:
     for env in envs:
         close_quietly(env)
