@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 from loop_runs import the_run, without_times, write_config
 from mortal_runs import CARD, Death, mortal_run
 
+from roll_envs.types import Group, Trajectory
+from trainer.rollout.stream import RecordReader, StepRecord
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
 
@@ -102,6 +106,22 @@ def assert_same_to_the_bit(one: Path, other: Path) -> None:
             assert torch.equal(a[name], b[name]), name
 
 
+def recorded(path: Path) -> list[StepRecord]:
+    """All episodes, but for clocks and log-probabilities, whose rounding depends on who shared a pass."""
+    reader = RecordReader(path / "episodes" / "stream.jsonl.gz")
+    assert reader.cut == 0
+
+    def plain(episode: Trajectory) -> Trajectory:
+        turns = (replace(t, timings={}, completion=replace(t.completion, logprobs=())) for t in episode.turns)
+        return replace(episode, turns=tuple(turns))
+
+    def plain_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
+        return tuple(replace(g, trajectories=tuple(map(plain, g.trajectories))) for g in groups)
+
+    found = [reader.read(member) for member in reader.members]
+    return [replace(r, groups=plain_groups(r.groups), kept=plain_groups(r.kept)) for r in found]
+
+
 CASES = [
     *(("group", seed) if seed < 2 else pytest.param("group", seed, marks=SLOW) for seed in range(12)),
     *(("critic", seed) if seed < 1 else pytest.param("critic", seed, marks=SLOW) for seed in range(4)),
@@ -126,3 +146,4 @@ def test_killed_late_in_a_save_and_in_an_evaluation(
     assert mortal_run(arguments, None, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     assert_same_to_the_bit(path, killed)
     assert not list((killed / "checkpoints").glob(".unfinished*"))
+    assert recorded(path) == recorded(killed)

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def turns(draw: st.DrawFn, before: Turn | None) -> Turn:
 
 
 @st.composite
-def episodes(draw: st.DrawFn, member: int = 0) -> Trajectory:
+def episodes(draw: st.DrawFn, member: int = 0, *, attempt: bool = False) -> Trajectory:
     played: list[Turn] = []
     for _ in range(draw(st.integers(0, 3))):
         played.append(draw(turns(played[-1] if played else None)))
@@ -72,8 +73,9 @@ def episodes(draw: st.DrawFn, member: int = 0) -> Trajectory:
         task=task,
         member=member,
         turns=tuple(played),
-        outcome=Outcome(kind=kind, reason=draw(TEXTS)),
+        outcome=Outcome(kind=kind, reason=draw(TEXTS), traceback=draw(TEXTS), answer=draw(st.none() | TEXTS)),
         attempts=draw(st.integers(1, 3)),
+        failed_attempts=() if attempt else tuple(draw(st.lists(episodes(member, attempt=True), max_size=1))),
     )
 
 
@@ -166,7 +168,7 @@ def test_a_conversation_takes_the_room_of_what_is_new_in_it() -> None:
             sampled = ids[2000 + 97 * number : 2020 + 97 * number]
             played.append(turn(prompt, sampled, logprobs=logprobs, anchor=f"{number} " + "board " * 50))
             prompt = [*prompt, *sampled, *ids[5000 + number : 5030 + number]]
-        played = [replace(t, observation=n.prompt_observation) for t, n in zip(played, [*played[1:], played[0]])]
+        played = [replace(t, observation=n.prompt_observation) for t, n in pairwise(played)]
         return trajectory(*played, member=member)
 
     def size(turn_count: int, members: int) -> int:

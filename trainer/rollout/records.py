@@ -31,6 +31,11 @@ def episode_text(trajectory: Trajectory) -> str:
         parts += [_RULE, f"Turn {number}", turn.prompt_observation, f">>> {turn.text}", _outcome_words(turn)]
     if trajectory.turns:
         parts += [_RULE, "End", trajectory.turns[-1].observation]
+    outcome = trajectory.outcome
+    if outcome.answer is not None:
+        parts += [_RULE, "The answer that was being played", f">>> {outcome.answer}"]
+    if outcome.traceback:
+        parts += [_RULE, outcome.traceback]
     return "\n".join(parts) + "\n"
 
 

@@ -298,6 +298,8 @@ def _write_episode(trajectory: Trajectory, task: Task, seen: _Seen) -> dict[str,
         written["attempts"] = trajectory.attempts
     if trajectory.task != task:
         written["task"] = _plain(trajectory.task)
+    if trajectory.failed_attempts:
+        written["failed_attempts"] = [_write_episode(attempt, task, seen) for attempt in trajectory.failed_attempts]
     for turn in trajectory.turns:
         written["turns"].append(_write_turn(turn, seen))
         seen = _after(turn)
@@ -305,7 +307,7 @@ def _write_episode(trajectory: Trajectory, task: Task, seen: _Seen) -> dict[str,
 
 
 def _read_episode(written: Mapping[str, Any], task: Task, seen: _Seen) -> Trajectory:
-    turns: list[Turn] = []
+    turns, start = list[Turn](), seen
     for turn in written["turns"]:
         turns.append(_read_turn(turn, seen))
         seen = _after(turns[-1])
@@ -315,6 +317,7 @@ def _read_episode(written: Mapping[str, Any], task: Task, seen: _Seen) -> Trajec
         turns=tuple(turns),
         outcome=Outcome(**written["outcome"]),
         attempts=written.get("attempts", 1),
+        failed_attempts=tuple(_read_episode(attempt, task, start) for attempt in written.get("failed_attempts", ())),
     )
 
 

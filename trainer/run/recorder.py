@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from roll_envs.errors import RollError
 from roll_envs.types import Metrics, Trajectory
@@ -34,8 +35,9 @@ class Recorder:
         self._guarded(lambda: self._folder.save_episodes(f"evaluation-step-{step:06d}", episodes))
 
     def write_failures(self, episodes: Iterable[Trajectory], *, step: int, phase: str) -> None:
-        """List the failed attempts among ``episodes``, whatever ``records`` says."""
-        failed = [episode for episode in episodes if episode.outcome.kind == "failed"]
+        """List the failed attempts at ``episodes``, also at those that went well later, whatever ``records`` says."""
+        attempts = (attempt for episode in episodes for attempt in (*episode.failed_attempts, episode))
+        failed = [replace(each, failed_attempts=()) for each in attempts if each.outcome.kind == "failed"]
         self._guarded(lambda: self._folder.record_failures(failed, step=step, phase=phase))
 
     def _guarded(self, write: Callable[[], object]) -> None:
@@ -43,5 +45,5 @@ class Recorder:
             write()
         except RollError as error:
             if not self._failed_writes:
-                self._say(f"{error}. Training goes on; records/failed_writes counts what is not recorded.")
+                self._say(f"Not recorded: {error}. The run goes on; records/failed_writes counts such writes.")
             self._failed_writes += 1
