@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from loop_runs import configured
 
 from roll_envs.types import Group, Outcome, Task, Trajectory
-from trainer.rollout.source import GroupSource, Ledger
+from trainer.rollout.mix import Mix
+from trainer.rollout.source import GroupSource, Ledger, draw_tasks
 
 
 def reloaded(ledger: Ledger) -> Ledger:
@@ -65,8 +66,11 @@ class Backwards:
     """A session whose stream hands out the groups in reverse order; tasks of odd index are lost to the filter."""
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        self.config, self.mix = config, Mix(config)
         self.asked: list[list[int]] = []
+
+    def training_tasks(self, indices: Sequence[int]) -> list[Task]:
+        return draw_tasks(self.config.env, seed=self.config.seed, indices=indices)
 
     def start(self, tasks: Sequence[Task], group_size: int) -> list[Group]:
         self.asked.append([task.index for task in tasks])

@@ -27,7 +27,7 @@ from trainer.model.forward import load_weights
 from trainer.model.network import save_model
 from trainer.rollout.source import Collected, GroupSource, Ledger, Session
 from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
-from trainer.run.evaluate import PhaseResult, play_evaluation, summary
+from trainer.run.evaluate import PhaseResult, evaluation_metrics, play_evaluation, summary
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
 from trainer.run.report import Report
@@ -211,7 +211,8 @@ class _Run:
             self._save()
             raise
         measured = {"rollout/failed_share": failed, "time/rollout_s": seconds}
-        return found, {**rollout_metrics(found.played), **found.metrics, **measured}
+        per_environment = self.session.mix.metrics(found.played)
+        return found, {**rollout_metrics(found.played), **per_environment, **found.metrics, **measured}
 
     def _learn(self, found: Collected, metrics: Metrics) -> Metrics:
         """The update of a training step and what counts on with it; ``metrics`` with those of the update."""
@@ -223,6 +224,7 @@ class _Run:
         counters.steps += 1
         counters.version += 1
         counters.ledger.settle(found.indices)
+        self.session.mix.settle(found.played)
         # The reference moves after the step: the next one is measured against the policy that samples it.
         refresh = config.reference.refresh_every
         if parts.reference is not None and refresh and counters.steps % refresh == 0:
@@ -239,17 +241,15 @@ class _Run:
             return ()
         started = time.monotonic()
         self._sync_engine()
-        count = config.evaluation.tasks
-        with self.report.phase(f"evaluation {name}", count) as progress:
+        with self.report.phase(f"evaluation {name}", config.evaluation_episodes) as progress:
             result, episodes = play_evaluation(
-                self.session, name, tasks=count, step=counters.steps, on_done=lambda _: progress.advance()
+                self.session, name, tasks=None, step=counters.steps, on_done=lambda _: progress.advance()
             )
         self.session.failed_share(episodes, f"evaluation {name}")
         with self.interrupts.whole():
             counters.evaluations.append(result)
             counters.spend(EVALUATION, time.monotonic() - started)
-            numbers = {k: v for k, v in asdict(result).items() if k not in ("name", "step")}
-            self.folder.log(numbers, step=counters.steps, phase=EVALUATION)
+            self.folder.log(evaluation_metrics(result), step=counters.steps, phase=EVALUATION)
             self.folder.save_episodes(f"evaluation-step-{counters.steps:06d}", episodes[:SAMPLE_EPISODES])
         return episodes
 
@@ -293,6 +293,7 @@ class _Run:
                 **{name: getattr(counters, name) for name in ("warm_steps", "steps", "seconds")},
                 "evaluations": [asdict(evaluation) for evaluation in counters.evaluations],
                 **counters.ledger.save(),
+                "mix": self.session.mix.save(),
                 "algorithm": self.parts.state.to_dict(),
             },
         )
@@ -309,6 +310,7 @@ class _Run:
                 raise CheckpointError(f"the checkpoint has no {name}, which {self.folder.config_path} asks for")
             part.load_weights(state.others[name]())
         self.parts = replace(self.parts, state=AlgorithmState.from_dict(state.progress["algorithm"]))
+        self.session.mix.load(state.progress.get("mix", {}))
         try:
             for name, trained in self._optimized().items():
                 trained.load_optimizer_state(state.optimizer[name])
