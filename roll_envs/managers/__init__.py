@@ -1,6 +1,6 @@
 """Episode managers: what the next prompt shows (context), one episode, and the driver of many at once."""
 
-from roll_envs.managers.driver import EpisodeDriver, EpisodeLimits, GroupStream
+from roll_envs.managers.driver import EpisodeDriver, EpisodeLimits
 from roll_envs.managers.episode import (
     Context,
     EpisodeSettings,
@@ -10,6 +10,7 @@ from roll_envs.managers.episode import (
     load_context,
     play_episode,
 )
+from roll_envs.managers.stream import GroupStream
 
 __all__ = [
     "Context",

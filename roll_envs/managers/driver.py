@@ -17,23 +17,20 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter
 
 from roll_envs.errors import DeadlineExceededError, RollError
-from roll_envs.managers.calls import Attempt, CallKind, Calls, Pause, Place, call_kinds, result_of
+from roll_envs.managers.attempt import Attempt, CallKind, Pause, Place, call_kinds, result_of
+from roll_envs.managers.calls import Calls
 from roll_envs.managers.episode import CompletionRequest, Env, EpisodeSettings, Respond, close_quietly
+from roll_envs.managers.stream import Cancellation, GroupStream, OnDone
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, Group, Task, Trajectory
 
-OnDone = Callable[[Trajectory], None]
-
 _SCAN_S = 0.1
 """How often the driving thread looks for episodes past a deadline."""
-_LISTEN_S = 0.2
-"""How long a wait for groups may stay deaf to Ctrl-C, where a signal does not end it."""
 _CLOSE_WAIT_S = 0.5
 """How long closing waits for threads, so that those that can end do so before the process does."""
 _CLOSERS = 8
@@ -51,68 +48,6 @@ class EpisodeLimits:
     episode_timeout_s: float = 600.0
 
 
-class GroupStream:
-    """Groups of ``tasks`` in the order in which they finish. Iterate over it once.
-
-    Whatever the iteration raises, an error of ``on_done`` for one, ends with ``close``, the driver's.
-    """
-
-    def __init__(
-        self, tasks: Sequence[Task], group_size: int, on_done: OnDone | None, close: Callable[[], None]
-    ) -> None:
-        self._tasks, self._size, self._on_done, self._close = tasks, group_size, on_done, close
-        self._played: list[list[Trajectory]] = [[] for _ in tasks]
-        self._missing = len(tasks) * group_size
-        self.ended: list[tuple[int, Trajectory]] = []
-        """Written by the driving thread; delivered in batches."""
-        self._delivered: queue.SimpleQueue[list[tuple[int, Trajectory]] | RollError] = queue.SimpleQueue()
-
-    def deliver(self) -> bool:
-        """Hand over what ended since the last time; whether that is all."""
-        ended, self.ended = self.ended, []
-        self._missing -= len(ended)
-        self._delivered.put(ended)
-        return self._missing == 0
-
-    def fail(self, error: RollError) -> None:
-        """Raise ``error`` where the groups are waited for."""
-        self._delivered.put(error)
-
-    def _receive(self) -> list[tuple[int, Trajectory]]:
-        while True:
-            with contextlib.suppress(queue.Empty):
-                delivered = self._delivered.get(timeout=_LISTEN_S)
-                if isinstance(delivered, RollError):
-                    raise delivered
-                return delivered
-
-    def __iter__(self) -> Iterator[Group]:
-        missing = len(self._tasks) if self._size else 0
-        try:
-            while missing:
-                for number, trajectory in self._receive():
-                    self._played[number].append(trajectory)
-                    if self._on_done is not None:
-                        self._on_done(trajectory)
-                    if len(self._played[number]) == self._size:
-                        missing -= 1
-                        yield self._group(number)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            self._close()
-            raise
-
-    def _group(self, number: int) -> Group:
-        members = sorted(self._played[number], key=attrgetter("member"))
-        return Group(task=self._tasks[number], trajectories=tuple(members))
-
-    def in_order(self) -> list[Group]:
-        """Wait for all groups; returns them in the order of the tasks."""
-        waited = sum(1 for _ in self)
-        return [self._group(number) for number in range(waited)]
-
-
 @dataclass(slots=True)
 class _Episode:
     """An episode that somebody waits for, through all its attempts."""
@@ -125,6 +60,14 @@ class _Episode:
     attempts: int = 0
     started: float = 0.0
     """When this attempt began."""
+    cancelled: str | None = None
+    """Why it is to end."""
+    failed: list[Trajectory] = field(default_factory=list)
+    """Attempts before this one."""
+
+
+_Item = Future[Completion] | Attempt | Cancellation
+SettingsOf = Callable[[Task], EpisodeSettings]
 
 
 class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
@@ -138,8 +81,8 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
 
     def __init__(self, make_env: Callable[[Task], Env], limits: EpisodeLimits) -> None:
         self._make_env, self._limits = make_env, limits
-        self._inbox: queue.SimpleQueue[Future[Completion] | Attempt | None] = queue.SimpleQueue()
-        """Answers of policies, and attempts with what came of their calls; None only wakes."""
+        self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        """Answers of policies, attempts with what came of their calls, and cancellations; None only wakes."""
         self._answers: dict[Future[Completion], Attempt] = {}
         """Who waits for which future. One that was given up is in here no longer, so that its answer is not heard."""
         self._pending: deque[_Episode] = deque()
@@ -162,24 +105,29 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         self,
         tasks: Sequence[Task],
         group_size: int,
-        settings: EpisodeSettings,
+        settings: EpisodeSettings | SettingsOf,
         answerer: Policy | Respond,
         on_done: OnDone | None = None,
+        *,
+        front: bool = False,
     ) -> GroupStream:
         """Begin to play every task ``group_size`` times; returns the stream of their groups at once.
 
-        ``on_done`` is called once for each ended episode, in the thread that iterates over the stream.
+        ``settings`` are those of all tasks, or a function that gives those of one. ``front`` puts the episodes before
+        all that wait to begin. ``on_done`` is called once for each ended episode, in the thread that iterates over the
+        stream.
         """
-        stream, limits = GroupStream(tasks, group_size, on_done, self.close), self._limits
+        stream, limits = GroupStream(tasks, group_size, on_done, self.close, self._inbox.put), self._limits
         ask = _submit_to(answerer, limits.turn_timeout_s) if isinstance(answerer, Policy) else _call(answerer)
         episodes: list[_Episode] = []
         for number, task in enumerate(tasks):
             key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
-            found = call_kinds(task.env_id, settings.answerer, limits.env_timeout_s, limits.turn_timeout_s)
+            chosen = settings if isinstance(settings, EpisodeSettings) else settings(task)
+            found = call_kinds(task.env_id, chosen.answerer, limits.env_timeout_s, limits.turn_timeout_s)
             # What was measured of a kind of call holds for every stream of this driver.
             kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
             for member in range(group_size):
-                new = partial(Attempt, task, member, settings, self._make_env, ask, kinds)
+                new = partial(Attempt, task, member, chosen, self._make_env, ask, kinds)
                 episodes.append(_Episode(stream, number, key, new))
         with self._starting:
             if self._closed:
@@ -187,7 +135,10 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             if not episodes:
                 return stream
             self._streams.add(stream)
-            self._pending.extend(episodes)
+            if front:
+                self._pending.extendleft(reversed(episodes))
+            else:
+                self._pending.extend(episodes)
             self._calls.start()
         self._inbox.put(None)
         return stream
@@ -196,7 +147,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         self,
         tasks: Sequence[Task],
         group_size: int,
-        settings: EpisodeSettings,
+        settings: EpisodeSettings | SettingsOf,
         answerer: Policy | Respond,
         on_done: OnDone | None = None,
     ) -> list[Group]:
@@ -253,7 +204,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
                 stream.fail(RollError(f"the episode driver broke ({type(error).__name__}: {error}); please report it"))
             raise
 
-    def _next(self) -> Future[Completion] | Attempt | None:
+    def _next(self) -> _Item | None:
         """What was handed in next. Where there is nothing, deliver what ended, begin what may begin, and wait."""
         try:
             return self._inbox.get_nowait()
@@ -286,15 +237,20 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             self._running[attempt] = episode
             self._inbox.put(attempt)
 
-    def _take(self, item: Future[Completion] | Attempt) -> bool:
+    def _take(self, item: _Item) -> bool:
         """Go on with an attempt; False when this thread was relieved."""
         if isinstance(item, Future):
             attempt = self._answers.pop(item, None)
             if attempt is None:  # given up, so nobody listens
                 return True
             attempt.answer = result_of(item.result)
+        elif isinstance(item, Cancellation):
+            self._cancel_all(item)
+            return True
         else:
             attempt = item
+            if attempt not in self._running:  # it was cancelled in here
+                return True
             if isinstance(attempt.done, Trajectory):
                 self._finish(attempt, attempt.done)
                 return True
@@ -303,15 +259,56 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
     def _finish(self, attempt: Attempt, trajectory: Trajectory) -> None:
         """End an attempt: the episode is over, or tried again."""
         episode, failed = self._running.pop(attempt), trajectory.outcome.kind == "failed"
-        if attempt.env is not None and not failed:
+        if attempt.env is not None and not failed and attempt.place is not Place.GIVEN_UP:
             self._envs[episode.env_key].append(attempt.env)
-        if failed and episode.attempts < self._limits.attempts:
+        if failed and episode.cancelled is None and episode.attempts < self._limits.attempts:
+            episode.failed.append(replace(trajectory, attempts=episode.attempts))
             self._pending.append(episode)
         else:
-            if episode.attempts > 1:
-                trajectory = replace(trajectory, attempts=episode.attempts)
-            episode.stream.ended.append((episode.number, trajectory))
+            self._end(episode, trajectory)
         self._admit()
+
+    def _end(self, episode: _Episode, trajectory: Trajectory) -> None:
+        """What comes of an episode after all its attempts."""
+        if episode.cancelled is not None and trajectory.outcome.kind == "failed":
+            outcome = replace(trajectory.outcome, kind="cancelled", reason=episode.cancelled)
+            trajectory = replace(trajectory, outcome=outcome)
+        if episode.attempts != 1 or episode.failed:
+            trajectory = replace(trajectory, attempts=episode.attempts, failed_attempts=tuple(episode.failed))
+        episode.stream.ended.append((episode.number, trajectory))
+
+    # -- cancellation ------------------------------------------------------------------------------------------------
+
+    def _cancel_all(self, order: Cancellation) -> None:
+        def concerned(episode: _Episode) -> bool:
+            return episode.stream is order.stream and episode.number in order.numbers
+
+        with self._starting:  # no others begin to wait meanwhile
+            waiting = [episode for episode in self._pending if concerned(episode)]
+            kept = [episode for episode in self._pending if not concerned(episode)]
+            self._pending.clear()
+            self._pending.extend(kept)
+        for episode in waiting:
+            self._end(episode, episode.new_attempt().ended("cancelled", order.reason))
+        for attempt, episode in list(self._running.items()):
+            if concerned(episode) and episode.cancelled is None:
+                episode.cancelled = order.reason
+                self._cancel(attempt, order.reason)
+
+    def _cancel(self, attempt: Attempt, reason: str) -> None:
+        """End an attempt, unless it is ending. Its environment is kept where it is in no call."""
+        if attempt.reason or attempt.answer[1] is not None or isinstance(attempt.done, Trajectory):
+            return
+        if attempt.place in (Place.DRIVER, Place.ANSWERER):
+            self._withdraw(attempt)
+        elif not self._calls.give_up(attempt):
+            return  # it was handed in at this moment; the next scan finds it
+        self._finish(attempt, attempt.ended("cancelled", reason))
+
+    def _withdraw(self, attempt: Attempt) -> None:
+        """Listen no longer to the answer that an attempt waits for, if it does."""
+        if isinstance(attempt.done, Future) and self._answers.pop(attempt.done, None) is not None:
+            attempt.done.cancel()
 
     # -- deadlines ---------------------------------------------------------------------------------------------------
 
@@ -327,18 +324,20 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             elif now - episode.started > most_s and not attempt.reason:
                 error = f"the episode took longer than {most_s:g} s (waiting for {_waits_for(attempt)})"
                 self._give_up(attempt, RollError(error))
+            elif episode.cancelled is not None:
+                self._cancel(attempt, episode.cancelled)
         self._next_scan = time.monotonic() + _SCAN_S
 
     def _give_up(self, attempt: Attempt, error: RollError) -> None:
         """End an attempt that is stuck in a call; any other is told instead of its answer, and ends itself."""
         done = attempt.done
-        if attempt.place is Place.ANSWERER and isinstance(done, Future):
-            del self._answers[done]
-            done.cancel()
+        if attempt.place is Place.ANSWERER:
+            self._withdraw(attempt)
             self._hand_in(attempt, Pause.TIME_IS_UP)
         elif attempt.place is not Place.DRIVER:
+            stack = attempt.stack() if attempt.place is not Place.QUEUED else ""
             if self._calls.give_up(attempt):
-                self._finish(attempt, attempt.failed(str(error)))
+                self._finish(attempt, attempt.ended("failed", str(error), stack))
             return
         elif isinstance(done, Trajectory):
             return

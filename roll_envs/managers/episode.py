@@ -19,7 +19,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -172,20 +172,32 @@ Request = ResetRequest | CompletionRequest | StepRequest
 AttemptRequest = Request | MakeRequest | CloseRequest
 
 
+@dataclass(slots=True)
+class Played:
+    """How far an episode got, for whoever drives it and ends it early."""
+
+    turns: list[Turn] = field(default_factory=list)
+    answer: str | None = None
+    """The answer that the environment is playing."""
+
+
 def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
     """Seed of one request, from identity alone: the same on any host, however episodes are scheduled."""
     identity = f"{run_seed}|{task.env_id}|{task.split}|{task.index}|{task.seed}|{member}|{turn}"
     return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Request, Any, Trajectory]:
-    """Play ``task`` once from its seed. Errors of what was asked for are thrown in.
+def episode(
+    task: Task, member: int, settings: EpisodeSettings, played: Played | None = None
+) -> Generator[Request, Any, Trajectory]:
+    """Play ``task`` once from its seed. Errors of what was asked for are thrown in. ``played`` is kept up to date.
 
     Raises :class:`EnvironmentFaultError` when the environment's code raises or returns what no environment may (an
     observation that is no text, a reward that is not finite), and other errors as they were thrown in. The environment
     is not to be used again then.
     """
-    turns: list[Turn] = []
+    played = Played() if played is None else played
+    turns = played.turns
     try:
         observation, instructions = yield ResetRequest(task.seed, SPLITS.get(task.split, task.split))
         observation = _text(observation)
@@ -209,7 +221,7 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
         answered = time.monotonic()
         if completion.finish == "abort":
             return _ended(task, member, turns, "cancelled", f"{settings.answerer} aborted the request")
-        text = settings.renderer.decode(completion.ids)
+        played.answer = text = settings.renderer.decode(completion.ids)
         try:
             shown, reward, terminated, truncated, info = _checked((yield StepRequest(text)))
         except Exception as error:
@@ -228,6 +240,7 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
                 timings={"generate_s": answered - started, "env_s": time.monotonic() - answered},
             )
         )
+        played.answer = None
         if terminated:
             return _ended(task, member, turns, "completed")
         if truncated:
