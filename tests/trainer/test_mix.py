@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,15 +16,24 @@ import yaml
 from episode_builders import trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loop_runs import configured, values
+from loop_runs import assert_same_curve, configured, values
+from rich.console import Console
 
+import trainer.run.preflight
 from roll_envs.errors import ConfigError
 from roll_envs.types import Group, Outcome, OutcomeKind, Task, Trajectory
-from trainer.config import MixedEnvConfig, RunConfig
-from trainer.config.load import dump_config, parse_config, teacher_config
+from trainer.config import MixedEnvConfig, ModelConfig, RunConfig
+from trainer.config.load import dump_config, load_config, parse_config, teacher_config
 from trainer.data.table import make_table, sequences_of
 from trainer.rollout.mix import Mix
 from trainer.rollout.source import GroupSource, Ledger, Session, draw_tasks, held_out_tasks
+from trainer.run.checkpoint import list_checkpoints, load_checkpoint
+from trainer.run.evaluate import evaluate_run
+from trainer.run.folder import RunFolder, read_metrics
+from trainer.run.loop import resume, train
+from trainer.run.plot import read_curve
+from trainer.run.preflight import preflight
+from trainer.run.report import Report
 
 HEAD = "format: 1\nname: tiny\nsteps: 3\n"
 LAKES = "envs:\n  - {id: roll/FrozenLake-v0}\n  - {id: roll/FrozenLake-v0, name: big, kwargs: {size: 8}, weight: 3}\n"
@@ -389,3 +400,95 @@ def test_a_lake_and_a_verified_data_set_are_played_side_by_side_each_by_its_sett
         (greedy,) = session.collect_greedy([sums[0].task])
         assert tokenizer.decode(greedy.turns[0].prompt_ids).startswith("<|system|>Add.")
         assert len(tokenizer("Left", add_special_tokens=False)["input_ids"]) == 1, "answers of every environment"
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+SHORT = (
+    "steps=3 model.layers=1 model.hidden_size=16 model.heads=2 warm_start.steps=1 warm_start.episodes_per_step=4 "
+    "rollout.groups_per_step=6 rollout.group_size=2 evaluation.tasks=3 evaluation.every=1 envs.2.evaluation_tasks=4 "
+    "checkpoint.every=1 checkpoint.keep=9 curriculum.memory=3 envs.0.kwargs.max_turns=2 envs.1.kwargs.max_turns=2 "
+    "envs.2.kwargs.max_turns=2"
+).split()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The committed mix, made small; its folder and summary."""
+    output = tmp_path_factory.mktemp("mix")
+    config = load_config(Path(__file__).parents[2] / "configs" / "mix_tiny.yaml", [*SHORT, f"output={output}"])
+    with RunFolder.create(preflight(config).config) as folder:
+        return folder.path, train(config, folder, Report.silent())
+
+
+def test_a_run_of_the_committed_mix_tells_its_environments_apart(whole: tuple[Path, dict[str, Any]]) -> None:
+    path, summary = whole
+    assert summary["env"] == "lake + slippery + sokoban"
+    for phase in summary["phases"]:
+        parts = {part["name"]: part for part in phase["environments"]}
+        assert {name: part["tasks"] for name, part in parts.items()} == {"lake": 3, "slippery": 3, "sokoban": 4}
+        assert phase["tasks"] == 10
+        total = sum(part["mean_return"] * part["tasks"] for part in parts.values())
+        assert phase["mean_return"] == pytest.approx(total / 10)
+    for record in read_metrics(path, "train"):
+        assert sum(record[f"env/{name}/share"] for name in ("lake", "slippery", "sokoban")) == pytest.approx(1.0)
+        rates = [record[f"env/{name}/return_mean"] * record[f"env/{name}/share"] for name in parts]
+        assert record["rollout/return_mean"] == pytest.approx(sum(rates))
+        assert record["filter/groups"] == 6
+    for record in read_metrics(path, "evaluation"):
+        assert record["env/sokoban/tasks"] == 4
+        assert "env/sokoban/seconds" not in record
+    weights = [record["env/lake/weight"] for record in read_metrics(path, "train")]
+    assert weights[0] == pytest.approx(1 / 4)
+    assert weights[-1] > 0.3, "the curriculum follows what was played"
+    assert read_curve(path).evaluation[0].environments[2].tasks == 4
+
+
+def test_a_mix_with_a_curriculum_resumes_exactly(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, _ = whole
+    copy = tmp_path / path.name
+    shutil.copytree(path, copy)
+    with RunFolder.open(copy) as folder:
+        resume(folder, Report.silent(), checkpoint=list_checkpoints(copy / "checkpoints")[-2])
+    assert_same_curve(path, copy)
+    left, right = (load_checkpoint(each).progress["mix"] for each in (path, copy))
+    assert left == right
+    assert left["drawn"] == {}
+    assert set(left["success"].values()) != {0.5}
+
+
+def test_a_run_of_a_mix_is_evaluated_and_shown(whole: tuple[Path, dict[str, Any]]) -> None:
+    path, summary = whole
+    found = evaluate_run(path)
+    last = summary["phases"][-1]["environments"]
+    assert [(e.name, e.success, e.turns) for e in found.environments] == [
+        (e["name"], e["success"], e["turns"]) for e in last
+    ]
+    fewer = evaluate_run(path, tasks=1)
+    assert [e.tasks for e in fewer.environments] == [1, 1, 1]
+    alone = evaluate_run(path, tasks=2, env_id="roll/SimpleSokoban-v0")
+    assert (alone.tasks, alone.environments) == (2, ())
+    text = io.StringIO()
+    shown = Report(Console(file=text, width=100))
+    shown.print_evaluation_table([fewer])
+    rows = [line.split()[0] for line in text.getvalue().splitlines() if line.startswith("   ") and line.strip()]
+    assert rows == ["lake", "slippery", "sokoban"]
+    with RunFolder.open(path) as folder:
+        shown.print_plan(folder.config)
+    assert "slippery, 25%: roll/FrozenLake-v0 (action_format='word'" in text.getvalue()
+    assert "10 held-out tasks" in text.getvalue()
+
+
+def test_the_model_that_is_planned_knows_the_words_of_every_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = mixed({}, {"id": "roll/SimpleSokoban-v0", "kwargs": {"symbols": "abcdefg"}})
+    planned: list[int] = []
+    original = trainer.run.preflight.small_config
+
+    def watched(model: ModelConfig, tokenizer: Any) -> Any:
+        planned.append(len(tokenizer))
+        return original(model, tokenizer)
+
+    monkeypatch.setattr(trainer.run.preflight, "small_config", watched)
+    preflight(config)
+    with Session(config) as session:
+        assert planned == [len(session.model.tokenizer)]

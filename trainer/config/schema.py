@@ -92,7 +92,7 @@ class FilterOverrides(Section):
 
 
 class MixedEnvConfig(EnvConfig):
-    """One environment of a mix, instead of env: a list of these; docs/mixes.md."""
+    """One entry of the list that stands instead of env for a mix of environments; docs/mixes.md."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
     """What its metrics are called; null is the id without namespace and version. No two are alike."""
