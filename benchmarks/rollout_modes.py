@@ -29,7 +29,7 @@ from roll_envs.types import Completion, SamplingParams, Task
 from trainer.config import RunConfig
 from trainer.config.load import load_config
 from trainer.rollout.scheduler import GroupSource
-from trainer.rollout.source import Ledger, Session, draw_tasks
+from trainer.rollout.source import Ledger, Session
 
 
 class Watched:
@@ -66,10 +66,11 @@ def lock_step(session: Session, learn_s: float) -> Iterator[None]:
     """The loop to compare with: one batch, all of it turn by turn. Yields after each step."""
     config = session.config
     groups, size = config.rollout.groups_per_step, config.rollout.group_size
-    envs = [roll_envs.make(config.env.id, **config.env.kwargs) for _ in range(groups * size)]
+    task = session.training_tasks([0])[0]
+    envs = [roll_envs.make(task.env_id, **task.kwargs) for _ in range(groups * size)]
     for step in count():
-        indices = range(step * groups, (step + 1) * groups)
-        tasks = [t for t in draw_tasks(config.env, seed=config.seed, indices=indices) for _ in range(size)]
+        drawn = session.training_tasks(range(step * groups, (step + 1) * groups))
+        tasks = [task for task in drawn for _ in range(size)]
         _play_in_step(session, envs, tasks)
         time.sleep(learn_s)
         yield

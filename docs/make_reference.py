@@ -27,7 +27,8 @@ _CONFIGURATION_HEAD = f"""# Configuration
 
 One YAML file describes one run and is complete by itself; `configs/` holds whole files to start from. On the command
 line `key=value` overrides a key by its dotted name: `roll-train configs/frozenlake_tiny.yaml optimizer.lr=1e-3 seed=1`.
-The value is read as YAML; nothing after `=` is null, and empty text is `key='""'`.
+The value is read as YAML; nothing after `=` is null, and empty text is `key='""'`. Entries of a list go by their number:
+`envs.0.weight=2`.
 
 `roll-train CONFIG --dry-run` prints the resolved configuration and the plan. An unknown key is an error that names the
 key, the line and the nearest valid key. `config.yaml` in the run's folder is the resolved configuration.
@@ -68,9 +69,9 @@ def config_reference() -> str:
     """A table of keys, allowed values, defaults and descriptions for each section and each built-in part."""
     top = [key for key in section_keys().values() if len(key.path) == 1]
     parts = [_CONFIGURATION_HEAD, "## Top level\n", _table(key for key in top if not key.section)]
-    for section in (key for key in top if key.section):
-        inside = [key for key in section_keys().values() if key.path[:-1] == section.path]
-        parts += [f"## {section.path[0]}\n", f"{section.description}\n", _table(inside)]
+    for section in (key for key in section_keys().values() if key.section):
+        inside = [key for key in section_keys().values() if key.path[:-1] == section.path and not key.section]
+        parts += [f"## {'.'.join(section.path)}\n", f"{section.description}\n", _table(inside)]
         if section.path[0] in PART_SECTIONS:
             parts += _tables_of_parts(section.path[0])
     return "\n".join(parts)

@@ -107,7 +107,12 @@ def _eval_parser() -> argparse.ArgumentParser:
         "path", metavar="RUN_OR_CONFIG", help="run folder (its last checkpoint), a checkpoint, or a YAML file"
     )
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the YAML file")
-    parser.add_argument("--tasks", type=_number(int, 1), metavar="N", help="held-out tasks (default: as configured)")
+    parser.add_argument(
+        "--tasks",
+        type=_number(int, 1),
+        metavar="N",
+        help="held-out tasks, of each environment of a mix (default: as configured)",
+    )
     parser.add_argument("--seed", type=_number(int, 0), metavar="S", help="seed of the sampling (default: the run's)")
     parser.add_argument("--env", metavar="ID", help="another environment (default: the run's)")
     parser.add_argument(
@@ -324,13 +329,14 @@ def _load(options: argparse.Namespace) -> RunConfig:
 
 
 def _check_trainable(config: RunConfig) -> None:
-    """Fail before a folder is made where the environment cannot be built, or the engine has no model of ours."""
+    """Fail before a folder is made where an environment cannot be built, or the engine has no model of ours."""
     import roll_envs
     from trainer.engines import find_engine, not_trained_here
 
     if find_engine(config.engine.name).prompts(config) is not None:
         raise not_trained_here(config.engine.name)
-    roll_envs.make(config.env.id, **config.env.kwargs).close()
+    for env in config.environments:
+        roll_envs.make(env.id, **env.kwargs).close()
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

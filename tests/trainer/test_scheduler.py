@@ -15,8 +15,9 @@ from test_source import ended_group, reloaded
 
 from roll_envs.errors import ConfigError
 from roll_envs.types import Group, Task
+from trainer.rollout.mix import Mix
 from trainer.rollout.scheduler import GroupSource, Window
-from trainer.rollout.source import Ledger
+from trainer.rollout.source import Ledger, draw_tasks
 
 
 def test_a_window_worked_by_hand() -> None:
@@ -83,9 +84,12 @@ class Plays:
     """A session whose groups end in the order of ``lengths``: the length of a task's episodes, by its index."""
 
     def __init__(self, config: Any, lengths: Any) -> None:
-        self.config, self.lengths = config, lengths
+        self.config, self.lengths, self.mix = config, lengths, Mix(config)
         self.asked: list[list[int]] = []
         self.clock, self.versions, self.version = 0.0, dict[int, int](), 0
+
+    def training_tasks(self, indices: Sequence[int]) -> list[Task]:
+        return draw_tasks(self.config.env, seed=self.config.seed, indices=indices)
 
     def start(self, tasks: Sequence[Task], group_size: int, into: Any = None) -> Any:
         self.asked.append([task.index for task in tasks])

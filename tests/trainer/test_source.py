@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from loop_runs import configured
 
 from roll_envs.types import Group, Outcome, OutcomeKind, Task, Trajectory
+from trainer.rollout.mix import Mix
 from trainer.rollout.scheduler import GroupSource
-from trainer.rollout.source import Ledger
+from trainer.rollout.source import Ledger, draw_tasks
 
 
 def reloaded(ledger: Ledger) -> Ledger:
@@ -66,8 +67,11 @@ class Backwards:
     """A session whose stream hands out the groups in reverse order; tasks of odd index are lost to the filter."""
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        self.config, self.mix = config, Mix(config)
         self.asked: list[list[int]] = []
+
+    def training_tasks(self, indices: Sequence[int]) -> list[Task]:
+        return draw_tasks(self.config.env, seed=self.config.seed, indices=indices)
 
     def start(self, tasks: Sequence[Task], group_size: int, into: Any = None) -> list[Group]:
         self.asked.append([task.index for task in tasks])

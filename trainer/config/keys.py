@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel
 
@@ -35,6 +35,8 @@ class Key:
     origin: str
     """Where the default is from; empty where nothing was said."""
 
+
+SECTION_WORDS = "a section (keys and values)"
 
 KeyTable: TypeAlias = Mapping[tuple[str, ...], Key]
 
@@ -68,8 +70,10 @@ def keys_of(model: type[BaseModel], *prefix: str) -> KeyTable:
     def walk(model: type[BaseModel], properties: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
         for name, info in model.model_fields.items():
             path = (*prefix, name)
-            nested = info.annotation if isinstance(info.annotation, type) else None
-            inner = nested if nested is not None and issubclass(nested, BaseModel) else None
+            # A section may be left out (Model | None), or stand in a list (tuple[Model, ...]).
+            types = [t for t in get_args(info.annotation) or (info.annotation,) if isinstance(t, type)]
+            inner = next((t for t in types if issubclass(t, BaseModel)), None)
+            listed = properties[name].get("type") == "array"
             description, origin = description_and_origin(info)
             found[path] = Key(
                 path=path,
@@ -77,7 +81,9 @@ def keys_of(model: type[BaseModel], *prefix: str) -> KeyTable:
                 open=properties[name].get("type") == "object",
                 required=info.is_required(),
                 default=None if info.is_required() or inner else info.get_default(call_default_factory=True),
-                allowed="a section (keys and values)" if inner else allowed_words(properties[name]),
+                allowed=("a list of sections" if listed else SECTION_WORDS)
+                if inner
+                else allowed_words(properties[name]),
                 description=_summary(inner) if inner else description,
                 origin=origin,
             )

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, create_model
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.settings import Part
 from trainer.config.keys import (
+    SECTION_WORDS,
     KeyTable,
     built_in_keys,
     keys_of,
@@ -114,7 +115,9 @@ def teacher_config(config: RunConfig) -> RunConfig:
     """
     engine: Any = {"name": "openai", **(config.warm_start.teacher or {})}
     context = ContextConfig().model_dump(mode="json")
-    return resolve(config, {"engine": engine, "context": context, "warm_start": {"teacher": None}})
+    told = {"system_prompt": None, "observation_template": None}
+    envs = [{**env.model_dump(mode="json"), **told} for env in config.envs]
+    return resolve(config, {"engine": engine, "context": context, "envs": envs, "warm_start": {"teacher": None}})
 
 
 def dump_config(config: RunConfig) -> str:
@@ -183,18 +186,28 @@ def _apply_overrides(data: dict[str, Any], places: dict[KeyPath, str], overrides
             problems.append(f"{place}: {error}; quote the value")
             continue
         node: Any = data
-        for depth, part in enumerate(path[:-1], start=1):
-            child = node.setdefault(part, {})
-            if not isinstance(child, dict):
-                problems.append(f"{place}: '{dotted(path[:depth])}' is {_shown(child)}, which holds no keys")
+        at: KeyPath = ()
+        for part in path:
+            if isinstance(node, list):
+                if not part.isdecimal() or int(part) >= len(node):
+                    allowed = f"the numbers of its entries are 0 to {len(node) - 1}" if node else "it has no entries"
+                    problems.append(f"{place}: '{dotted(at)}' is a list, which has no {part!r}; {allowed}")
+                    break
+                key: str | int = int(part)
+            elif isinstance(node, dict):
+                key = part
+            else:
+                problems.append(f"{place}: '{dotted(at)}' is {_shown(node)}, which holds no keys")
                 break
-            places.setdefault(path[:depth], place)
-            node = child
+            inside, at = node, (*at, key)
+            if len(at) < len(path):
+                node = inside.setdefault(key, {}) if isinstance(inside, dict) else inside[key]
+                places.setdefault(at, place)
         else:
-            for known in [p for p in places if p[: len(path)] == path]:
+            for known in [p for p in places if p[: len(at)] == at]:
                 del places[known]
-            node[path[-1]] = value
-            places[path] = place
+            inside[key] = value
+            places[at] = place
     return problems
 
 
@@ -264,7 +277,7 @@ def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, li
         else:
             break
         keys = keys_of(model)
-        unknown = [tuple(map(str, each["loc"])) for each in found if each["type"] == "extra_forbidden"]
+        unknown = [tuple(each["loc"]) for each in found if each["type"] == "extra_forbidden"]
         problems += [_unknown_key(data, path, place, keys) for path in unknown]
         # Checks of a whole section or file only run when there are no unknown keys: once more without them.
         if not unknown:
@@ -328,13 +341,13 @@ def _name_of(data: Mapping[str, Any], section: str) -> Any:
     return values.get(key, default) if isinstance(values, dict) else default
 
 
-def _unknown_key(data: dict[str, Any], path: tuple[str, ...], place: _Places, keys: KeyTable) -> str:
+def _unknown_key(data: dict[str, Any], path: KeyPath, place: _Places, keys: KeyTable) -> str:
     """Take a key that nothing reads out of ``data``; what to say of it."""
-    section, inside = path[0], data
+    section, inside = str(path[0]), data
     for part in path[:-1]:
-        inside = inside[part]
-    value = inside.pop(path[-1])
-    if section in PART_SECTIONS and (told := unread_advice(section, path[-1], _name_of(data, section))):
+        inside = inside[part]  # type: ignore[index]
+    value = inside.pop(str(path[-1]))
+    if section in PART_SECTIONS and (told := unread_advice(section, str(path[-1]), _name_of(data, section))):
         return f"{place(path)}: {told}"
     while isinstance(value, dict) and len(value) == 1:
         (inner, value), *_ = value.items()
@@ -342,15 +355,24 @@ def _unknown_key(data: dict[str, Any], path: tuple[str, ...], place: _Places, ke
     return f"{place(path)}: unknown key '{dotted(path)}'; {_advice(path, keys)}"
 
 
-def _advice(path: tuple[str, ...], keys: KeyTable) -> str:
-    reason = refusal(path)
+def _advice(path: KeyPath, keys: KeyTable) -> str:
+    names = _without_positions(path)
+    reason = refusal(names)
     if reason is not None:
         return reason
-    near = nearest_keys(path, {**built_in_keys(), **keys})
+    near = nearest_keys(names, {**built_in_keys(), **keys})
     if near:
-        return "did you mean " + " or ".join(f"'{name}'" for name in near) + "?"
-    parent = path[:-1] if path[:-1] in keys else ()
+        # Those in a list are shown in the same entry of it.
+        entry = next((i for i, part in enumerate(path) if isinstance(part, int)), 0)
+        lists, here = f"{dotted(path[:entry])}.", f"{dotted(path[: entry + 1])}."
+        shown = [here + name.removeprefix(lists) if entry and name.startswith(lists) else name for name in near]
+        return "did you mean " + " or ".join(f"'{name}'" for name in shown) + "?"
+    parent = names[:-1] if names[:-1] in keys else ()
     return "known here: " + ", ".join(p[-1] for p in keys if p[:-1] == parent)
+
+
+def _without_positions(path: KeyPath) -> tuple[str, ...]:
+    return tuple(part for part in path if isinstance(part, str))
 
 
 def _sentences(found: Mapping[str, Any], place: _Places, keys: KeyTable) -> list[str]:
@@ -359,7 +381,8 @@ def _sentences(found: Mapping[str, Any], place: _Places, keys: KeyTable) -> list
         return [f"{place(path)}: {line}" for line in str(found["ctx"]["error"]).splitlines()]
     if found["type"] == "json_invalid":
         return [f"{place(())}: the text holds characters that no file can hold ({found['msg']})"]
-    key = keys.get(tuple(p for p in path if isinstance(p, str))[:2]) if path else None
+    names = _without_positions(path)
+    key = next((keys[names[:n]] for n in range(len(names), 0, -1) if names[:n] in keys), None)
     if found["type"] == "missing" and key is not None:
         if path == ("format",):
             return [f"{place(())}: format is missing; write 'format: {FORMAT}', the version of the schema it follows"]
@@ -369,6 +392,8 @@ def _sentences(found: Mapping[str, Any], place: _Places, keys: KeyTable) -> list
         if isinstance(path[-1], str):
             return [f"{place(path[:-1])}: the key '{dotted(path)}' is missing; allowed: {key.allowed}"]
     allowed = key.allowed if key is not None else found["msg"]
+    if key is not None and key.section and isinstance(path[-1], int):
+        allowed = SECTION_WORDS  # an entry of a list of sections
     renamed = renamed_value(path, found["input"])
     hint = f"; {found['input']!r} is called {renamed!r} now" if renamed else ""
     if key is not None and key.section:

@@ -38,7 +38,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def short_list(self, data: Any) -> yaml.Node:
-        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+        flat = not any(isinstance(each, dict) for each in data)
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flat)
 
     def safe_text(self, data: str) -> yaml.Node:
         # PyYAML writes U+0085 and its like unescaped outside double quotes and then reads them as line ends.

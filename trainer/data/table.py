@@ -188,7 +188,7 @@ class Episodes:
     group: IntArray
     """Index of the group in the step's list."""
     env: tuple[str, ...]
-    """Environment id."""
+    """Environment id and arguments: levels of one environment are several."""
     environment_return: FloatArray
     """Undiscounted, as the environment paid it."""
     success: BoolArray
@@ -302,9 +302,10 @@ def make_table(
     of_sequence = np.array([line[s.group, s.member] for s in sequences], dtype=np.int64)
     episode_of_token = of_sequence[tokens.sequence]
     counts = np.array([len(t.turns) for _, t in scored], dtype=np.int64)
+    env = [repr((group.task.env_id, sorted(group.task.kwargs.items()))) for group in groups]
     episodes = Episodes(
         group=np.array([g for g, _ in scored], dtype=np.int64),
-        env=tuple(t.task.env_id for _, t in scored),
+        env=tuple(env[g] for g, _ in scored),
         environment_return=np.array([_finite_return(t) for _, t in scored], dtype=np.float64),
         success=np.array([t.success for _, t in scored], dtype=np.bool_),
         truncated=np.array([t.outcome.kind == "truncated" for _, t in scored], dtype=np.bool_),

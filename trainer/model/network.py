@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,14 +113,18 @@ def build_tokenizer(words: Iterable[str] = ()) -> Any:
     return tokenizer
 
 
-def build_model(config: ModelConfig, env: gymnasium.Env[str, str], seed: int) -> LanguageModel:
-    """The model of ``config``: loaded when ``config.path`` is set, else a small random one for ``env``'s answers.
+def build_model(
+    config: ModelConfig, env: gymnasium.Env[str, str] | Sequence[gymnasium.Env[str, str]], seed: int
+) -> LanguageModel:
+    """The model of ``config``: loaded when ``config.path`` is set, else a small random one for the answers of ``env``,
+    one or several.
 
     Raises :class:`ConfigError` when the model cannot be found or loaded.
     """
     if config.path is not None:
         return load_model(find_model(config).folder, config.path)
-    tokenizer = build_tokenizer(words_of(env))
+    envs = env if isinstance(env, Sequence) else [env]
+    tokenizer = build_tokenizer(word for each in envs for word in words_of(each))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = AutoModelForCausalLM.from_config(small_config(config, tokenizer), attn_implementation="sdpa")

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from roll_envs.errors import ConfigError
 from roll_envs.managers import GroupStream
 from roll_envs.types import Group, Metrics, Trajectory
-from trainer.algorithms.shaping import keep_groups
 from trainer.config.parts import ESTIMATORS
-from trainer.rollout.source import Ledger, Session, draw_tasks
+from trainer.rollout.source import Ledger, Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +131,7 @@ class GroupSource:
         else:
             self.update()
             played, rounds = self._from_window(step)
-        kept, metrics = keep_groups(self._config.filter, played)
+        kept, metrics = self._session.mix.keep(played)
         if self._config.filter.refill_rounds:
             metrics["filter/rounds"] = float(rounds)
         greedy: Sequence[Trajectory] = ()
@@ -155,7 +154,7 @@ class GroupSource:
         kept, rounds = 0, 0
         while rounds <= self._config.filter.refill_rounds and kept < self._batch:
             played += self._round(self._batch - kept)
-            kept, rounds = len(keep_groups(self._config.filter, played)[0]), rounds + 1
+            kept, rounds = len(self._session.mix.keep(played)[0]), rounds + 1
         return played, rounds
 
     def _round(self, count: int) -> list[Group]:
@@ -189,7 +188,7 @@ class GroupSource:
         return sorted(groups, key=lambda group: places[group.task.index])
 
     def _start(self, indices: Sequence[int]) -> GroupStream:
-        tasks = draw_tasks(self._config.env, seed=self._config.seed, indices=indices)
+        tasks = self._session.training_tasks(indices)
         return self._session.start(tasks, self._config.rollout.group_size, into=self._stream)
 
     # -- modes overlap and async -------------------------------------------------------------------------------------
@@ -220,7 +219,7 @@ class GroupSource:
         group = next(self._stream)
         self._ledger.count(group)
         most = self._config.filter.refill_rounds * self._batch
-        if len(self._dropped) < most and not keep_groups(self._config.filter, [group])[0]:
+        if len(self._dropped) < most and not self._session.mix.keep([group])[0]:
             self._window.drop(group.task.index)
             self._dropped.append(group)
         else:

@@ -36,6 +36,7 @@ from trainer.config.load import teacher_config
 from trainer.engines import Engine, find_engine, make_engine, not_trained_here
 from trainer.model.network import LanguageModel, build_model, choose_device
 from trainer.model.renderer import ChatRenderer
+from trainer.rollout.mix import Mix
 
 HELD_OUT_SEEDS = 1_000_000_000
 """Seeds from here on are held out; train seeds lie below."""
@@ -126,8 +127,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Open the parts of ``config``; ``temperature``, ``seed`` and ``model`` replace what it says."""
         self.config = config
         prompts = find_engine(config.engine.name).prompts(config)
-        self.env = roll_envs.make(config.env.id, **config.env.kwargs)
-        self._model = model if model or prompts else build_model(config.model, self.env, config.seed)
+        self.mix = Mix(config)
+        self._envs = [roll_envs.make(env.id, **env.kwargs) for env in self.mix.environments]
+        self._model = model if model or prompts else build_model(config.model, self._envs, config.seed)
         self.threads = side_by_side(config, self._model.parameters if self._model else 0)
         torch.set_num_threads(self.threads)
         variables = config.context.template
@@ -169,30 +171,70 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self._engine = make_engine(self._model, self.config.engine)
         return self._engine
 
+    def settings_of(self, task: Task) -> EpisodeSettings:
+        """The settings by which ``task`` is played: those of all, with what its environment says otherwise."""
+        env, settings = self.mix.environment_of(task), self.settings
+        if env.system_prompt is not None:
+            settings = replace(settings, system_prompt=env.system_prompt)
+        if env.observation_template is not None:
+            settings = replace(settings, observation_template=env.observation_template)
+        if env.max_new_tokens is not None:
+            settings = replace(settings, sampling=replace(settings.sampling, max_new_tokens=env.max_new_tokens))
+        return settings
+
+    def training_tasks(self, indices: Iterable[int]) -> list[Task]:
+        """The tasks of ``indices`` in the run's endless list, each of the environment that the mix draws."""
+        drawn = [(index, self.mix.draw(index)) for index in indices]
+        return [t for i, env in drawn for t in draw_tasks(env, seed=self.config.seed, indices=[i], split=env.split)]
+
+    def demonstration_tasks(self, indices: Iterable[int]) -> list[Task]:
+        """The tasks of ``indices`` in the warm start, by the configured weights."""
+        drawn = [(index, self.mix.configured(index)) for index in indices]
+        return [t for i, e in drawn for t in draw_tasks(e, seed=self.config.seed, indices=[i], split="demonstrations")]
+
+    def evaluation_tasks(self, count: int | None = None) -> list[Task]:
+        """The held-out tasks of every environment in turn, ``count`` of each instead of as many as configured; those
+        of an environment are the same in any mix."""
+        default = self.config.evaluation.tasks
+        tasks = [
+            task
+            for env in self.mix.environments
+            for task in held_out_tasks(env, count or env.evaluation_tasks or default)
+        ]
+        return sorted(tasks, key=lambda task: task.index)
+
     def start(self, tasks: Sequence[Task], group_size: int, into: GroupStream | None = None) -> GroupStream:
         """Begin to play ``tasks``; groups come as they end, from ``into`` where that is an earlier stream."""
-        return self._driver.start(tasks, group_size, self.settings, self.engine, into=into)
+        return self._driver.start(tasks, group_size, self.settings_of, self.engine, into=into)
 
     def collect(
         self, tasks: Sequence[Task], group_size: int, on_done: Callable[[Trajectory], None] | None = None
     ) -> list[Group]:
         """Play ``tasks`` before others that wait; groups in the order of ``tasks``."""
-        stream = self._driver.start(tasks, group_size, self.settings, self.engine, on_done, front=True)
+        stream = self._driver.start(tasks, group_size, self.settings_of, self.engine, on_done, front=True)
         return stream.in_order()
 
     def collect_greedy(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """One greedy episode of each task."""
-        settings = replace(self.settings, sampling=replace(self.settings.sampling, temperature=0.0))
-        stream = self._driver.start(tasks, 1, settings, self.engine, front=True)
+
+        def greedy(task: Task) -> EpisodeSettings:
+            settings = self.settings_of(task)
+            return replace(settings, sampling=replace(settings.sampling, temperature=0.0))
+
+        stream = self._driver.start(tasks, 1, greedy, self.engine, front=True)
         return [group.trajectories[0] for group in stream.in_order()]
 
     def demonstrate(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """The teacher of the warm start plays each task once, under the same deadlines and retries as the model."""
         if self.config.warm_start.teacher is not None:
-            return [retold(episode, self.settings, self.model.tokenizer) for episode in self._taught(tasks)]
+            taught = self._taught(tasks)
+            return [retold(episode, self.settings_of(episode.task), self.model.tokenizer) for episode in taught]
         respond = teacher(self.model.tokenizer, self.settings.renderer.stop_ids[0], self.config.warm_start.oracle_share)
-        settings = replace(self.settings, answerer="the teacher")
-        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, respond)]
+
+        def taught_by(task: Task) -> EpisodeSettings:
+            return replace(self.settings_of(task), answerer="the teacher")
+
+        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, taught_by, respond)]
 
     def _taught(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """Episodes of a teacher that is an engine, as it sees them."""
@@ -224,7 +266,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self._teacher is not None:
             self._teacher.__exit__(None, None, None)
         self._driver.close()
-        self.env.close()
+        for env in self._envs:
+            env.close()
         gc.unfreeze()
 
 

@@ -7,15 +7,15 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from roll_envs.errors import RollError
 from roll_envs.types import Trajectory
-from trainer.config import RunConfig
+from trainer.config import EnvConfig, RunConfig
 from trainer.data.metrics import wilson_interval
 from trainer.model.forward import load_weights, weights_of
-from trainer.rollout.source import Session, held_out_tasks
+from trainer.rollout.source import Session
 from trainer.run.checkpoint import load_checkpoint, versions
 from trainer.run.folder import RunFolder
 
@@ -40,6 +40,13 @@ class PhaseResult:
     failed: int = 0
     step: int = 0
     """Training steps done when it was measured."""
+    environments: tuple[PhaseResult, ...] = ()
+    """The same of each environment of a mix, by its name."""
+
+    def __post_init__(self) -> None:
+        # JSON makes mappings of them.
+        parts = (e if isinstance(e, PhaseResult) else PhaseResult(**e) for e in self.environments)
+        object.__setattr__(self, "environments", tuple(parts))
 
 
 def phase_result(name: str, trajectories: Iterable[Trajectory], *, seconds: float, step: int = 0) -> PhaseResult:
@@ -66,13 +73,30 @@ def phase_result(name: str, trajectories: Iterable[Trajectory], *, seconds: floa
 
 
 def play_evaluation(
-    session: Session, name: str, *, tasks: int, step: int, on_done: Callable[[Trajectory], None] | None = None
+    session: Session, name: str, *, tasks: int | None, step: int, on_done: Callable[[Trajectory], None] | None = None
 ) -> tuple[PhaseResult, Sequence[Trajectory]]:
-    """Play the held-out evaluation with the engine's current weights, once per task."""
+    """Play the held-out evaluation with the engine's current weights, once per task; ``tasks`` of each environment
+    stand for as many as are configured."""
     started = time.monotonic()
-    groups = session.collect(held_out_tasks(session.config.env, tasks), 1, on_done)
-    episodes = [group.trajectories[0] for group in groups]
-    return phase_result(name, episodes, seconds=time.monotonic() - started, step=step), episodes
+    groups = session.collect(session.evaluation_tasks(tasks), 1, on_done)
+    seconds, episodes = time.monotonic() - started, [group.trajectories[0] for group in groups]
+    found = session.mix.by_environment(groups) if session.config.envs else {}
+    # The episodes of all environments are played side by side, in the same seconds.
+    parts = [
+        phase_result(env, (group.trajectories[0] for group in mine), seconds=seconds, step=step)
+        for env, mine in found.items()
+    ]
+    return replace(phase_result(name, episodes, seconds=seconds, step=step), environments=tuple(parts)), episodes
+
+
+def evaluation_metrics(result: PhaseResult) -> dict[str, float]:
+    """The numbers of an evaluation by name, those of the environments of a mix as ``env/NAME/...``."""
+    numbers = {name: value for name, value in asdict(result).items() if isinstance(value, int | float)}
+    del numbers["step"]
+    for part in result.environments:
+        own = evaluation_metrics(part)
+        numbers |= {f"env/{part.name}/{name}": value for name, value in own.items() if name != "seconds"}
+    return numbers
 
 
 def evaluate_run(
@@ -97,9 +121,8 @@ def evaluate_run(
     ):
         load_weights(session.model.network, state.model())
         session.engine.update_weights(weights_of(session.model.network), state.version)
-        count = tasks if tasks is not None else config.evaluation.tasks
         step = int(state.progress["steps"])
-        result, _ = play_evaluation(session, f"{config.env.id} at step {step}", tasks=count, step=step)
+        result, _ = play_evaluation(session, f"{config.environment_words} at step {step}", tasks=tasks, step=step)
     return result
 
 
@@ -118,8 +141,7 @@ def evaluate_config(
     """
     config = _with_env(config, env_id)
     with Session(config, temperature=temperature, seed=seed) as session:
-        count = tasks if tasks is not None else config.evaluation.tasks
-        result, episodes = play_evaluation(session, f"{config.env.id} without training", tasks=count, step=0)
+        result, episodes = play_evaluation(session, f"{config.environment_words} without training", tasks=tasks, step=0)
     if not result.tasks:
         reasons = Counter(episode.outcome.reason for episode in episodes)
         listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
@@ -128,10 +150,10 @@ def evaluate_config(
 
 
 def _with_env(config: RunConfig, env_id: str | None) -> RunConfig:
-    if env_id is None or env_id == config.env.id:
+    if env_id is None or (config.env is not None and env_id == config.env.id):
         return config
     # The arguments of one environment mean nothing to another.
-    return config.model_copy(update={"env": config.env.model_copy(update={"id": env_id, "kwargs": {}})})
+    return config.model_copy(update={"env": EnvConfig.model_validate({"id": env_id}), "envs": ()})
 
 
 def summary(
@@ -141,7 +163,7 @@ def summary(
     return {
         "format": 1,
         "name": config.name,
-        "env": config.env.id,
+        "env": config.environment_words,
         "seed": config.seed,
         "phases": [asdict(phase) for phase in phases],
         "training_seconds": dict(seconds),

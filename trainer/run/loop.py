@@ -28,7 +28,7 @@ from trainer.rollout.scheduler import Collected, GroupSource, check_mode
 from trainer.rollout.source import Ledger, Session
 from trainer.rollout.stream import StepRecord
 from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
-from trainer.run.evaluate import PhaseResult, play_evaluation, summary
+from trainer.run.evaluate import PhaseResult, evaluation_metrics, play_evaluation, summary
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
 from trainer.run.recorder import Recorder
@@ -225,7 +225,8 @@ class _Run:
             self._save()
             raise
         measured = {"rollout/failed_share": failed, "time/rollout_s": seconds}
-        return found, {**rollout_metrics(found.played), **found.metrics, **measured}
+        per_environment = self.session.mix.metrics(found.played)
+        return found, {**rollout_metrics(found.played), **per_environment, **found.metrics, **measured}
 
     def _learn(self, found: Collected, metrics: Metrics) -> Metrics:
         """The update of a training step and what counts on with it; ``metrics`` with those of the update."""
@@ -237,6 +238,7 @@ class _Run:
         counters.steps += 1
         counters.version += 1
         counters.ledger.settle(found.indices)
+        self.session.mix.settle(found.played)
         refresh_reference(config, parts, counters.steps)
         seconds = time.monotonic() - started
         times = {"time/learn_s": seconds, "time/step_s": metrics["time/rollout_s"] + seconds}
@@ -250,10 +252,9 @@ class _Run:
             return ()
         started = time.monotonic()
         self.source.update()
-        count = config.evaluation.tasks
-        with self.report.phase(f"evaluation {name}", count) as progress:
+        with self.report.phase(f"evaluation {name}", config.evaluation_episodes) as progress:
             result, episodes = play_evaluation(
-                self.session, name, tasks=count, step=counters.steps, on_done=lambda _: progress.advance()
+                self.session, name, tasks=None, step=counters.steps, on_done=lambda _: progress.advance()
             )
         self.recorder.write_failures(episodes, step=counters.steps, phase=EVALUATION)
         self.session.failed_share(episodes, f"evaluation {name}")
@@ -261,9 +262,9 @@ class _Run:
         with self.interrupts.whole():
             counters.evaluations.append(result)
             counters.spend(EVALUATION, time.monotonic() - started)
-            numbers = {k: v for k, v in asdict(result).items() if k not in ("name", "step")}
             record = StepRecord(phase=EVALUATION, step=counters.steps, version=counters.version, groups=groups)
-            self.folder.log({**numbers, **self.recorder.write(record)}, step=counters.steps, phase=EVALUATION)
+            numbers = {**evaluation_metrics(result), **self.recorder.write(record)}
+            self.folder.log(numbers, step=counters.steps, phase=EVALUATION)
             self.recorder.write_samples(episodes[:SAMPLE_EPISODES], step=counters.steps)
         return episodes
 
@@ -297,6 +298,7 @@ class _Run:
                 **{name: getattr(counters, name) for name in ("warm_steps", "steps", "seconds")},
                 "evaluations": [asdict(evaluation) for evaluation in counters.evaluations],
                 **counters.ledger.save(),
+                "mix": self.session.mix.save(),
                 "algorithm": self.parts.state.to_dict(),
             },
         )
@@ -307,6 +309,7 @@ class _Run:
     def load(self, state: CheckpointState) -> None:
         """Put weights, optimisers, random states and what the algorithm remembers back."""
         self.parts = load_parts(self.session, self.parts, state)
+        self.session.mix.load(state.progress.get("mix", {}))
         self._saved_at = self.counters.place
 
     def _finish(self, last: Sequence[Trajectory]) -> dict[str, Any]:

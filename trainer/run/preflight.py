@@ -31,9 +31,12 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     """
     model: Any
     if config.model.path is None:
-        env = roll_envs.make(config.env.id, **config.env.kwargs)
-        model = small_config(config.model, build_tokenizer(words_of(env)))
-        env.close()
+        words: list[str] = []
+        for entry in config.environments:
+            env = roll_envs.make(entry.id, **entry.kwargs)
+            words += words_of(env)
+            env.close()
+        model = small_config(config.model, build_tokenizer(words))
     else:
         found = find_model(config.model, weights=False)
         load_tokenizer(found.folder, config.model.path)

@@ -62,6 +62,7 @@ class PlannedPhase(NamedTuple):
 def planned_phases(config: RunConfig) -> list[PlannedPhase]:
     """What a run is about to do; phases of no steps are left out."""
     rollout, evaluation, warm = config.rollout, config.evaluation, config.warm_start
+    held_out = config.evaluation_episodes
     # The evaluation after the last step is the one after training.
     during = (config.steps - 1) // evaluation.every if evaluation.every and config.steps else 0
     updates = config.learner.minibatches * config.learner.epochs
@@ -76,10 +77,10 @@ def planned_phases(config: RunConfig) -> list[PlannedPhase]:
     # name, steps, unit, episodes, detail
     phases = [
         ("warm start", warm.steps, "steps", warm.steps * warm.episodes_per_step, teacher),
-        ("evaluation before", 1, "evaluation", evaluation.tasks, f"{evaluation.tasks} held-out tasks"),
+        ("evaluation before", 1, "evaluation", held_out, f"{held_out} held-out tasks"),
         ("training", config.steps, "steps", config.steps * rollout.groups_per_step * rollout.group_size, learning),
-        ("evaluation during", during, "evaluations", during * evaluation.tasks, f"every {evaluation.every} steps"),
-        ("evaluation after", min(1, config.steps), "evaluation", evaluation.tasks, "the same tasks"),
+        ("evaluation during", during, "evaluations", during * held_out, f"every {evaluation.every} steps"),
+        ("evaluation after", min(1, config.steps), "evaluation", held_out, "the same tasks"),
     ]
     return [PlannedPhase(*phase) for phase in phases if phase[1]]
 
@@ -114,9 +115,8 @@ class Report:
     def print_plan(self, config: RunConfig, *, folder: str | None = None, parameters: int | None = None) -> None:
         """What is about to happen, in a few lines. ``parameters`` (counted) replaces the estimate."""
         self._heading(f"{config.name} · seed {config.seed}")
-        kwargs = ", ".join(f"{key}={value!r}" for key, value in config.env.kwargs.items())
         facts = {
-            "environment": config.env.id + (f" ({kwargs})" if kwargs else ""),
+            "environment": _environment_words(config),
             "model": _model_words(config.model, parameters),
             "learning": _algorithm_words(config),
             "files": folder or f"{config.output}/{config.name}-seed{config.seed}-<date>-<time>",
@@ -181,7 +181,8 @@ class Report:
         for heading in _EVALUATION_COLUMNS:
             table.add_column(heading, justify="right")
         for p in phases:
-            table.add_row(Text(p.name), *(shown.format(p) for shown in _EVALUATION_COLUMNS.values()))
+            for row, indent in ((p, ""), *((part, "  ") for part in p.environments)):
+                table.add_row(Text(indent + row.name), *(shown.format(row) for shown in _EVALUATION_COLUMNS.values()))
         self.console.print(table)
         if len(phases) > 1:
             first, last = phases[0], phases[-1]
@@ -277,6 +278,17 @@ def _model_words(model: ModelConfig, parameters: int | None) -> str:
     if model.path is not None:
         return model.path if parameters is None else f"{model.path}, {counted} parameters"
     return f"{model.architecture} built here, {counted} parameters ({model.layers} layers, width {model.hidden_size})"
+
+
+def _environment_words(config: RunConfig) -> str:
+    """The environment and its arguments; of a mix one a line, with names and shares."""
+    total = sum(env.weight for env in config.environments)
+    lines = []
+    for env in config.environments:
+        kwargs = ", ".join(f"{key}={value!r}" for key, value in env.kwargs.items())
+        share = f"{env.short_name}, {env.weight / total:.0%}: " if config.envs else ""
+        lines.append(share + env.id + (f" ({kwargs})" if kwargs else ""))
+    return "\n".join(lines)
 
 
 def _algorithm_words(config: RunConfig) -> str:

@@ -34,7 +34,7 @@ from trainer.data.table import (
 from trainer.learner import Critic, Learner, Scorer, make_learner
 from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import learning_rate
-from trainer.rollout.source import Session, draw_tasks
+from trainer.rollout.source import Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,7 @@ def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
     """Optimiser step ``step`` on fresh demonstrations; a function of the configuration and ``step`` alone."""
     config, warm = session.config, session.config.warm_start
     indices = range(step * warm.episodes_per_step, (step + 1) * warm.episodes_per_step)
-    episodes = session.demonstrate(draw_tasks(config.env, seed=config.seed, indices=indices, split="demonstrations"))
+    episodes = session.demonstrate(session.demonstration_tasks(indices))
     failed = session.failed_share(episodes, f"warm start, step {step + 1}")
     successes = [e.success for e in episodes if e.scored]
     measured = {"teacher/success_rate": sum(successes) / max(1, len(successes)), "teacher/failed_share": failed}
