@@ -26,7 +26,8 @@ from trainer.config import MixedEnvConfig, ModelConfig, RunConfig
 from trainer.config.load import dump_config, load_config, parse_config, teacher_config
 from trainer.data.table import make_table, sequences_of
 from trainer.rollout.mix import Mix
-from trainer.rollout.source import GroupSource, Ledger, Session, draw_tasks, held_out_tasks
+from trainer.rollout.scheduler import GroupSource
+from trainer.rollout.source import Ledger, Session, draw_tasks, held_out_tasks
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
@@ -308,12 +309,12 @@ def test_groups_pass_the_filter_of_their_environment_and_a_step_is_filled_up() -
         def training_tasks(self, indices: Sequence[int]) -> list[Task]:
             return [task_of(mix.draw(index), index) for index in indices]
 
-        def start(self, tasks: Sequence[Task], group_size: int) -> list[Group]:
+        def start(self, tasks: Sequence[Task], group_size: int, into: Any = None) -> list[Group]:
             self.asked.append(len(tasks))
             return [group(task, True, task.index % 2 == 1) for task in reversed(tasks)]
 
     session, ledger = Played(), Ledger()
-    found = GroupSource(cast(Any, session), ledger).next_step()
+    found = GroupSource(cast(Any, session), ledger, lambda: None).next_step(0)
     assert len(found.kept) == config.rollout.groups_per_step
     assert session.asked == [8, *session.asked[1:]], "refills ask for what is missing"
     expected = [g for g in found.played if g.task.index % 2 == 0 or mix.environment_of(g.task).short_name == "e1"]
