@@ -30,6 +30,10 @@ class EnvironmentFaultError(RollError):
     """Code of an environment raised; the episode becomes ``failed``, never a reward of 0."""
 
 
+class WorkerLostError(RollError):
+    """The worker that held an environment died or was replaced; it says nothing about the call that was under way."""
+
+
 class SandboxError(RollError):
     """A sandbox failed at its own work (a worker died, the host refused); it says nothing about the program."""
 
