@@ -28,7 +28,7 @@ class ProcessLink:
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
         watched, self._lifeline = os.pipe()
-        self._reaping = threading.Lock()
+        self._reaping, self._heard = threading.Lock(), False
         fds = (theirs.fileno(), watched)
         try:
             self._process = subprocess.Popen(
@@ -50,13 +50,15 @@ class ProcessLink:
 
     def receive(self) -> bytes:
         try:
-            return self._connection.recv_bytes()
+            frame = self._connection.recv_bytes()
         except OSError as error:
             raise EOFError from error
+        self._heard = True
+        return frame
 
     def ended(self) -> str:
-        code = self._reap(1.0)
-        return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        code, hint = self._reap(1.0), "" if self._heard else " (what it wrote to stderr says why)"
+        return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}{hint}"
 
     def end(self, wait_s: float) -> None:
         if wait_s > 0:

@@ -75,7 +75,7 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
                 if not worker.settled.wait(max(0.0, until - time.monotonic())):
                     raise RollError(f"environment worker {worker.number} did not start within {start_timeout_s:g} s")
                 if worker.lost:
-                    raise RollError(f"{worker.lost} before it was ready; what it wrote to stderr says why")
+                    raise RollError(f"{worker.lost} before it was ready")
         except BaseException:
             self.close()
             raise

@@ -250,7 +250,7 @@ def test_a_worker_that_cannot_start_is_told_at_once(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(sys, "path", ["/nowhere"])
     started = time.monotonic()
-    with pytest.raises(RollError, match=r"environment worker 0 ended with exit code 1 before it was ready"):
+    with pytest.raises(RollError, match=r"environment worker 0 ended with exit code 1 .*stderr.* before it was ready"):
         EnvWorkers(connect, 2)
     assert time.monotonic() - started < 15
     assert len(starts) == 2

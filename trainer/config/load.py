@@ -29,7 +29,7 @@ from trainer.config.keys import (
 )
 from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.recipes import find_preset
-from trainer.config.schema import FORMAT, ContextConfig, RunConfig
+from trainer.config.schema import FORMAT, ContextConfig, RayConfig, RunConfig
 from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
 
@@ -114,7 +114,8 @@ def teacher_config(config: RunConfig) -> RunConfig:
     """
     engine: Any = {"name": "openai", **(config.warm_start.teacher or {})}
     context = ContextConfig().model_dump(mode="json")
-    return resolve(config, {"engine": engine, "context": context, "warm_start": {"teacher": None}})
+    rollout = {"manager": "thread", "workers": 0, "ray": RayConfig().model_dump(mode="json")}
+    return resolve(config, {"engine": engine, "context": context, "warm_start": {"teacher": None}, "rollout": rollout})
 
 
 def dump_config(config: RunConfig) -> str:

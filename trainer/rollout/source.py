@@ -32,6 +32,7 @@ from roll_envs.managers import (
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, Group, Metrics, Outcome, SamplingParams, Task, Trajectory, Turn
 from trainer.algorithms.shaping import keep_groups
+from trainer.cluster import env_workers
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.load import teacher_config
 from trainer.config.parts import ESTIMATORS
@@ -145,7 +146,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._engine: Engine | None = None
         self._teacher: Session | None = None
         limits = {limit.name: getattr(config.rollout, limit.name) for limit in fields(EpisodeLimits)}
-        self._driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits))
+        self._open = contextlib.ExitStack()
+        workers = self._open.enter_context(env_workers(config.rollout, held_out_tasks(config.env, 1)))
+        self._local_driver = EpisodeDriver(
+            lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits)
+        )
+        """With environments in this process, which a teacher can ask."""
+        self._driver = EpisodeDriver(workers.make, EpisodeLimits(**limits)) if workers else self._local_driver
         # Libraries and the model are half a million objects, which the garbage collector would look at again and again
         # while episodes are played: a sixth of the time.
         gc.freeze()
@@ -187,7 +194,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             return [retold(episode, self.settings, self.model.tokenizer) for episode in self._taught(tasks)]
         respond = teacher(self.model.tokenizer, self.settings.renderer.stop_ids[0], self.config.warm_start.oracle_share)
         settings = replace(self.settings, answerer="the teacher")
-        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, settings, respond)]
+        return [group.trajectories[0] for group in self._local_driver.collect(tasks, 1, settings, respond)]
 
     def _taught(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """Episodes of a teacher that is an engine, as it sees them."""
@@ -219,6 +226,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self._teacher is not None:
             self._teacher.__exit__(None, None, None)
         self._driver.close()
+        self._local_driver.close()
+        self._open.close()
         self.env.close()
         gc.unfreeze()
 

@@ -116,7 +116,7 @@ class Report:
         self._heading(f"{config.name} · seed {config.seed}")
         kwargs = ", ".join(f"{key}={value!r}" for key, value in config.env.kwargs.items())
         facts = {
-            "environment": config.env.id + (f" ({kwargs})" if kwargs else ""),
+            "environment": config.env.id + (f" ({kwargs})" if kwargs else "") + f", {manager_words(config.rollout)}",
             "model": _model_words(config.model, parameters),
             "learning": _algorithm_words(config),
             "files": folder or f"{config.output}/{config.name}-seed{config.seed}-<date>-<time>",
