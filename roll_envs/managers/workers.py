@@ -85,9 +85,9 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def make(self, task: Task) -> Future[RemoteEnv]:
+    def make(self, task: Task) -> Future[WorkerEnv]:
         """Make the environment of ``task`` on the least loaded worker. Raises :class:`RollError` where none is left."""
-        return RemoteEnv(self, task.env_id, pickle.dumps(dict(task.kwargs))).make(self.least_loaded())
+        return WorkerEnv(self, task.env_id, pickle.dumps(dict(task.kwargs))).make(self.least_loaded())
 
     def check(self, tasks: Sequence[Task], timeout_s: float, remedy: str = "") -> None:
         """Make and close the environment of each task on every worker.
@@ -96,7 +96,7 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         """
         for task in tasks:
             kwargs = pickle.dumps(dict(task.kwargs))
-            made = [(worker, RemoteEnv(self, task.env_id, kwargs).make(worker)) for worker in list(self._workers)]
+            made = [(worker, WorkerEnv(self, task.env_id, kwargs).make(worker)) for worker in list(self._workers)]
             for worker, future in made:
                 try:
                     future.result(timeout_s).close()
@@ -178,7 +178,7 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
                     self._attention.set()
 
 
-class RemoteEnv:
+class WorkerEnv:
     """An environment in a worker. One request at a time is asked of it.
 
     Where its worker is gone, retires or has twice as many environments as another, it is made anew at the next reset.
@@ -191,7 +191,7 @@ class RemoteEnv:
         self._answer: _Answer
         """Of the last operation."""
 
-    def make(self, worker: _Worker) -> Future[RemoteEnv]:
+    def make(self, worker: _Worker) -> Future[WorkerEnv]:
         """Make it in ``worker``; the future is of itself."""
         self._place(worker)
         return self._ask("make", (self._env_id, self._kwargs), f"the making of {self._env_id}", self)
@@ -235,7 +235,7 @@ class RemoteEnv:
         self._worker, self._slot = worker, next(_numbers)
         worker.slots.add(self._slot)
 
-    def _ask(self, name: str, argument: Any, doing: str, made: RemoteEnv | None = None) -> Future[Any]:
+    def _ask(self, name: str, argument: Any, doing: str, made: WorkerEnv | None = None) -> Future[Any]:
         self._answer = _Answer(self._worker, self._slot, doing, made)
         self._worker.submit(self._answer, name, argument)
         return self._answer
@@ -247,7 +247,7 @@ _numbers = count()
 class _Answer(Future[Any]):
     """What comes of an operation. Cancelling it says that nobody waits for the operation any more."""
 
-    def __init__(self, worker: _Worker, slot: int, doing: str, made: RemoteEnv | None) -> None:
+    def __init__(self, worker: _Worker, slot: int, doing: str, made: WorkerEnv | None) -> None:
         super().__init__()
         self._worker, self.slot, self.doing, self.made = worker, slot, doing, made
         self.given_up_at = 0.0

@@ -20,7 +20,7 @@ from roll_envs.errors import ConfigError, RollError, UnknownNameError, WorkerLos
 from roll_envs.managers.episode import CloseRequest, ResetRequest, StepRequest, perform
 from roll_envs.managers.host import RemoteTraceback
 from roll_envs.managers.processes import ProcessLink
-from roll_envs.managers.workers import EnvWorkers, RemoteEnv
+from roll_envs.managers.workers import EnvWorkers, WorkerEnv
 from roll_envs.types import Task
 
 WAIT_S = 30.0
@@ -38,17 +38,17 @@ def one() -> Iterator[EnvWorkers]:
         yield alone
 
 
-def made(workers: EnvWorkers, task: Task | None = None) -> RemoteEnv:
+def made(workers: EnvWorkers, task: Task | None = None) -> WorkerEnv:
     return workers.make(task or obedient()).result(WAIT_S)
 
 
-def reset(env: RemoteEnv, seed: int = 7) -> int:
+def reset(env: WorkerEnv, seed: int = 7) -> int:
     """Its process id."""
     observation, _ = env.ask(ResetRequest(seed, "train")).result(WAIT_S)
     return int(observation.split()[0])
 
 
-def step(env: RemoteEnv, action: str = "") -> Any:
+def step(env: WorkerEnv, action: str = "") -> Any:
     return env.ask(StepRequest(action)).result(WAIT_S)
 
 
@@ -199,7 +199,7 @@ def test_the_new_worker_gets_its_share(workers: EnvWorkers) -> None:
         env.close()
 
 
-def _usable(env: RemoteEnv) -> bool:
+def _usable(env: WorkerEnv) -> bool:
     return env.ask(ResetRequest(1, "train")).exception(WAIT_S) is None
 
 

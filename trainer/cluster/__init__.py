@@ -43,9 +43,9 @@ def check_manager(config: RolloutConfig) -> None:
 
 
 def manager_words(config: RolloutConfig) -> str:
-    """Where environments live, for people."""
+    """Which workers hold the environments, for people; nothing for manager 'thread', which has none."""
     manager = _MANAGERS.get(config.manager)
-    return "in this process" if manager is None else manager.words(config)
+    return "" if manager is None else manager.words(config)
 
 
 @contextlib.contextmanager
@@ -59,12 +59,14 @@ def _cores() -> int:
 
 
 def _process_words(config: RolloutConfig) -> str:
-    return f"in {config.workers or _cores()} worker processes"
+    return f"{config.workers or _cores()} processes"
 
 
 def _ray_words(config: RolloutConfig) -> str:
-    workers = f"{config.workers} Ray actors" if config.workers else "one Ray actor per processor"
-    return f"in {workers}, " + (f"cluster {config.ray.address}" if config.ray.address else "a cluster started here")
+    size = config.workers or "one per processor"
+    return f"Ray actors ({size}), " + (
+        f"cluster {config.ray.address}" if config.ray.address else "cluster started here"
+    )
 
 
 class _Manager(NamedTuple):
