@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from managed import MORE, settings, without_times
+from managed import settings, without_times
 from worker_envs import OBEDIENT, obedient
 
 import roll_envs

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from loop_runs import configured, run
 
 from roll_envs.types import Trajectory
@@ -90,7 +89,7 @@ def test_a_worker_killed_in_the_middle_costs_the_run_nothing(tmp_path: Path) -> 
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        folder, summary = run(
+        folder, _ = run(
             tmp_path,
             steps=6,
             rollout=PROCESSES,
