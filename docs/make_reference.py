@@ -69,7 +69,7 @@ def config_reference() -> str:
     top = [key for key in section_keys().values() if len(key.path) == 1]
     parts = [_CONFIGURATION_HEAD, "## Top level\n", _table(key for key in top if not key.section)]
     for section in (key for key in top if key.section):
-        inside = [key for key in section_keys().values() if key.path[:-1] == section.path]
+        inside = [key for key in section_keys().values() if key.path[0] == section.path[0] and not key.section]
         parts += [f"## {section.path[0]}\n", f"{section.description}\n", _table(inside)]
         if section.path[0] in PART_SECTIONS:
             parts += _tables_of_parts(section.path[0])

@@ -87,11 +87,12 @@ class Once:
 
 
 @pytest.mark.parametrize("action", ["exit 3", f"kill {signal.SIGKILL:d}"])
-def test_a_worker_that_dies_costs_no_attempt(action: str) -> None:
+def test_a_worker_that_dies_uses_up_no_attempts(action: str) -> None:
     with EnvWorkers(ProcessLink, 1) as workers:
         policy = Once(action)
         played = play(workers.make, [obedient()] * 6, policy, attempts=1)
-    assert [(t.outcome.kind, t.attempts) for t in played] == [("completed", 1)] * 12
+    assert [t.outcome.kind for t in played] == ["completed"] * 12
+    assert any(t.attempts > 1 for t in played)
     assert len(set(policy.pids)) == 2
     assert os.getpid() not in policy.pids
 
