@@ -106,15 +106,23 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How an episode ended. ``reason`` says why for ``failed`` and ``cancelled``; empty otherwise."""
+    """How an episode ended. ``reason`` says why for ``failed``, ``cancelled`` and ``truncated``."""
 
     kind: OutcomeKind
     reason: str = ""
+    traceback: str = ""
+    """Of the error that made it fail, or the stack of the thread that was stuck in a call; empty for neither."""
+    answer: str | None = None
+    """The answer that the environment was playing when the episode ended without its turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """One episode of a task, ended exactly once. ``member`` is its place in the group."""
+    """One episode of a task, ended exactly once. ``member`` is its place in the group.
+
+    One that failed or was cancelled has the turns it had until then, for people: only where :attr:`scored` is true may
+    they enter statistics or the loss.
+    """
 
     task: Task
     member: int
@@ -122,6 +130,8 @@ class Trajectory:
     outcome: Outcome
     attempts: int = 1
     """How many times the episode was started (more than 1 after infrastructure failures)."""
+    failed_attempts: tuple[Trajectory, ...] = ()
+    """The earlier starts of this episode, which failed."""
 
     @property
     def scored(self) -> bool:
@@ -135,8 +145,8 @@ class Trajectory:
 
     @property
     def success(self) -> bool:
-        """What the environment reported as ``info["success"]`` at the last turn."""
-        return bool(self.turns and self.turns[-1].info.get("success", False))
+        """What the environment reported as ``info["success"]`` at the last turn; false where not :attr:`scored`."""
+        return bool(self.scored and self.turns and self.turns[-1].info.get("success", False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,100 +17,37 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from typing import Any
 
 from roll_envs.errors import DeadlineExceededError, RollError
-from roll_envs.managers.calls import Attempt, CallKind, Calls, Pause, Place, call_kinds, result_of
-from roll_envs.managers.episode import CompletionRequest, Env, EpisodeSettings, Respond, close_quietly
+from roll_envs.managers.attempt import (
+    Attempt,
+    CallKind,
+    Done,
+    EpisodeLimits,
+    MakeEnv,
+    Pause,
+    Place,
+    call_kinds,
+    result_of,
+)
+from roll_envs.managers.calls import Calls
+from roll_envs.managers.episode import CompletionRequest, Env, EpisodeSettings, RemoteEnv, Respond, close_quietly
+from roll_envs.managers.stream import Cancellation, GroupStream, OnDone
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, Group, Task, Trajectory
 
-OnDone = Callable[[Trajectory], None]
-
 _SCAN_S = 0.1
 """How often the driving thread looks for episodes past a deadline."""
-_LISTEN_S = 0.2
-"""How long a wait for groups may stay deaf to Ctrl-C, where a signal does not end it."""
 _CLOSE_WAIT_S = 0.5
 """How long closing waits for threads, so that those that can end do so before the process does."""
 _CLOSERS = 8
 """Threads that close environments at the end."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpisodeLimits:
-    """Deadlines in seconds and budgets of a driver."""
-
-    max_running: int = 128
-    attempts: int = 3
-    turn_timeout_s: float = 120.0
-    env_timeout_s: float = 60.0
-    episode_timeout_s: float = 600.0
-
-
-class GroupStream:
-    """Groups of ``tasks`` in the order in which they finish. Iterate over it once.
-
-    Whatever the iteration raises, an error of ``on_done`` for one, ends with ``close``, the driver's.
-    """
-
-    def __init__(
-        self, tasks: Sequence[Task], group_size: int, on_done: OnDone | None, close: Callable[[], None]
-    ) -> None:
-        self._tasks, self._size, self._on_done, self._close = tasks, group_size, on_done, close
-        self._played: list[list[Trajectory]] = [[] for _ in tasks]
-        self._missing = len(tasks) * group_size
-        self.ended: list[tuple[int, Trajectory]] = []
-        """Written by the driving thread; delivered in batches."""
-        self._delivered: queue.SimpleQueue[list[tuple[int, Trajectory]] | RollError] = queue.SimpleQueue()
-
-    def deliver(self) -> bool:
-        """Hand over what ended since the last time; whether that is all."""
-        ended, self.ended = self.ended, []
-        self._missing -= len(ended)
-        self._delivered.put(ended)
-        return self._missing == 0
-
-    def fail(self, error: RollError) -> None:
-        """Raise ``error`` where the groups are waited for."""
-        self._delivered.put(error)
-
-    def _receive(self) -> list[tuple[int, Trajectory]]:
-        while True:
-            with contextlib.suppress(queue.Empty):
-                delivered = self._delivered.get(timeout=_LISTEN_S)
-                if isinstance(delivered, RollError):
-                    raise delivered
-                return delivered
-
-    def __iter__(self) -> Iterator[Group]:
-        missing = len(self._tasks) if self._size else 0
-        try:
-            while missing:
-                for number, trajectory in self._receive():
-                    self._played[number].append(trajectory)
-                    if self._on_done is not None:
-                        self._on_done(trajectory)
-                    if len(self._played[number]) == self._size:
-                        missing -= 1
-                        yield self._group(number)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            self._close()
-            raise
-
-    def _group(self, number: int) -> Group:
-        members = sorted(self._played[number], key=attrgetter("member"))
-        return Group(task=self._tasks[number], trajectories=tuple(members))
-
-    def in_order(self) -> list[Group]:
-        """Wait for all groups; returns them in the order of the tasks."""
-        waited = sum(1 for _ in self)
-        return [self._group(number) for number in range(waited)]
+_MAX_LOSSES = 10
+"""How often an episode is tried again because a worker was lost, beside its attempts."""
 
 
 @dataclass(slots=True)
@@ -125,6 +62,16 @@ class _Episode:
     attempts: int = 0
     started: float = 0.0
     """When this attempt began."""
+    cancelled: str | None = None
+    """Why it is to end."""
+    losses: int = 0
+    """How many attempts ended because a worker was lost."""
+    failed: list[Trajectory] = field(default_factory=list)
+    """Attempts before this one."""
+
+
+_Item = Future[Any] | Attempt | Cancellation
+SettingsOf = Callable[[Task], EpisodeSettings]
 
 
 class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
@@ -136,17 +83,18 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
     :meth:`close`.
     """
 
-    def __init__(self, make_env: Callable[[Task], Env], limits: EpisodeLimits) -> None:
+    def __init__(self, make_env: MakeEnv, limits: EpisodeLimits) -> None:
         self._make_env, self._limits = make_env, limits
-        self._inbox: queue.SimpleQueue[Future[Completion] | Attempt | None] = queue.SimpleQueue()
-        """Answers of policies, and attempts with what came of their calls; None only wakes."""
-        self._answers: dict[Future[Completion], Attempt] = {}
+        self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        """Answers of policies and remote environments, attempts with what came of their calls, and cancellations; None
+        only wakes."""
+        self._answers: dict[Future[Any], Attempt] = {}
         """Who waits for which future. One that was given up is in here no longer, so that its answer is not heard."""
         self._pending: deque[_Episode] = deque()
         self._running: dict[Attempt, _Episode] = {}
         self._streams: set[GroupStream] = set()
-        self._envs: defaultdict[str, list[Env]] = defaultdict(list)
-        """Environments that wait for their next episode."""
+        self._envs: defaultdict[str, list[tuple[Env | RemoteEnv, int]]] = defaultdict(list)
+        """Environments that wait for their next episode, and how many they have played."""
         self._kinds: dict[str, CallKind] = {}
         self._calls = Calls(self._drive, self._hand_in, limits.max_running)
         self._next_scan = 0.0
@@ -162,24 +110,29 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         self,
         tasks: Sequence[Task],
         group_size: int,
-        settings: EpisodeSettings,
+        settings: EpisodeSettings | SettingsOf,
         answerer: Policy | Respond,
         on_done: OnDone | None = None,
+        *,
+        front: bool = False,
     ) -> GroupStream:
         """Begin to play every task ``group_size`` times; returns the stream of their groups at once.
 
-        ``on_done`` is called once for each ended episode, in the thread that iterates over the stream.
+        ``settings`` are those of all tasks, or a function that gives those of one. ``front`` puts the episodes before
+        all that wait to begin. ``on_done`` is called once for each ended episode, in the thread that iterates over the
+        stream.
         """
-        stream, limits = GroupStream(tasks, group_size, on_done, self.close), self._limits
+        stream, limits = GroupStream(tasks, group_size, on_done, self.close, self._inbox.put), self._limits
         ask = _submit_to(answerer, limits.turn_timeout_s) if isinstance(answerer, Policy) else _call(answerer)
         episodes: list[_Episode] = []
         for number, task in enumerate(tasks):
             key = f"{task.env_id}|{sorted(task.kwargs.items())!r}"
-            found = call_kinds(task.env_id, settings.answerer, limits.env_timeout_s, limits.turn_timeout_s)
+            chosen = settings if isinstance(settings, EpisodeSettings) else settings(task)
+            found = call_kinds(task.env_id, chosen.answerer, limits)
             # What was measured of a kind of call holds for every stream of this driver.
             kinds = {request: self._kinds.setdefault(kind.doing, kind) for request, kind in found.items()}
             for member in range(group_size):
-                new = partial(Attempt, task, member, settings, self._make_env, ask, kinds)
+                new = partial(Attempt, task, member, chosen, self._make_env, ask, kinds)
                 episodes.append(_Episode(stream, number, key, new))
         with self._starting:
             if self._closed:
@@ -187,7 +140,10 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             if not episodes:
                 return stream
             self._streams.add(stream)
-            self._pending.extend(episodes)
+            if front:
+                self._pending.extendleft(reversed(episodes))
+            else:
+                self._pending.extend(episodes)
             self._calls.start()
         self._inbox.put(None)
         return stream
@@ -196,7 +152,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         self,
         tasks: Sequence[Task],
         group_size: int,
-        settings: EpisodeSettings,
+        settings: EpisodeSettings | SettingsOf,
         answerer: Policy | Respond,
         on_done: OnDone | None = None,
     ) -> list[Group]:
@@ -222,13 +178,13 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, until - time.monotonic()))
 
-    def _hand_in(self, attempt: Attempt, done: Future[Completion] | Trajectory | Pause) -> None:
+    def _hand_in(self, attempt: Attempt, done: Done) -> None:
         """Give the driving thread what came of an attempt's calls; an answer is handed in by who completes it."""
         attempt.done = done
         if isinstance(done, Future):
             # Known as a waiting one before the callback, which may run at once, and before a scan can see it wait.
             self._answers[done] = attempt
-            attempt.since, attempt.place = time.monotonic(), Place.ANSWERER
+            attempt.since, attempt.place = time.monotonic(), Place.PARKED
             done.add_done_callback(self._inbox.put)
         else:
             attempt.place = Place.DRIVER
@@ -253,7 +209,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
                 stream.fail(RollError(f"the episode driver broke ({type(error).__name__}: {error}); please report it"))
             raise
 
-    def _next(self) -> Future[Completion] | Attempt | None:
+    def _next(self) -> _Item | None:
         """What was handed in next. Where there is nothing, deliver what ended, begin what may begin, and wait."""
         try:
             return self._inbox.get_nowait()
@@ -280,21 +236,27 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         while self._pending and len(self._running) < self._limits.max_running:
             episode = self._pending.popleft()
             episode.attempts, episode.started = episode.attempts + 1, time.monotonic()
-            kept = self._envs[episode.env_key]
+            # After a loss a new one: others may have been lost with the same worker.
+            kept = self._envs[episode.env_key] if not episode.losses else None
             attempt = episode.new_attempt()
-            attempt.begin(kept.pop() if kept else None)
+            attempt.begin(kept.pop() if kept else None, self._limits.recycle_after)
             self._running[attempt] = episode
             self._inbox.put(attempt)
 
-    def _take(self, item: Future[Completion] | Attempt) -> bool:
+    def _take(self, item: _Item) -> bool:
         """Go on with an attempt; False when this thread was relieved."""
         if isinstance(item, Future):
             attempt = self._answers.pop(item, None)
             if attempt is None:  # given up, so nobody listens
                 return True
-            attempt.answer = result_of(item.result)
+            attempt.hear(*result_of(item.result))
+        elif isinstance(item, Cancellation):
+            self._cancel_all(item)
+            return True
         else:
             attempt = item
+            if attempt not in self._running:  # it was cancelled in here
+                return True
             if isinstance(attempt.done, Trajectory):
                 self._finish(attempt, attempt.done)
                 return True
@@ -303,15 +265,64 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
     def _finish(self, attempt: Attempt, trajectory: Trajectory) -> None:
         """End an attempt: the episode is over, or tried again."""
         episode, failed = self._running.pop(attempt), trajectory.outcome.kind == "failed"
-        if attempt.env is not None and not failed:
-            self._envs[episode.env_key].append(attempt.env)
-        if failed and episode.attempts < self._limits.attempts:
+        if attempt.env is not None and not failed and attempt.place is not Place.GIVEN_UP:
+            self._envs[episode.env_key].append((attempt.env, attempt.env_episodes + 1))
+        episode.losses += attempt.lost
+        again = episode.losses <= _MAX_LOSSES and episode.attempts - episode.losses < self._limits.attempts
+        if failed and episode.cancelled is None and again:
+            episode.failed.append(replace(trajectory, attempts=episode.attempts))
             self._pending.append(episode)
         else:
-            if episode.attempts > 1:
-                trajectory = replace(trajectory, attempts=episode.attempts)
-            episode.stream.ended.append((episode.number, trajectory))
+            self._end(episode, trajectory)
         self._admit()
+
+    def _end(self, episode: _Episode, trajectory: Trajectory) -> None:
+        """What comes of an episode after all its attempts."""
+        if episode.cancelled is not None and trajectory.outcome.kind == "failed":
+            outcome = replace(trajectory.outcome, kind="cancelled", reason=episode.cancelled)
+            trajectory = replace(trajectory, outcome=outcome)
+        if episode.attempts != 1 or episode.failed:
+            trajectory = replace(trajectory, attempts=episode.attempts, failed_attempts=tuple(episode.failed))
+        episode.stream.ended.append((episode.number, trajectory))
+
+    # -- cancellation ------------------------------------------------------------------------------------------------
+
+    def _cancel_all(self, order: Cancellation) -> None:
+        def concerned(episode: _Episode) -> bool:
+            return episode.stream is order.stream and episode.number in order.numbers
+
+        with self._starting:  # no others begin to wait meanwhile
+            waiting = [episode for episode in self._pending if concerned(episode)]
+            kept = [episode for episode in self._pending if not concerned(episode)]
+            self._pending.clear()
+            self._pending.extend(kept)
+        for episode in waiting:
+            self._end(episode, episode.new_attempt().ended("cancelled", order.reason))
+        for attempt, episode in list(self._running.items()):
+            if concerned(episode) and episode.cancelled is None:
+                episode.cancelled = order.reason
+                self._cancel(attempt, order.reason)
+
+    def _cancel(self, attempt: Attempt, reason: str) -> None:
+        """End an attempt, unless it is ending. Its environment is kept where it is in no call."""
+        if attempt.reason or attempt.answer[1] is not None or isinstance(attempt.done, Trajectory):
+            return
+        taken = self._withdraw if attempt.place in (Place.DRIVER, Place.PARKED) else self._calls.give_up
+        if taken(attempt):  # else it was handed in at this moment, and the next scan finds it
+            self._finish(attempt, attempt.ended("cancelled", reason))
+
+    def _withdraw(self, attempt: Attempt) -> bool:
+        """Listen no longer to the answer that an attempt waits for, if it does. A remote environment that is in a call
+        goes with it; False where that call has just returned."""
+        answer = attempt.done
+        if isinstance(answer, Future) and answer in self._answers:
+            cancelled = answer.cancel()
+            if attempt.asks_env:
+                if answer.done() and not cancelled:
+                    return False
+                attempt.env = None  # who holds it has been told by the cancelled future
+            del self._answers[answer]
+        return True
 
     # -- deadlines ---------------------------------------------------------------------------------------------------
 
@@ -327,18 +338,24 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             elif now - episode.started > most_s and not attempt.reason:
                 error = f"the episode took longer than {most_s:g} s (waiting for {_waits_for(attempt)})"
                 self._give_up(attempt, RollError(error))
+            elif episode.cancelled is not None:
+                self._cancel(attempt, episode.cancelled)
         self._next_scan = time.monotonic() + _SCAN_S
 
     def _give_up(self, attempt: Attempt, error: RollError) -> None:
         """End an attempt that is stuck in a call; any other is told instead of its answer, and ends itself."""
         done = attempt.done
-        if attempt.place is Place.ANSWERER and isinstance(done, Future):
-            del self._answers[done]
-            done.cancel()
+        if attempt.asks_env:
+            if self._withdraw(attempt):
+                self._finish(attempt, attempt.ended("failed", str(error), attempt.traceback))
+            return
+        if attempt.place is Place.PARKED:
+            self._withdraw(attempt)
             self._hand_in(attempt, Pause.TIME_IS_UP)
         elif attempt.place is not Place.DRIVER:
+            stack = attempt.stack() if attempt.place is not Place.QUEUED else ""
             if self._calls.give_up(attempt):
-                self._finish(attempt, attempt.failed(str(error)))
+                self._finish(attempt, attempt.ended("failed", str(error), attempt.traceback or stack))
             return
         elif isinstance(done, Trajectory):
             return
@@ -347,8 +364,12 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
 
     def _close_envs(self) -> None:
         """Close every environment that is in no call, on several threads: one that hangs must not keep the others."""
-        idle = [attempt.env for attempt in self._running if attempt.place in (Place.DRIVER, Place.ANSWERER)]
-        envs = [env for env in chain(idle, *self._envs.values()) if env is not None]
+        for attempt in self._running:
+            if attempt.asks_env:
+                self._withdraw(attempt)
+        idle = [attempt.env for attempt in self._running if attempt.place in (Place.DRIVER, Place.PARKED)]
+        kept = (env for env, _ in chain(*self._envs.values()))
+        envs = [env for env in chain(idle, kept) if env is not None]
         shared = iter(envs)  # a list's iterator gives each element to one thread
         for _ in envs[:_CLOSERS]:
             self._calls.thread(partial(_close_all, shared), "episode-closer")
@@ -365,7 +386,11 @@ def _submit_to(policy: Policy, timeout_s: float) -> Callable[[Attempt, Completio
 
 def _call(respond: Respond) -> Callable[[Attempt, CompletionRequest], Completion]:
     def answer(attempt: Attempt, request: CompletionRequest) -> Completion:
-        assert attempt.env is not None
+        if attempt.ask is not None:
+            raise RollError(
+                f"{attempt.settings.answerer} answers by looking at the environment, which is in another process here; "
+                "play these episodes with environments of this process"
+            )
         return respond(attempt.env, request.prompt_ids, request.sampling)
 
     return answer
@@ -381,6 +406,6 @@ def _closed_error() -> RollError:
     return RollError("this episode driver is closed; make a new one")
 
 
-def _close_all(envs: Iterator[Env]) -> None:
+def _close_all(envs: Iterator[Env | RemoteEnv]) -> None:
     for env in envs:
         close_quietly(env)

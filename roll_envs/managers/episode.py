@@ -17,10 +17,12 @@ import contextlib
 import hashlib
 import importlib
 import math
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import gymnasium
 
@@ -123,6 +125,8 @@ class EpisodeSettings:
     sampling: SamplingParams
     max_tokens: int
     """Longest prompt + completion; an episode that outgrows it is truncated."""
+    max_episode_tokens: int | None = None
+    """Most tokens that are sampled in a whole episode; the answer that reaches it is cut, and the next truncates."""
     seed: int = 0
     """Seed of the run: enters every sampling seed."""
     system_prompt: str | None = None
@@ -165,11 +169,32 @@ class MakeRequest:
 class CloseRequest:
     """Close an environment that is not to be used again: what an attempt asks for after a failure."""
 
-    env: Env
+    env: Env | RemoteEnv
 
 
 Request = ResetRequest | CompletionRequest | StepRequest
 AttemptRequest = Request | MakeRequest | CloseRequest
+
+
+class RemoteEnv(Protocol):
+    """An environment in another process or machine."""
+
+    def ask(self, request: ResetRequest | StepRequest | CloseRequest) -> Future[Any]:
+        """Send the request, and return at once. The future gets what :func:`perform` returns, the environment's error,
+        or :class:`~roll_envs.errors.WorkerLostError`, after which the environment is asked for nothing more.
+
+        Cancelling the future says that nobody waits any more: the call hangs, or its episode is not needed. Who holds
+        the environment closes it then.
+        """
+
+
+@dataclass(slots=True)
+class Played:
+    """How far an episode got, for whoever drives it and ends it early."""
+
+    turns: list[Turn] = field(default_factory=list)
+    answer: str | None = None
+    """The answer that the environment is playing."""
 
 
 def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
@@ -178,14 +203,17 @@ def sampling_seed(run_seed: int, task: Task, member: int, turn: int) -> int:
     return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Request, Any, Trajectory]:
-    """Play ``task`` once from its seed. Errors of what was asked for are thrown in.
+def episode(
+    task: Task, member: int, settings: EpisodeSettings, played: Played | None = None
+) -> Generator[Request, Any, Trajectory]:
+    """Play ``task`` once from its seed. Errors of what was asked for are thrown in. ``played`` is kept up to date.
 
     Raises :class:`EnvironmentFaultError` when the environment's code raises or returns what no environment may (an
     observation that is no text, a reward that is not finite), and other errors as they were thrown in. The environment
     is not to be used again then.
     """
-    turns: list[Turn] = []
+    played = Played() if played is None else played
+    turns = played.turns
     try:
         observation, instructions = yield ResetRequest(task.seed, SPLITS.get(task.split, task.split))
         observation = _text(observation)
@@ -194,6 +222,9 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
     if settings.system_prompt is not None:
         instructions = settings.system_prompt
     while True:
+        left = _tokens_left(settings, turns)
+        if left < 1:
+            return _ended(task, member, turns, "truncated", "token budget of the episode is spent")
         history = History(
             instructions=instructions,
             turns=tuple(turns),
@@ -201,7 +232,7 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
             observation_template=settings.observation_template,
         )
         prompt_ids = settings.context(history, settings.renderer)
-        sampling = _sampling(settings, task, member, turn=len(turns), prompt_length=len(prompt_ids))
+        sampling = _sampling(settings, task, member, turn=len(turns), prompt_length=len(prompt_ids), left=left)
         if sampling is None:
             return _ended(task, member, turns, "truncated", "context is full")
         started = time.monotonic()
@@ -209,7 +240,7 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
         answered = time.monotonic()
         if completion.finish == "abort":
             return _ended(task, member, turns, "cancelled", f"{settings.answerer} aborted the request")
-        text = settings.renderer.decode(completion.ids)
+        played.answer = text = settings.renderer.decode(completion.ids)
         try:
             shown, reward, terminated, truncated, info = _checked((yield StepRequest(text)))
         except Exception as error:
@@ -228,6 +259,7 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
                 timings={"generate_s": answered - started, "env_s": time.monotonic() - answered},
             )
         )
+        played.answer = None
         if terminated:
             return _ended(task, member, turns, "completed")
         if truncated:
@@ -235,10 +267,17 @@ def episode(task: Task, member: int, settings: EpisodeSettings) -> Generator[Req
         observation = shown
 
 
+def _tokens_left(settings: EpisodeSettings, turns: Sequence[Turn]) -> int:
+    """How many tokens may yet be sampled in the episode."""
+    if settings.max_episode_tokens is None:
+        return sys.maxsize
+    return settings.max_episode_tokens - sum(len(turn.completion.ids) for turn in turns)
+
+
 def _sampling(
-    settings: EpisodeSettings, task: Task, member: int, *, turn: int, prompt_length: int
+    settings: EpisodeSettings, task: Task, member: int, *, turn: int, prompt_length: int, left: int
 ) -> SamplingParams | None:
-    """How this turn is sampled; ``None`` when the prompt leaves no room for an answer."""
+    """How this turn is sampled, with ``left`` tokens at most; ``None`` when the prompt leaves no room for an answer."""
     room = settings.max_tokens - prompt_length
     if room < 1 and turn == 0:
         raise EnvironmentFaultError(
@@ -249,7 +288,7 @@ def _sampling(
         return None
     return SamplingParams(
         temperature=settings.sampling.temperature,
-        max_new_tokens=min(settings.sampling.max_new_tokens, room),
+        max_new_tokens=min(settings.sampling.max_new_tokens, room, left),
         stop_ids=settings.sampling.stop_ids,
         seed=sampling_seed(settings.seed, task, member, turn),
     )
@@ -292,9 +331,11 @@ def perform(env: Env, request: ResetRequest | StepRequest) -> Any:
     return observation, getattr(bare, "instructions", "")
 
 
-def close_quietly(env: Env) -> None:
-    with contextlib.suppress(BaseException):  # it may have failed before, and fail again; that is recorded already
-        env.close()
+def close_quietly(env: Any) -> None:
+    """Close an environment that may have failed before, and fail again. A :class:`RemoteEnv` is not waited for."""
+    with contextlib.suppress(BaseException):
+        ask = getattr(env, "ask", None)
+        env.close() if ask is None else ask(CloseRequest(env))
 
 
 def play_episode(env: Env, task: Task, member: int, respond: Respond, settings: EpisodeSettings) -> Trajectory:

@@ -15,7 +15,7 @@ from managed import settings as episode_settings
 
 from roll_envs.errors import EngineError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits
-from roll_envs.managers.calls import CallKind
+from roll_envs.managers.attempt import CallKind
 from roll_envs.testing import CounterEnv, ScriptedPolicy
 from roll_envs.types import Trajectory
 
@@ -186,7 +186,10 @@ def test_every_episode_ends_exactly_once(
         failed = trajectory.outcome.kind == "failed"
         assert trajectory.attempts <= attempts
         assert bool(trajectory.outcome.reason) == (trajectory.outcome.kind != "completed")
-        assert not (failed and trajectory.turns)
+        assert not (failed and any(turn.terminated or turn.truncated for turn in trajectory.turns))
+        assert [(t.attempts, t.outcome.kind) for t in trajectory.failed_attempts] == [
+            (number, "failed") for number in range(1, trajectory.attempts)
+        ]
 
 
 def test_calls_that_were_late_and_have_returned_keep_nobody_off_the_driving_thread() -> None:

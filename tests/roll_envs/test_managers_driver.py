@@ -171,9 +171,8 @@ def test_every_episode_ends_exactly_once_whatever_goes_wrong(seed: int) -> None:
             if tries[-1] == "fine":
                 assert trajectory.outcome.kind in ("completed", "truncated")
             else:
-                assert (trajectory.outcome.kind, trajectory.turns) == ("failed", ())
+                assert trajectory.outcome.kind == "failed"
                 assert trajectory.outcome.reason
-                assert trajectory.total_reward == 0.0
                 assert not trajectory.scored
         managed.SLEEPERS.set()  # the given-up threads answer now, too late
         time.sleep(0.05)

@@ -91,6 +91,18 @@ def test_a_full_context_truncates() -> None:
     assert limits[-1] == 1
 
 
+def test_a_token_budget_cuts_the_last_answer_and_truncates() -> None:
+    policy = ScriptedPolicy(["?" * 19])  # and the stop id
+    played = play_episode(CounterEnv(), task(), 0, responder(policy), settings(max_episode_tokens=50))
+    assert (played.outcome.kind, played.outcome.reason) == ("truncated", "token budget of the episode is spent")
+    assert played.scored
+    assert [len(t.completion.ids) for t in played.turns] == [20, 20, 10]
+    assert played.turns[-1].completion.finish == "length"
+    longest = play_episode(CounterEnv(), task(), 0, responder(policy), settings(max_episode_tokens=120))
+    assert [len(t.completion.ids) for t in longest.turns] == [20] * 6
+    assert longest.outcome.reason == "turn limit", "the environment's own end comes first"
+
+
 def test_a_first_prompt_that_is_too_long_is_our_failure() -> None:
     with pytest.raises(
         EnvironmentFaultError, match=r"first prompt of test/Counter-v0 has \d+ tokens.*raise engine.max"

@@ -46,12 +46,9 @@ def episode_record(trajectory: Trajectory) -> dict[str, Any]:
             "kwargs": _jsonable(task.kwargs),
         },
         "member": trajectory.member,
-        "outcome": trajectory.outcome.kind,
-        "reason": trajectory.outcome.reason,
         "attempts": trajectory.attempts,
-        "success": trajectory.success,
-        "return": trajectory.total_reward,
-        "turns": [_turn_record(turn) for turn in trajectory.turns],
+        **_attempt_record(trajectory),
+        "failed_attempts": [_attempt_record(attempt) for attempt in trajectory.failed_attempts],
     }
 
 
@@ -77,6 +74,18 @@ def episode_board(trajectory: Trajectory, *, width: int = 100, max_turns: int = 
         how = "solved" if trajectory.success else "terminated" if last.terminated else "stopped"
         blocks.append(["end: " + how, *_clip(last.observation)])
     return _side_by_side(blocks, width)
+
+
+def _attempt_record(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "outcome": trajectory.outcome.kind,
+        "reason": trajectory.outcome.reason,
+        "traceback": trajectory.outcome.traceback,
+        "answer": trajectory.outcome.answer,
+        "success": trajectory.success,
+        "return": trajectory.total_reward,
+        "turns": [_turn_record(turn) for turn in trajectory.turns],
+    }
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:

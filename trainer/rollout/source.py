@@ -262,8 +262,10 @@ def retold(episode: Trajectory, settings: EpisodeSettings, tokenizer: Any) -> Tr
     """An episode of a teacher that speaks in messages, as the model would have played it: its prompts by the context of
     ``settings``, its answers in ids of ``tokenizer``.
 
-    One that has no room in ``settings.max_tokens`` becomes a failed episode.
+    One that has no room in ``settings.max_tokens`` becomes a failed episode; one that is not scored stays as it is.
     """
+    if not episode.scored:
+        return episode
     turns: list[Turn] = []
     for turn in episode.turns:
         first = CharRenderer().messages(turn.prompt_ids)[0]

@@ -1,0 +1,58 @@
+"""Turns of failed episodes are for people: they are in records, and in no statistic or sequence (promise 2)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings
+from roll_envs.managers.episode import everything
+from roll_envs.testing import CharRenderer, CounterEnv, ScriptedPolicy
+from roll_envs.types import Group, Outcome, SamplingParams, Task, Trajectory
+from trainer.data.metrics import rollout_metrics
+from trainer.data.table import make_table, sequences_of
+from trainer.rollout.records import episode_record
+from trainer.run.evaluate import phase_result
+
+FAILED = Outcome(kind="failed", reason="step raised", traceback="Traceback: KeyError", answer="More")
+
+
+def played() -> Trajectory:
+    renderer = CharRenderer()
+    settings = EpisodeSettings(
+        context=everything,
+        renderer=renderer,
+        sampling=SamplingParams(stop_ids=renderer.stop_ids),
+        max_tokens=2000,
+    )
+    task = Task(env_id="test/Counter-v0", split="train", index=0, seed=1)
+    with EpisodeDriver(lambda _: CounterEnv(highest=1), EpisodeLimits()) as driver:
+        (group,) = driver.collect([task], 1, settings, ScriptedPolicy(["<answer>More</answer>"]))
+    return group.trajectories[0]
+
+
+def test_the_turns_of_a_failed_episode_enter_no_statistic_and_no_sequence() -> None:
+    won = played()
+    lost = replace(won, member=1, outcome=FAILED)
+    assert won.success
+    assert lost.turns
+    assert not lost.success
+    alone, both = Group(task=won.task, trajectories=(won,)), Group(task=won.task, trajectories=(won, lost))
+    counts = {"rollout/episodes": 2.0, "rollout/outcome/failed": 1.0}
+    assert rollout_metrics([both]) == {**rollout_metrics([alone]), **counts}
+    assert sequences_of([both]) == sequences_of([alone])
+    table = make_table([both], sequences_of([both]))
+    assert (len(table.episodes.group), len(table.turns.reward), table.left_out) == (1, 1, 1)
+    measured = phase_result("test", [won, lost], seconds=1.0)
+    assert measured == replace(phase_result("test", [won], seconds=1.0), failed=1)
+
+
+def test_a_record_tells_what_failed_at_each_attempt() -> None:
+    won = played()
+    lost = replace(won, outcome=FAILED)
+    record = json.loads(json.dumps(episode_record(replace(won, attempts=2, failed_attempts=(lost,)))))
+    assert (record["outcome"], record["traceback"], record["answer"], record["attempts"]) == ("completed", "", None, 2)
+    (earlier,) = record["failed_attempts"]
+    told = ("failed", "step raised", "Traceback: KeyError", "More")
+    assert (earlier["outcome"], earlier["reason"], earlier["traceback"], earlier["answer"]) == told
+    assert len(earlier["turns"]) == 1
