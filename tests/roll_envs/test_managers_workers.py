@@ -148,14 +148,16 @@ def test_a_slow_operation_holds_up_no_other(one: EnvWorkers, action: str) -> Non
     assert not hanging.done()
 
 
-def test_operations_that_wait_are_done_at_the_same_time(one: EnvWorkers) -> None:
+@pytest.mark.parametrize(("action", "rounds"), [("sleep 0.5", 1), ("sleep 0.04", 12)])
+def test_operations_that_wait_are_done_at_the_same_time(one: EnvWorkers, action: str, rounds: int) -> None:
     envs = [made(one) for _ in range(32)]
     for env in envs:
         reset(env)
     started = time.monotonic()
-    for asked in [env.ask(StepRequest("sleep 0.5")) for env in envs]:
-        asked.result(WAIT_S)
-    assert time.monotonic() - started < 10  # one after the other: 16 s
+    for _ in range(rounds):
+        for asked in [env.ask(StepRequest(action)) for env in envs]:
+            asked.result(WAIT_S)
+    assert time.monotonic() - started < 10  # one after the other: 15 s and more
 
 
 # -- death and replacement ---------------------------------------------------------------------------------------------
@@ -178,6 +180,15 @@ def test_a_worker_that_dies_is_named_and_replaced(one: EnvWorkers, action: str, 
     fresh = made(one)
     assert reset(fresh) != pid
     assert reset(neighbour) == reset(fresh)  # made anew
+
+
+def test_what_an_environment_started_ends_with_its_worker(one: EnvWorkers) -> None:
+    env = made(one)
+    reset(env)
+    child = step(env, "spawn")[4]["child"]
+    assert not ended(child)
+    assert isinstance(env.ask(StepRequest("exit 0")).exception(WAIT_S), WorkerLostError)
+    assert eventually(lambda: ended(child))
 
 
 def test_a_worker_that_is_killed_between_operations_is_replaced(one: EnvWorkers) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -28,14 +29,20 @@ class Obedient(gymnasium.Env[str, str]):
         if fails:
             raise ValueError(fails)
         self.action_space = self.observation_space = AnyText()
-        self._closed, self._steps = closed, 0
+        self._closed, self._steps, self._busy = closed, 0, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self._steps = 0
         return f"{os.getpid()} {seed}", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        word, _, value = action.partition(" ")
+        self._busy = True
+        try:
+            return self._obey(*action.partition(" ")[::2])
+        finally:
+            self._busy = False
+
+    def _obey(self, word: str, value: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         info: dict[str, Any] = {}
         if word == "exit":
             os._exit(int(value))
@@ -53,6 +60,8 @@ class Obedient(gymnasium.Env[str, str]):
             until = time.process_time() + float(value)
             while time.process_time() < until:
                 pass
+        elif word == "spawn":
+            info = {"child": subprocess.Popen(["sleep", "3600"]).pid}
         elif word == "unsendable":
             info = {"lock": threading.Lock()}
         self._steps += 1
@@ -61,7 +70,7 @@ class Obedient(gymnasium.Env[str, str]):
     def close(self) -> None:
         if self._closed:
             with Path(self._closed).open("a") as file:
-                file.write("closed\n")
+                file.write("closed in a step\n" if self._busy else "closed\n")
 
 
 roll_envs.register(

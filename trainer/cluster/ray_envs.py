@@ -21,7 +21,8 @@ from roll_envs.managers.workers import EnvWorkers
 from trainer.config import RolloutConfig
 
 _CONNECT_S = 5.0
-_START_S = 120.0
+_START_S = 300.0
+"""A runtime_env may install packages."""
 _THREADS = 4
 """Calls of an actor at one time: one waits for results all the time."""
 _OBJECT_STORE_BYTES = 100 << 20
