@@ -88,7 +88,7 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 
 .venv/dev.stamp: .venv/place $(SPEC)
 	@echo "Installing the trainer and the development tools into .venv; this is done once."
-	$(PIP) -e ".[train,lora,vllm,service,verifiers,mcp,data,dev]" || { echo "$$FAILED"; exit 1; }
+	$(PIP) -e ".[train,lora,vllm,ray,service,verifiers,mcp,data,dev]" || { echo "$$FAILED"; exit 1; }
 	@touch .venv/train.stamp $@
 
 .venv-vllm/stamp: .venv/train.stamp trainer/engines/vllm_worker/requirements.txt

@@ -30,7 +30,7 @@ from trainer.config.keys import (
 )
 from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.recipes import find_preset
-from trainer.config.schema import FORMAT, ContextConfig, RunConfig
+from trainer.config.schema import FORMAT, ContextConfig, RayConfig, RunConfig
 from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
 
@@ -116,8 +116,14 @@ def teacher_config(config: RunConfig) -> RunConfig:
     engine: Any = {"name": "openai", **(config.warm_start.teacher or {})}
     context = ContextConfig().model_dump(mode="json")
     told = {"system_prompt": None, "observation_template": None}
-    envs = [{**env.model_dump(mode="json"), **told} for env in config.envs]
-    return resolve(config, {"engine": engine, "context": context, "envs": envs, "warm_start": {"teacher": None}})
+    sections: dict[str, Any] = {
+        "engine": engine,
+        "context": context,
+        "envs": [{**env.model_dump(mode="json"), **told} for env in config.envs],
+        "warm_start": {"teacher": None},
+        "rollout": {"manager": "thread", "workers": 0, "ray": RayConfig().model_dump(mode="json")},
+    }
+    return resolve(config, sections)
 
 
 def dump_config(config: RunConfig) -> str:

@@ -47,6 +47,7 @@ __all__ = [
     "MixedEnvConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "RayConfig",
     "ReferenceConfig",
     "RewardConfig",
     "RolloutConfig",
@@ -299,6 +300,19 @@ class WarmStartConfig(Section):
     """Steps of linear warm-up."""
 
 
+class RayConfig(Section):
+    """Environment workers on a Ray cluster, for rollout.manager 'ray'."""
+
+    address: str | None = None
+    """Address of a cluster (host:port, or auto); null starts one here for as long as the run lasts."""
+    num_cpus: Annotated[float, Field(gt=0)] = 1.0
+    """Processors that each worker reserves."""
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """What else each worker reserves, by the cluster's names, e.g. {env_node: 0.5}."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """What workers need to make the environment, as Ray has it, e.g. {pip: [my-envs]}."""
+
+
 class RolloutConfig(Section):
     """Collecting episodes."""
 
@@ -326,6 +340,25 @@ class RolloutConfig(Section):
     """Longest episode."""
     max_failed_share: Share = 0.5
     """A step with more failed episodes than this stops the run."""
+    manager: Literal["thread", "process", "ray"] = "thread"
+    """Where environments live: in the trainer's process, in worker processes, or in actors of a Ray cluster."""
+    workers: Count = 0
+    """Workers of manager 'process' or 'ray', each with many environments; 0 is one per processor."""
+    ray: RayConfig = Field(default_factory=RayConfig)
+
+    @model_validator(mode="after")
+    def _workers_fit_manager(self) -> Self:
+        if self.manager == "thread" and self.workers:
+            raise ValueError(
+                f"rollout.workers is {self.workers}, but rollout.manager 'thread' has no workers; set rollout.manager "
+                "to 'process' or 'ray', or leave rollout.workers out"
+            )
+        if self.manager != "ray" and self.ray != RayConfig():
+            raise ValueError(
+                f"rollout.ray is set, but rollout.manager is {self.manager!r}; set rollout.manager to 'ray' or leave "
+                "rollout.ray out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _mode_fits(self) -> Self:

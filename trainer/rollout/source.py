@@ -31,6 +31,7 @@ from roll_envs.managers import (
 )
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, Group, Outcome, SamplingParams, Task, Trajectory, Turn
+from trainer.cluster import env_workers
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.load import teacher_config
 from trainer.engines import Engine, find_engine, make_engine, not_trained_here
@@ -152,7 +153,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._engine: Engine | None = None
         self._teacher: Session | None = None
         limits = {limit.name: getattr(config.rollout, limit.name) for limit in fields(EpisodeLimits)}
-        self._driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits))
+        self._open = contextlib.ExitStack()
+        first = [task for env in self.mix.environments for task in held_out_tasks(env, 1)]
+        workers = self._open.enter_context(env_workers(config.rollout, first))
+        self._local_driver = EpisodeDriver(
+            lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits)
+        )
+        """With environments in this process, which a teacher can ask."""
+        self._driver = EpisodeDriver(workers.make, EpisodeLimits(**limits)) if workers else self._local_driver
         # Libraries and the model are half a million objects, which the garbage collector would look at again and again
         # while episodes are played: a sixth of the time.
         gc.freeze()
@@ -234,7 +242,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         def taught_by(task: Task) -> EpisodeSettings:
             return replace(self.settings_of(task), answerer="the teacher")
 
-        return [group.trajectories[0] for group in self._driver.collect(tasks, 1, taught_by, respond)]
+        return [group.trajectories[0] for group in self._local_driver.collect(tasks, 1, taught_by, respond)]
 
     def _taught(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """Episodes of a teacher that is an engine, as it sees them."""
@@ -266,6 +274,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self._teacher is not None:
             self._teacher.__exit__(None, None, None)
         self._driver.close()
+        self._local_driver.close()
+        self._open.close()
         for env in self._envs:
             env.close()
         gc.unfreeze()

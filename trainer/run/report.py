@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from roll_envs.types import Trajectory
+from trainer.cluster import manager_words
 from trainer.config import ModelConfig, RunConfig
 from trainer.rollout.records import episode_board, episode_headline
 
@@ -117,13 +118,15 @@ class Report:
         self._heading(f"{config.name} · seed {config.seed}")
         facts = {
             "environment": _environment_words(config),
+            "workers": manager_words(config.rollout),
             "model": _model_words(config.model, parameters),
             "learning": _algorithm_words(config),
             "files": folder or f"{config.output}/{config.name}-seed{config.seed}-<date>-<time>",
         }
         grid = Table.grid(padding=(0, 2))
         for label, words in facts.items():
-            grid.add_row(Text(label, style="dim"), Text(words))
+            if words:
+                grid.add_row(Text(label, style="dim"), Text(words))
         self.console.print(grid)
         table = Table("Phase", Column("", justify="right"), Column("Episodes", justify="right"), "Each", **_PLAIN)
         for phase in planned_phases(config):

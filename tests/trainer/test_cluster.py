@@ -1,0 +1,181 @@
+"""Where environments live is a setting: what it refuses, and workers that are Ray actors (slow, with a real Ray)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll_envs.errors import ConfigError, MissingExtraError, WorkerLostError
+from roll_envs.managers.episode import ResetRequest, StepRequest
+from roll_envs.managers.workers import EnvWorkers, WorkerEnv
+from roll_envs.types import Task
+from trainer.cluster import check_manager, env_workers, manager_words
+from trainer.config import RolloutConfig
+from trainer.config.load import parse_config, teacher_config
+
+WAIT_S = 60.0
+LAKE = Task(env_id="roll/FrozenLake-v0", split="train", index=0, seed=3)
+RUN = """
+format: 1
+name: cluster
+steps: 1
+env: {id: roll/FrozenLake-v0}
+"""
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["rollout.workers=2"], "rollout.workers is 2, but rollout.manager 'thread' has no workers"),
+        (["rollout.manager=process", "rollout.ray.address=auto"], "rollout.manager is 'process'; set rollout.manager"),
+        (["rollout.manager=rey"], "'ray'"),
+        (["rollout.manager=ray", "rollout.ray.num_cpu=2"], "did you mean 'rollout.ray.num_cpus'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_config(RUN, overrides)
+    assert says in str(refused.value)
+
+
+def test_the_plan_says_where_environments_live() -> None:
+    assert manager_words(RolloutConfig()) == ""
+    assert manager_words(RolloutConfig(manager="process", workers=3)) == "3 processes"
+    assert manager_words(RolloutConfig(manager="ray", workers=3)) == "Ray actors (3), cluster started here"
+
+
+def test_a_teacher_keeps_its_environments_here() -> None:
+    config = parse_config(
+        RUN,
+        [
+            "rollout.manager=ray",
+            "rollout.workers=2",
+            "rollout.ray.address=auto",
+            "warm_start.teacher={model: m, url: 'http://127.0.0.1:1/v1'}",
+        ],
+    )
+    assert teacher_config(config).rollout.manager == "thread"
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+    pytest.importorskip("ray", reason="needs the optional part 'ray'")
+    config = parse_config(RUN, ["rollout.manager=ray", "rollout.ray.address=127.0.0.1:1"]).rollout
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"'127\.0\.0\.1:1': no Ray cluster answers there .*ray start --head"):
+        check_manager(config)
+    assert time.monotonic() - started < 10
+
+
+def test_ray_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else found(name))
+    with pytest.raises(MissingExtraError, match=r"pip install 'roll-envs\[ray\]'"):
+        check_manager(RolloutConfig(manager="ray"))
+
+
+def test_an_environment_that_processes_cannot_make_ends_the_start(tmp_path: Path) -> None:
+    task = Task(env_id="nowhere:test/X-v0", split="", index=0, seed=0)
+    config = RolloutConfig(manager="process", workers=1)
+    with pytest.raises(ConfigError, match="Worker processes know"), env_workers(config, [task]):
+        raise AssertionError("it was made")
+
+
+# -- Ray ---------------------------------------------------------------------------------------------------------------
+
+
+def made(workers: EnvWorkers, task: Task = LAKE) -> WorkerEnv:
+    return workers.make(task).result(WAIT_S)
+
+
+def reset(env: WorkerEnv) -> Any:
+    return env.ask(ResetRequest(3, "train")).result(WAIT_S)
+
+
+def lost(env: WorkerEnv) -> bool:
+    return isinstance(env.ask(StepRequest("<answer>Up</answer>")).exception(WAIT_S), WorkerLostError)
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    until = time.monotonic() + WAIT_S
+    while not true() and time.monotonic() < until:
+        time.sleep(0.1)
+    return true()
+
+
+@pytest.fixture
+def ray_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Ray, which ends with the test."""
+    ray = pytest.importorskip("ray", reason="needs the optional part 'ray'")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_actors_hold_environments_die_and_are_replaced(ray_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(Path(__file__).parents[1] / "roll_envs")
+    monkeypatch.syspath_prepend(folder)
+    from worker_envs import OBEDIENT, obedient
+
+    brought = {"runtime_env": {"env_vars": {"PYTHONPATH": folder}}}
+    config = RolloutConfig(manager="ray", workers=2, ray=brought)  # type: ignore[arg-type]
+    with env_workers(config, [LAKE, obedient()]) as workers:
+        assert workers is not None
+        envs = [made(workers, obedient()) for _ in range(4)]
+        pids = [int(reset(env)[0].split()[0]) for env in envs]
+        assert len(set(pids)) == 2
+        assert os.getpid() not in pids
+        raised = envs[0].ask(StepRequest("raise no such thing")).exception(WAIT_S)
+        assert (type(raised).__name__, str(raised)) == ("LookupError", "no such thing")
+        error = envs[0].ask(StepRequest(f"kill {signal.SIGKILL:d}")).exception(WAIT_S)
+        assert isinstance(error, WorkerLostError)
+        assert f"(pid {pids[0]} on " in str(error)
+        assert f"during step of {OBEDIENT}" in str(error)
+        assert len({reset(env)[0].split()[0] for env in envs}) <= 2
+        hanging = envs[1].ask(StepRequest("sleep 3600"))
+        assert hanging.cancel()
+        assert eventually(lambda: reset(made(workers, obedient()))[0].split()[0] != str(pids[1]))
+        with pytest.raises(
+            ConfigError, match=r"cannot be made on environment worker \d.*No module named 'nowhere'.*runtime_env"
+        ):
+            workers.check(
+                [Task(env_id="nowhere:test/X-v0", split="", index=0, seed=0)], WAIT_S, "rollout.ray.runtime_env"
+            )
+    assert not ray_folder.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_node_that_goes_takes_no_more_than_its_environments(ray_folder: Any) -> None:
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    small = {"object_store_memory": 100 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **small})
+    try:
+        node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        config = RolloutConfig(manager="ray", workers=2, ray={"address": cluster.address})  # type: ignore[arg-type]
+        with env_workers(config, [LAKE]) as workers:
+            assert workers is not None
+            many = env_workers(config.model_copy(update={"workers": 8}), [LAKE])
+            with pytest.raises(ConfigError, match="need 8, but the Ray cluster has 3"), many:
+                raise AssertionError("there is no room")
+            envs = [made(workers) for _ in range(8)]
+            first = [reset(env) for env in envs]
+            cluster.remove_node(node)
+            assert eventually(lambda: any(lost(env) for env in envs))
+            assert [reset(env) for env in envs] == first
+            assert not any(lost(env) for env in envs)
+    finally:
+        ray_folder.shutdown()
+        cluster.shutdown()

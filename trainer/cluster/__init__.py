@@ -1,0 +1,92 @@
+"""Where a run's environments live: in the trainer's process, in processes beside it, or on a Ray cluster.
+
+Episodes are driven in the trainer's process in every case, so prompts and ids do not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from roll_envs.managers.processes import ProcessLink
+from roll_envs.managers.workers import EnvWorkers
+from roll_envs.types import Task
+from trainer.cluster.ray_envs import check_ray, ray_workers
+from trainer.config import RolloutConfig
+
+__all__ = ["check_manager", "env_workers", "manager_words"]
+
+
+@contextlib.contextmanager
+def env_workers(config: RolloutConfig, tasks: Sequence[Task]) -> Iterator[EnvWorkers | None]:
+    """The workers that hold the environments; None for manager 'thread'.
+
+    Raises :class:`ConfigError` where they do not start, or an environment of ``tasks`` cannot be made in one of them.
+    """
+    manager = _MANAGERS.get(config.manager)
+    if manager is None:
+        yield None
+        return
+    with manager.open(config) as workers:
+        workers.check(tasks, config.env_timeout_s, manager.remedy)
+        yield workers
+
+
+def check_manager(config: RolloutConfig) -> None:
+    """Raise :class:`ConfigError` or :class:`MissingExtraError` for a manager that cannot be used, before anything is
+    started."""
+    if config.manager == "ray":
+        check_ray(config)
+
+
+def manager_words(config: RolloutConfig) -> str:
+    """Which workers hold the environments, for people; nothing for manager 'thread', which has none."""
+    manager = _MANAGERS.get(config.manager)
+    return "" if manager is None else manager.words(config)
+
+
+@contextlib.contextmanager
+def _process_workers(config: RolloutConfig) -> Iterator[EnvWorkers]:
+    with EnvWorkers(ProcessLink, config.workers or _cores()) as workers:
+        yield workers
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _process_words(config: RolloutConfig) -> str:
+    return f"{config.workers or _cores()} processes"
+
+
+def _ray_words(config: RolloutConfig) -> str:
+    size = config.workers or "one per processor"
+    return f"Ray actors ({size}), " + (
+        f"cluster {config.ray.address}" if config.ray.address else "cluster started here"
+    )
+
+
+class _Manager(NamedTuple):
+    open: Callable[[RolloutConfig], AbstractContextManager[EnvWorkers]]
+    words: Callable[[RolloutConfig], str]
+    remedy: str
+    """What to do about an environment that cannot be made in a worker."""
+
+
+_MANAGERS: Mapping[str, _Manager] = {
+    "process": _Manager(
+        _process_workers,
+        _process_words,
+        "Worker processes know the environments of installed packages, and those of a module that the id names "
+        "('module:namespace/Name-v0'); rollout.manager 'thread' keeps environments in the trainer's process",
+    ),
+    "ray": _Manager(
+        ray_workers,
+        _ray_words,
+        "Install the environment's package on every node, or send it along: rollout.ray.runtime_env, e.g. "
+        "{py_modules: [path/of/package]} or {pip: [package]}",
+    ),
+}
