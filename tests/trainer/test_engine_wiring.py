@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,7 @@ import torch
 from fake_vllm import FakeVLLM, running_fake
 from loop_runs import run, write_config
 from openai_server import serve
-from test_replicas import until
-from test_vllm_contract import ask, blank_model, check, connect, made_environment, started
+from vllm_engines import ask, blank_model, check, connect, made_environment, started, until
 
 from roll_envs.errors import EngineError
 from roll_envs.types import Completion, SamplingParams
@@ -37,25 +36,6 @@ from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
 from trainer.run import loop
 from trainer.run.evaluate import evaluate_config, evaluate_run
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return blank_model()
-
-
-@pytest.fixture
-def fake() -> Iterator[tuple[str, FakeVLLM]]:
-    with running_fake() as found:
-        yield found
-
-
-@pytest.fixture
-def engine(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> Iterator[RemoteEngine]:
-    made = connect(model, fake[0])
-    yield made
-    made.close()
-
 
 # -- weights that were not proven --------------------------------------------------------------------------------------
 
@@ -124,7 +104,7 @@ def test_a_server_that_starts_during_an_update_and_stumbles_comes_back(model: La
         until(lambda: b[1].paths.count("/update_weights") > 1)
         b[1].bad = {}
         until(lambda: engine._replicas[1].lane.open)
-        check([f.result() for f in ask(engine, 8)], version=1)
+        check(ask(engine, 8), version=1)
         engine.close()
 
 
@@ -144,7 +124,7 @@ def test_what_goes_wrong_while_it_sleeps_does_not_wake_it(model: LanguageModel, 
     assert fake[1].paths == ["/abort_requests"]
     fake[1].bad = {}
     engine.update_weights(weights_of(model.network), 1)
-    check([waiting[0].result()], version=1)
+    check(waiting, version=1)
     engine.close()
 
 
@@ -163,7 +143,7 @@ def test_what_goes_wrong_while_it_is_paused_does_not_let_it_go_on(
     assert not fake[1].running.is_set()
     assert not any(f.done() for f in waiting)
     engine.resume()
-    check([f.result() for f in waiting])
+    check(waiting)
 
 
 def test_a_fault_at_a_server_that_is_drained_does_not_open_it_again(model: LanguageModel) -> None:
@@ -173,7 +153,7 @@ def test_a_fault_at_a_server_that_is_drained_does_not_open_it_again(model: Langu
         waiting = ask(engine, 20)
         until(lambda: a[1].at_once > 0)
         engine.drain(0)
-        check([f.result() for f in waiting])
+        check(waiting)
         time.sleep(0.2)
         assert not engine._replicas[0].lane.open
         engine.close()
@@ -243,7 +223,7 @@ def test_a_session_stays_though_others_have_less_to_do(model: LanguageModel) -> 
         waiting: Sequence[Future[Completion]] = [
             engine.submit((5, 6), sampling, timeout_s=30, session="an episode") for _ in range(6)
         ]
-        check([f.result() for f in waiting])
+        check(waiting)
         assert sorted((a[1].requests - before[0], b[1].requests - before[1])) == [0, 6]
         engine.close()
 
