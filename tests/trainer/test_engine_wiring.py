@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 from fake_vllm import FakeVLLM, running_fake
-from loop_runs import run, write_config
+from loop_runs import configured, run, write_config
 from openai_server import serve
 from vllm_engines import ask, blank_model, check, connect, made_environment, started, until
 
-from roll_envs.errors import EngineError
+from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
 from trainer.config.load import load_config
@@ -31,6 +31,7 @@ from trainer.engines.scripted import ScriptedEngine
 from trainer.engines.sglang import SGLangSettings
 from trainer.engines.sglang import _own_server as sglang_server
 from trainer.engines.vllm import GPU_BUILD, VLLMSettings, command_line
+from trainer.engines.vllm import _own_server as vllm_server
 from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
@@ -297,6 +298,49 @@ def test_each_replica_has_gpus_of_its_own(model: LanguageModel, tmp_path: Path) 
 def test_replicas_have_ports_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "free_port", lambda port=0: port)
     assert addresses(VLLMSettings(port=9000, replicas=2)) == ["http://127.0.0.1:9000", "http://127.0.0.1:9001"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"url": "127.0.0.1:8000"}, r"engine.url '127.0.0.1:8000' is no address.*write it like http://127.0.0.1:8000"),
+        ({"url": "localhost:8000"}, r"engine.url 'localhost:8000' is no address of a server; write it like http://"),
+        ({"url": "http://127.0.0.1:port"}, r"engine.url 'http://127.0.0.1:port' is no address of a server"),
+        ({"url": "http://[::1"}, r"is no address of a server"),
+        ({"url": "http:///path"}, r"is no address of a server"),
+        ({"url": ""}, r"engine.url '' is no address of a server"),
+        ({"url": ["http://127.0.0.1:8000", "http://10.0.0.1:80"]}, r"'http://10.0.0.1:80': anyone who .*ssh -L"),
+        ({"url": []}, r"engine.url is an empty list; give the addresses of servers, or null to start them"),
+        ({"url": ["http://127.0.0.1:80", "http://127.0.0.1:81", "http://localhost:81/"]}, r"localhost:81/' twice"),
+        ({"url": "http://127.0.0.1:80", "replicas": 2}, r"engine.replicas 2 are servers that are started.*engine.url"),
+    ],
+)
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_addresses_are_checked_with_the_configuration_and_before_anything_starts(
+    model: LanguageModel, tmp_path: Path, name: str, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_engine(model, EngineConfig(name=name, **settings))
+    with pytest.raises(ConfigError, match=said):
+        configured(tmp_path, engine={"name": name, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "logs"),
+    [
+        ({"log_file": "a/run.log"}, ["a/run.log"]),
+        ({"log_file": "a/run.log", "replicas": 2}, ["a/run-0.log", "a/run-1.log"]),
+        ({"log_file": "log", "replicas": 2}, ["log-0", "log-1"]),
+    ],
+)
+def test_each_replica_has_a_log_of_its_own(model: LanguageModel, settings: dict[str, Any], logs: list[str]) -> None:
+    for number, log in enumerate(logs):
+        for made in (
+            vllm_server(model.network.config, VLLMSettings(**settings), "http://a:1", 100, gpu=False, number=number),
+            sglang_server(model.network.config, SGLangSettings(**settings), "http://a:1", number, 100),
+        ):
+            assert made._log == log
+            made.close()
 
 
 def test_a_server_takes_what_is_let_in_and_a_probe() -> None:
