@@ -112,6 +112,22 @@ def test_workers_that_do_not_take_part_end_a_broadcast(
         engine.close()
 
 
+@pytest.mark.parametrize("refuses", ["/init_weight_transfer_engine", "/update_weights"])
+def test_a_server_that_refuses_its_side_of_a_broadcast_ends_it_at_once(
+    model: LanguageModel, fake: tuple[str, FakeVLLM], refuses: str
+) -> None:
+    engine = connect(model, fake[0], transfer="broadcast")
+    fake[1].bad = {"fail_in": refuses}
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=f"{refuses} answered 500"):
+        engine.update_weights(weights_of(model.network), 1)
+    fake[1].bad = {}
+    engine.update_weights(weights_of(model.network), 2)
+    check(ask(engine, 2), version=2)
+    engine.close()
+    assert time.monotonic() - started < 10  # of a transfer_timeout_s of 120
+
+
 def test_an_address_of_another_machine_is_refused(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
     with pytest.raises(EngineError, match=r"engine.transfer_address '192.0.2.1' is no address of this machine"):
         connect(model, fake[0], transfer="broadcast", transfer_address="192.0.2.1")
@@ -123,7 +139,7 @@ def test_a_worker_that_fails_ends_an_update_at_once(
 ) -> None:
     engine = connect(model, fake[0], transfer=way, transfer_timeout_s=30)
     try:
-        monkeypatch.setattr(fake[1], "take", lambda **_: (fake[1].group and fake[1].group.close()) or 1 / 0)
+        monkeypatch.setattr(fake[1], "take", lambda **_: fake[1].leave() or 1 / 0)
         started = time.monotonic()
         with pytest.raises(EngineError):
             engine.update_weights(weights_of(model.network), 1)
