@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,6 +273,43 @@ def test_a_closed_engine_says_so_whatever_it_is_asked(model: LanguageModel, fake
     for act in (engine.pause, engine.resume, engine.abort, engine.sleep, engine.wake, lambda: engine.drain(0)):
         with pytest.raises(EngineError, match="the engine is closed"):
             act()
+
+
+@pytest.mark.parametrize("act", ["update_weights", "pause", "sleep"])
+def test_closing_ends_what_waits_for_a_server_that_hangs(
+    model: LanguageModel, fake: tuple[str, FakeVLLM], act: str
+) -> None:
+    engine = connect(model, fake[0], colocated=True)
+    fake[1].paths.clear()
+    fake[1].bad = {"hang_in": "all"}
+    acts = {"update_weights": lambda: engine.update_weights(weights_of(model.network), 1)}
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(acts.get(act) or getattr(engine, act))
+        until(lambda: fake[1].paths)
+        engine.close()
+        with pytest.raises(EngineError, match="the engine is closed"):
+            waiting.result(1)
+
+
+def test_closing_ends_what_does_not_end_by_itself() -> None:
+    client = server.ServerClient()
+    entered = threading.Event()
+
+    async def stubborn() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                entered.set()
+                await asyncio.sleep(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.run, stubborn())
+        assert entered.wait(10)
+        client.close()
+        with pytest.raises(EngineError, match="the engine is closed"):
+            waiting.result(1)
+    client.close()
+    with pytest.raises(EngineError, match="the engine is closed"):
+        client.run(stubborn())
 
 
 # -- servers -----------------------------------------------------------------------------------------------------------
