@@ -44,7 +44,7 @@ class FakeVLLM:
         self.bad: dict[str, Any] = {}
         """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
         log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never ("all":
-        all routes)."""
+        all routes), ``busy_in`` 503 so many times."""
         self.load: dict[str, float] = {}
         self.asleep: set[str] = set()
         self.group: Any = None
@@ -77,6 +77,9 @@ class FakeVLLM:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.bad.get("fail_in") == path:
             return 500, {"error": f"{path} fails"}
+        if self.bad.get("busy_in", {}).get(path, 0) > 0:
+            self.bad["busy_in"][path] -= 1
+            return 503, {"error": "busy"}
         if self.bad.get("hang_in") in (path, "all"):
             await self.never.wait()
         match path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import torch
 from fake_vllm import FakeVLLM, running_fake
 from loop_runs import configured, run, write_config
 from openai_server import serve
-from vllm_engines import ask, blank_model, check, connect, made_environment, started, until
+from vllm_engines import ask, blank_model, check, connect, made_environment, misbehave, process, started, until
 
 from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
@@ -111,6 +112,66 @@ def test_a_server_that_starts_during_an_update_and_stumbles_comes_back(model: La
         engine.close()
 
 
+CONTROL = (
+    "/weight_info", "/pause", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
+    "/reset_prefix_cache", "/finish_weight_update", "/resume", "/inference/v1/generate",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "broadcast"])
+def test_a_server_that_is_busy_for_a_moment_costs_no_update(model: LanguageModel, way: str) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]], transfer=way)
+        b[1].bad = {"busy_in": dict.fromkeys(CONTROL, 2)}
+        engine.update_weights(weights_of(model.network), 1)
+        assert set(b[1].bad["busy_in"].values()) == {0}
+        check(ask(engine, 8), version=1)
+        engine.close()
+
+
+def test_a_server_that_stays_busy_fails_an_update_when_the_time_of_a_route_is_over(
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ROUTE_TIMEOUT_S", 0.5)
+    fake[1].bad = {"busy_in": {"/update_weights": 10**6, "/finish_weight_update": 10**6}}
+    with pytest.raises(EngineError, match="/update_weights answered 503"):
+        engine.update_weights(weights_of(blank_model().network), 1)
+    assert fake[1].paths.count("/update_weights") > 3
+    assert fake[1].paths.count("/finish_weight_update") == 1 + 1  # when it is undone nobody waits for it
+
+
+def test_a_failure_of_another_kind_is_not_asked_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].bad, before = {"fail_in": "/update_weights"}, fake[1].paths.count("/update_weights")
+    with pytest.raises(EngineError, match="/update_weights answered 500"):
+        engine.update_weights(weights_of(blank_model().network), 1)
+    assert fake[1].paths.count("/update_weights") == before + 1
+
+
+def test_a_revival_that_stumbles_begins_anew_with_another_process(model: LanguageModel, tmp_path: Path) -> None:
+    engine = started(model, made_environment(tmp_path / "venv"))
+    first, replica = process(engine), engine._replicas[0]
+    engine._client.run(replica.ask("/finish_weight_update", {"weight_version": "0-other-1"}))
+    misbehave(engine, fail_in="/update_weights")  # as long as it lives
+    check(ask(engine, 2))
+    assert process(engine) != first
+    engine.close()
+
+
+def test_a_revival_that_stumbles_at_a_server_of_others_undoes_what_it_began(
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM]
+) -> None:
+    fake[1].version = "0-other-1"
+    fake[1].bad = {"fail_in": "/update_weights"}
+    waiting = ask(engine, 1)
+    until(lambda: fake[1].paths.count("/update_weights") > 2)
+    fake[1].bad = {}
+    check(waiting)
+    begun = [i for i, path in enumerate(fake[1].paths) if path == "/start_weight_update"]
+    for one, two in itertools.pairwise(begun[1:]):
+        between = [path for path in fake[1].paths[one:two] if path in ("/finish_weight_update", "/resume")]
+        assert between == ["/finish_weight_update", "/resume"]
+
+
 # -- asleep, paused, drained -------------------------------------------------------------------------------------------
 
 
@@ -129,6 +190,29 @@ def test_what_goes_wrong_while_it_sleeps_does_not_wake_it(model: LanguageModel, 
     engine.update_weights(weights_of(model.network), 1)
     check(waiting, version=1)
     engine.close()
+
+
+def test_an_engine_of_which_one_server_does_not_sleep_is_awake(model: LanguageModel) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]], colocated=True)
+        b[1].bad = {"fail_in": "/sleep"}
+        b[1].running.clear()  # it got as far as the pause
+        with pytest.raises(EngineError, match="/sleep fails"):
+            engine.sleep()
+        assert not a[1].asleep
+        assert b[1].running.is_set()
+        assert [replica.lane.open for replica in engine._replicas] == [True, True]
+        check(ask(engine, 8))
+        a[1].bad = {"fail_in": "/update_weights"}  # nor does the other one wake up
+        with pytest.raises(EngineError, match="/sleep fails"):
+            engine.sleep()
+        with pytest.raises(EngineError, match=r"the engine gave up: .*/update_weights fails"):
+            ask(engine, 1)
+        a[1].bad = b[1].bad = {}
+        engine.update_weights(weights_of(model.network), 1)
+        assert [replica.lane.open for replica in engine._replicas] == [True, True]
+        check(ask(engine, 8), version=1)
+        engine.close()
 
 
 def test_what_goes_wrong_while_it_is_paused_does_not_let_it_go_on(

@@ -29,6 +29,8 @@ T = TypeVar("T")
 ROUTE_TIMEOUT_S = 300.0
 """Longest wait for a route that does not sample."""
 
+_BUSY = frozenset({425, 429, 503, 529})
+"""Statuses of requests that were not begun with; after another failure it may be half done."""
 _CANCELS = 4
 """So many times, a second apart, what runs is cancelled when a client is closed."""
 
@@ -38,6 +40,10 @@ class ServerFaultError(EngineError):
 
     pause_s = 0.0
     """How long the server asks to wait before that."""
+
+
+class ServerBusyError(ServerFaultError):
+    """A server refused a request for the moment, and did nothing of what was asked."""
 
 
 class ServerRefusalError(EngineError):
@@ -218,7 +224,7 @@ class ServerClient:
 def _failure(status: int, path: str, retry_after: str, said: str) -> EngineError:
     """The error for an answer that is none."""
     if status >= 500 or status in RETRY_STATUSES:
-        fault = ServerFaultError(f"{path} answered {status}: {said[:300]}")
+        fault = (ServerBusyError if status in _BUSY else ServerFaultError)(f"{path} answered {status}: {said[:300]}")
         fault.pause_s = retry_after_s(retry_after)
         return fault
     refusal = ServerRefusalError(f"the server refused {path} with {status}: {said[:300]}")
