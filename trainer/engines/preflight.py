@@ -43,8 +43,8 @@ class RemoteSettings(Settings):
     start_timeout_s: float = Field(300.0, gt=0)
     """Longest wait until a server that was started answers."""
     log_file: str | None = None
-    """Where the server's output goes; null is a temporary file. Each of several replicas has one of its own, of
-    server.log server-0.log and so on."""
+    """Where the server's output goes; null is a temporary file. Each of several replicas has a file of its own:
+    server-0.log for server.log, and so on."""
     weights_folder: str | None = None
     """A folder that trainer and server both see, for new weights; null passes them in the machine's memory."""
     gpus: str | None = None
