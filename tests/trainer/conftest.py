@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from fake_vllm import FakeVLLM
+
+    from trainer.engines.remote import RemoteEngine
+    from trainer.model.network import LanguageModel
 
 
 @pytest.fixture
@@ -27,3 +33,33 @@ def torch_threads() -> Iterator[None]:
     yield
     if torch and torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+# -- a vLLM engine over a fake server; nothing of it is loaded where no test asks for it -------------------------------
+
+
+@pytest.fixture(scope="session")
+def model() -> LanguageModel:
+    """A model that answers as the fake server does."""
+    from vllm_engines import blank_model
+
+    return blank_model()
+
+
+@pytest.fixture
+def fake() -> Iterator[tuple[str, FakeVLLM]]:
+    """The address of a fake server, and the server."""
+    from fake_vllm import running_fake
+
+    with running_fake() as found:
+        yield found
+
+
+@pytest.fixture
+def engine(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> Iterator[RemoteEngine]:
+    """An engine over that server."""
+    from vllm_engines import connect
+
+    made = connect(model, fake[0])
+    yield made
+    made.close()

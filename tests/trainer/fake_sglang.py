@@ -68,7 +68,7 @@ class FakeSGLang:
         self.bad: dict[str, Any] = self.scheduler.bad
         """What goes wrong: ``generate``, a list of faults for the next requests; ``step_s``, seconds of a forward
         pass; ``shift`` of all log-probabilities; ``keeps_cache``; and routes: ``die_in`` ends the process, ``fail_in``
-        answers 500, ``hang_in`` never, ``half_in`` half."""
+        answers 500, ``hang_in`` never, ``half_in`` half, ``busy_in`` 503 so many times."""
         self.work = asyncio.Event()
         self.died = ""
         self.kill: Callable[[], None] = lambda: None
@@ -115,6 +115,9 @@ class FakeSGLang:
             return self._gone(asked)
         if self.bad.get("fail_in") == path:
             return web.json_response({"detail": f"{path} fails"}, status=500)
+        if self.bad.get("busy_in", {}).get(path, 0) > 0:
+            self.bad["busy_in"][path] -= 1
+            return web.json_response({"detail": "busy"}, status=503)
         if self.bad.get("hang_in") == path:
             await asyncio.Event().wait()
         text = await asked.read()

@@ -43,7 +43,8 @@ class FakeVLLM:
         self.aborted, self.never = asyncio.Event(), asyncio.Event()
         self.bad: dict[str, Any] = {}
         """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
-        log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never."""
+        log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never ("all":
+        all routes), ``busy_in`` 503 so many times."""
         self.load: dict[str, float] = {}
         self.asleep: set[str] = set()
         self.group: Any = None
@@ -76,12 +77,16 @@ class FakeVLLM:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.bad.get("fail_in") == path:
             return 500, {"error": f"{path} fails"}
-        if self.bad.get("hang_in") == path:
+        if self.bad.get("busy_in", {}).get(path, 0) > 0:
+            self.bad["busy_in"][path] -= 1
+            return 503, {"error": "busy"}
+        if self.bad.get("hang_in") in (path, "all"):
             await self.never.wait()
         match path:
             case "/misbehave":
                 self.bad = body
             case "/finish_weight_update":
+                self.leave()
                 if body is not None:
                     self.version, self.updates = body["weight_version"], self.updates + 1
             case "/pause":
@@ -98,6 +103,7 @@ class FakeVLLM:
             case "/init_weight_transfer_engine" if body["init_info"]:
                 from trainer.engines.vllm_worker.roll_transfer import Group  # torch, which a start need not wait for
 
+                self.leave()
                 self.group = await asyncio.to_thread(Group, **body["init_info"]["group"], rank=1)
             case "/get_world_size":
                 return 200, {"world_size": 1}
@@ -117,6 +123,11 @@ class FakeVLLM:
             case "/metrics":
                 return 200, METRICS.format(**{"used": 0.0, "waiting": 0, "preempted": 0} | self.load).encode()
         return 200, {}
+
+    def leave(self) -> None:
+        if self.group is not None:
+            self.group.close()
+            self.group = None
 
     def take(self, pieces: Any, path: str = "", handle: Any = None, broadcast: int = 0) -> None:
         """Weights in any of the ways of the plugin."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +17,11 @@ from typing import Any
 import pytest
 import torch
 from fake_vllm import FakeVLLM, running_fake
-from loop_runs import run, write_config
+from loop_runs import configured, run, write_config
 from openai_server import serve
-from test_replicas import until
-from test_vllm_contract import ask, blank_model, check, connect, made_environment, started
+from vllm_engines import ask, blank_model, check, connect, made_environment, misbehave, process, started, until
 
-from roll_envs.errors import EngineError
+from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
 from trainer.config.load import load_config
@@ -32,30 +34,12 @@ from trainer.engines.scripted import ScriptedEngine
 from trainer.engines.sglang import SGLangSettings
 from trainer.engines.sglang import _own_server as sglang_server
 from trainer.engines.vllm import GPU_BUILD, VLLMSettings, command_line
+from trainer.engines.vllm import _own_server as vllm_server
 from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
 from trainer.run import loop
 from trainer.run.evaluate import evaluate_config, evaluate_run
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return blank_model()
-
-
-@pytest.fixture
-def fake() -> Iterator[tuple[str, FakeVLLM]]:
-    with running_fake() as found:
-        yield found
-
-
-@pytest.fixture
-def engine(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> Iterator[RemoteEngine]:
-    made = connect(model, fake[0])
-    yield made
-    made.close()
-
 
 # -- weights that were not proven --------------------------------------------------------------------------------------
 
@@ -124,8 +108,68 @@ def test_a_server_that_starts_during_an_update_and_stumbles_comes_back(model: La
         until(lambda: b[1].paths.count("/update_weights") > 1)
         b[1].bad = {}
         until(lambda: engine._replicas[1].lane.open)
-        check([f.result() for f in ask(engine, 8)], version=1)
+        check(ask(engine, 8), version=1)
         engine.close()
+
+
+CONTROL = (
+    "/weight_info", "/pause", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
+    "/reset_prefix_cache", "/finish_weight_update", "/resume", "/inference/v1/generate",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "broadcast"])
+def test_a_server_that_is_busy_for_a_moment_costs_no_update(model: LanguageModel, way: str) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]], transfer=way)
+        b[1].bad = {"busy_in": dict.fromkeys(CONTROL, 2)}
+        engine.update_weights(weights_of(model.network), 1)
+        assert set(b[1].bad["busy_in"].values()) == {0}
+        check(ask(engine, 8), version=1)
+        engine.close()
+
+
+def test_a_server_that_stays_busy_fails_an_update_when_the_time_of_a_route_is_over(
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ROUTE_TIMEOUT_S", 0.5)
+    fake[1].bad = {"busy_in": {"/update_weights": 10**6, "/finish_weight_update": 10**6}}
+    with pytest.raises(EngineError, match="/update_weights answered 503"):
+        engine.update_weights(weights_of(blank_model().network), 1)
+    assert fake[1].paths.count("/update_weights") > 3
+    assert fake[1].paths.count("/finish_weight_update") == 1 + 1  # when it is undone nobody waits for it
+
+
+def test_a_failure_of_another_kind_is_not_asked_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].bad, before = {"fail_in": "/update_weights"}, fake[1].paths.count("/update_weights")
+    with pytest.raises(EngineError, match="/update_weights answered 500"):
+        engine.update_weights(weights_of(blank_model().network), 1)
+    assert fake[1].paths.count("/update_weights") == before + 1
+
+
+def test_a_revival_that_stumbles_begins_anew_with_another_process(model: LanguageModel, tmp_path: Path) -> None:
+    engine = started(model, made_environment(tmp_path / "venv"))
+    first, replica = process(engine), engine._replicas[0]
+    engine._client.run(replica.ask("/finish_weight_update", {"weight_version": "0-other-1"}))
+    misbehave(engine, fail_in="/update_weights")  # as long as it lives
+    check(ask(engine, 2))
+    assert process(engine) != first
+    engine.close()
+
+
+def test_a_revival_that_stumbles_at_a_server_of_others_undoes_what_it_began(
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM]
+) -> None:
+    fake[1].version = "0-other-1"
+    fake[1].bad = {"fail_in": "/update_weights"}
+    waiting = ask(engine, 1)
+    until(lambda: fake[1].paths.count("/update_weights") > 2)
+    fake[1].bad = {}
+    check(waiting)
+    begun = [i for i, path in enumerate(fake[1].paths) if path == "/start_weight_update"]
+    for one, two in itertools.pairwise(begun[1:]):
+        between = [path for path in fake[1].paths[one:two] if path in ("/finish_weight_update", "/resume")]
+        assert between == ["/finish_weight_update", "/resume"]
 
 
 # -- asleep, paused, drained -------------------------------------------------------------------------------------------
@@ -144,8 +188,31 @@ def test_what_goes_wrong_while_it_sleeps_does_not_wake_it(model: LanguageModel, 
     assert fake[1].paths == ["/abort_requests"]
     fake[1].bad = {}
     engine.update_weights(weights_of(model.network), 1)
-    check([waiting[0].result()], version=1)
+    check(waiting, version=1)
     engine.close()
+
+
+def test_an_engine_of_which_one_server_does_not_sleep_is_awake(model: LanguageModel) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]], colocated=True)
+        b[1].bad = {"fail_in": "/sleep"}
+        b[1].running.clear()  # it got as far as the pause
+        with pytest.raises(EngineError, match="/sleep fails"):
+            engine.sleep()
+        assert not a[1].asleep
+        assert b[1].running.is_set()
+        assert [replica.lane.open for replica in engine._replicas] == [True, True]
+        check(ask(engine, 8))
+        a[1].bad = {"fail_in": "/update_weights"}  # nor does the other one wake up
+        with pytest.raises(EngineError, match="/sleep fails"):
+            engine.sleep()
+        with pytest.raises(EngineError, match=r"the engine gave up: .*/update_weights fails"):
+            ask(engine, 1)
+        a[1].bad = b[1].bad = {}
+        engine.update_weights(weights_of(model.network), 1)
+        assert [replica.lane.open for replica in engine._replicas] == [True, True]
+        check(ask(engine, 8), version=1)
+        engine.close()
 
 
 def test_what_goes_wrong_while_it_is_paused_does_not_let_it_go_on(
@@ -163,7 +230,7 @@ def test_what_goes_wrong_while_it_is_paused_does_not_let_it_go_on(
     assert not fake[1].running.is_set()
     assert not any(f.done() for f in waiting)
     engine.resume()
-    check([f.result() for f in waiting])
+    check(waiting)
 
 
 def test_a_fault_at_a_server_that_is_drained_does_not_open_it_again(model: LanguageModel) -> None:
@@ -173,7 +240,7 @@ def test_a_fault_at_a_server_that_is_drained_does_not_open_it_again(model: Langu
         waiting = ask(engine, 20)
         until(lambda: a[1].at_once > 0)
         engine.drain(0)
-        check([f.result() for f in waiting])
+        check(waiting)
         time.sleep(0.2)
         assert not engine._replicas[0].lane.open
         engine.close()
@@ -243,7 +310,7 @@ def test_a_session_stays_though_others_have_less_to_do(model: LanguageModel) -> 
         waiting: Sequence[Future[Completion]] = [
             engine.submit((5, 6), sampling, timeout_s=30, session="an episode") for _ in range(6)
         ]
-        check([f.result() for f in waiting])
+        check(waiting)
         assert sorted((a[1].requests - before[0], b[1].requests - before[1])) == [0, 6]
         engine.close()
 
@@ -292,6 +359,43 @@ def test_a_closed_engine_says_so_whatever_it_is_asked(model: LanguageModel, fake
             act()
 
 
+@pytest.mark.parametrize("act", ["update_weights", "pause", "sleep"])
+def test_closing_ends_what_waits_for_a_server_that_hangs(
+    model: LanguageModel, fake: tuple[str, FakeVLLM], act: str
+) -> None:
+    engine = connect(model, fake[0], colocated=True)
+    fake[1].paths.clear()
+    fake[1].bad = {"hang_in": "all"}
+    acts = {"update_weights": lambda: engine.update_weights(weights_of(model.network), 1)}
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(acts.get(act) or getattr(engine, act))
+        until(lambda: fake[1].paths)
+        engine.close()
+        with pytest.raises(EngineError, match="the engine is closed"):
+            waiting.result(1)
+
+
+def test_closing_ends_what_does_not_end_by_itself() -> None:
+    client = server.ServerClient()
+    entered = threading.Event()
+
+    async def stubborn() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                entered.set()
+                await asyncio.sleep(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.run, stubborn())
+        assert entered.wait(10)
+        client.close()
+        with pytest.raises(EngineError, match="the engine is closed"):
+            waiting.result(1)
+    client.close()
+    with pytest.raises(EngineError, match="the engine is closed"):
+        client.run(stubborn())
+
+
 # -- servers -----------------------------------------------------------------------------------------------------------
 
 
@@ -317,6 +421,49 @@ def test_each_replica_has_gpus_of_its_own(model: LanguageModel, tmp_path: Path) 
 def test_replicas_have_ports_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "free_port", lambda port=0: port)
     assert addresses(VLLMSettings(port=9000, replicas=2)) == ["http://127.0.0.1:9000", "http://127.0.0.1:9001"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"url": "127.0.0.1:8000"}, r"engine.url '127.0.0.1:8000' is no address.*write it like http://127.0.0.1:8000"),
+        ({"url": "localhost:8000"}, r"engine.url 'localhost:8000' is no address of a server; write it like http://"),
+        ({"url": "http://127.0.0.1:port"}, r"engine.url 'http://127.0.0.1:port' is no address of a server"),
+        ({"url": "http://[::1"}, r"is no address of a server"),
+        ({"url": "http:///path"}, r"is no address of a server"),
+        ({"url": ""}, r"engine.url '' is no address of a server"),
+        ({"url": ["http://127.0.0.1:8000", "http://10.0.0.1:80"]}, r"'http://10.0.0.1:80': anyone who .*ssh -L"),
+        ({"url": []}, r"engine.url is an empty list; give the addresses of servers, or null to start them"),
+        ({"url": ["http://127.0.0.1:80", "http://127.0.0.1:81", "http://localhost:81/"]}, r"localhost:81/' twice"),
+        ({"url": "http://127.0.0.1:80", "replicas": 2}, r"engine.replicas 2 are servers that are started.*engine.url"),
+    ],
+)
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_addresses_are_checked_with_the_configuration_and_before_anything_starts(
+    model: LanguageModel, tmp_path: Path, name: str, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_engine(model, EngineConfig(name=name, **settings))
+    with pytest.raises(ConfigError, match=said):
+        configured(tmp_path, engine={"name": name, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "logs"),
+    [
+        ({"log_file": "a/run.log"}, ["a/run.log"]),
+        ({"log_file": "a/run.log", "replicas": 2}, ["a/run-0.log", "a/run-1.log"]),
+        ({"log_file": "log", "replicas": 2}, ["log-0", "log-1"]),
+    ],
+)
+def test_each_replica_has_a_log_of_its_own(model: LanguageModel, settings: dict[str, Any], logs: list[str]) -> None:
+    for number, log in enumerate(logs):
+        for made in (
+            vllm_server(model.network.config, VLLMSettings(**settings), "http://a:1", 100, gpu=False, number=number),
+            sglang_server(model.network.config, SGLangSettings(**settings), "http://a:1", number, 100),
+        ):
+            assert made._log == log
+            made.close()
 
 
 def test_a_server_takes_what_is_let_in_and_a_probe() -> None:

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from fake_vllm import VOCABULARY, FakeVLLM, running_fake
-from test_vllm_contract import PROMPT, blank_model, connect, made_environment, started
+from fake_vllm import FakeVLLM, running_fake
+from vllm_engines import ask, blank_model, check, connect, made_environment, started, until
 
 from roll_envs.errors import EngineError
-from roll_envs.types import Completion, SamplingParams
 from trainer.engines import remote
 from trainer.engines.remote import RemoteEngine
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
-
-FOREVER = 30.0
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return blank_model()
 
 
 @pytest.fixture
@@ -42,25 +32,6 @@ def engine(model: LanguageModel, fakes: list[tuple[str, FakeVLLM]]) -> Iterator[
     made = connect(model, [url for url, _ in fakes], max_running=16, start_timeout_s=1.0)
     yield made
     made.close()
-
-
-def ask(engine: RemoteEngine, count: int, session: Callable[[int], str | None] = str) -> list[Future[Completion]]:
-    sampling = SamplingParams(max_new_tokens=4, seed=3)
-    return [engine.submit(PROMPT, sampling, timeout_s=FOREVER, session=session(i)) for i in range(count)]
-
-
-def check(answers: Sequence[Future[Completion]], version: int = 0) -> None:
-    for answer in answers:
-        completion = answer.result()
-        assert completion.spans == ((version, 4),)
-        assert completion.logprobs == pytest.approx([-math.log(VOCABULARY)] * 4)
-
-
-def until(reached: Callable[[], bool], within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_requests_are_spread_and_weights_reach_everybody(
@@ -81,7 +52,7 @@ def test_requests_are_spread_and_weights_reach_everybody(
 def test_a_session_is_answered_by_one_server(engine: RemoteEngine, fakes: list[tuple[str, FakeVLLM]]) -> None:
     before = [fake.requests for _, fake in fakes]
     for _ in range(20):
-        check(ask(engine, 1, lambda _: "an episode"))
+        check(ask(engine, 1, session=lambda _: "an episode"))
     assert sorted(fake.requests - known for (_, fake), known in zip(fakes, before, strict=True)) == [0, 0, 20]
 
 
@@ -166,7 +137,7 @@ def test_a_server_can_be_taken_out_and_put_back(engine: RemoteEngine, fakes: lis
     assert fakes[0][1].requests == seen
     assert {span.version for answer in waiting for span in answer.result().spans} <= {0, 1}
     engine.restore(0)
-    check(ask(engine, 12, lambda i: f"new {i}"), version=1)
+    check(ask(engine, 12, session=lambda i: f"new {i}"), version=1)
     assert fakes[0][1].requests > seen + 1  # and the probe
 
 

@@ -124,6 +124,32 @@ def test_whoever_is_dismissed_gets_no_place() -> None:
     run(work())
 
 
+def test_whoever_gave_up_waiting_counts_no_more() -> None:
+    async def work() -> None:
+        a, b = both = lanes(1, 1)
+        router = Router(both)
+        first = [Visit(router), Visit(router)]
+        await settled()
+        late = [Visit(router) for _ in range(6)]
+        await settled()
+        assert (a.to_do, b.to_do) == (4, 4)
+        for visit in late[1:]:
+            visit.task.cancel()
+        await settled()
+        assert (a.to_do, b.to_do) == (2, 1)  # the first of them still waits at a
+        router.shut(a)
+        router.shut(b)
+        late[0].task.cancel()
+        for visit in first:
+            visit.go.set()
+        await settled()
+        router.open(a)
+        router.open(b)
+        assert (a.to_do, b.to_do) == (0, 0)
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("loads", "limits"),
     [

@@ -392,6 +392,25 @@ def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds
     engine.close()
 
 
+@pytest.mark.parametrize("refuses", ["/init_weights_update_group", "/update_weights_from_distributed"])
+def test_a_server_that_refuses_its_side_of_a_broadcast_ends_it_at_once(
+    fake: tuple[str, FakeSGLang], models: Models, refuses: str
+) -> None:
+    engine = connect(models[0], fake[0], transfer="distributed", transfer_timeout_s=20)
+    engine._dialect._groups.clear()  # type: ignore[attr-defined]
+    fake[1].bad["fail_in"] = refuses
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=f"{refuses} answered 500"):
+        engine.update_weights(weights_of(models[1].network), 1)
+    fake[1].bad.clear()
+    fake[1].bodies.clear()
+    engine.update_weights(weights_of(models[2].network), 2)
+    check(results(ask(engine, 1)), models, 2)
+    assert [path for path, _ in fake[1].bodies].count("/init_weights_update_group") == 1  # a group of its own
+    engine.close()
+    assert time.monotonic() - started < 10
+
+
 @pytest.mark.parametrize("transfer", TRANSFERS)
 def test_a_server_that_dies_in_an_update_gets_the_weights_when_it_is_back(
     models: Models, fake: tuple[str, FakeSGLang], transfer: str

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from fake_vllm import FakeVLLM, running_fake
-from test_vllm_contract import ask, blank_model, check, connect, made_environment
+from fake_vllm import FakeVLLM
 from tiny import tiny_model
+from vllm_engines import ask, check, connect, made_environment
 
 from roll_envs.errors import ConfigError, EngineError
 from trainer.config import EngineConfig
@@ -27,17 +27,6 @@ from trainer.model.network import LanguageModel
 
 WAYS = list(TRANSPORTS)
 UPDATE = ["/start_weight_update", "/update_weights", "/reset_prefix_cache", "/finish_weight_update"]
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return blank_model()
-
-
-@pytest.fixture
-def fake() -> Iterator[tuple[str, FakeVLLM]]:
-    with running_fake() as found:
-        yield found
 
 
 @pytest.fixture
@@ -69,7 +58,7 @@ def test_what_arrives_is_what_was_sent(
             for name, tensor in blank.items():
                 assert torch.equal(fake[1].weights[name], tensor.to(getattr(torch, dtype))), name
             assert (fake[1].paths.count("/update_weights") > 1) == (way != "shared_memory")
-            check([f.result() for f in ask(engine, 2)], version=version)
+            check(ask(engine, 2), version=version)
     finally:
         engine.close()
 
@@ -92,7 +81,7 @@ def test_weights_that_do_not_fit_are_refused_and_named(
             with pytest.raises(EngineError, match="update to weight version 1 failed and must be repeated"):
                 ask(engine, 1)
         engine.update_weights(iter(good), 2)
-        check([f.result() for f in ask(engine, 2)], version=2)
+        check(ask(engine, 2), version=2)
     finally:
         engine.close()
 
@@ -118,9 +107,25 @@ def test_workers_that_do_not_take_part_end_a_broadcast(
             ask(engine, 1)
         fake[1].bad = {}
         engine.update_weights(weights_of(model.network), 2)
-        check([f.result() for f in ask(engine, 2)], version=2)
+        check(ask(engine, 2), version=2)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("refuses", ["/init_weight_transfer_engine", "/update_weights"])
+def test_a_server_that_refuses_its_side_of_a_broadcast_ends_it_at_once(
+    model: LanguageModel, fake: tuple[str, FakeVLLM], refuses: str
+) -> None:
+    engine = connect(model, fake[0], transfer="broadcast")
+    fake[1].bad = {"fail_in": refuses}
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=f"{refuses} answered 500"):
+        engine.update_weights(weights_of(model.network), 1)
+    fake[1].bad = {}
+    engine.update_weights(weights_of(model.network), 2)
+    check(ask(engine, 2), version=2)
+    engine.close()
+    assert time.monotonic() - started < 10  # of a transfer_timeout_s of 120
 
 
 def test_an_address_of_another_machine_is_refused(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
@@ -134,7 +139,7 @@ def test_a_worker_that_fails_ends_an_update_at_once(
 ) -> None:
     engine = connect(model, fake[0], transfer=way, transfer_timeout_s=30)
     try:
-        monkeypatch.setattr(fake[1], "take", lambda **_: (fake[1].group and fake[1].group.close()) or 1 / 0)
+        monkeypatch.setattr(fake[1], "take", lambda **_: fake[1].leave() or 1 / 0)
         started = time.monotonic()
         with pytest.raises(EngineError):
             engine.update_weights(weights_of(model.network), 1)
@@ -155,7 +160,7 @@ def test_a_server_that_dies_midway_gets_all_weights_again(
         replica = engine._replicas[0]
         engine._client.run(replica.ask("/misbehave", {"die_in": "/update_weights"}))
         engine.update_weights(weights_of(model.network), 1)
-        check([f.result() for f in ask(engine, 2)], version=1)
+        check(ask(engine, 2), version=1)
         kept = dict(engine._sent.weights.read())
         assert all(torch.equal(kept[name], tensor) for name, tensor in weights_of(model.network))
     finally:
@@ -209,7 +214,7 @@ def test_a_colocated_server_wakes_for_weights_before_it_wakes_for_keys_and_value
     try:
         assert engine.capabilities.sleep
         running = ask(engine, 2)
-        check([f.result() for f in running])
+        check(running)
         fake[1].paths = []
         engine.sleep()
         engine.sleep()
@@ -218,13 +223,13 @@ def test_a_colocated_server_wakes_for_weights_before_it_wakes_for_keys_and_value
         time.sleep(0.2)
         assert fake[1].paths == ["/sleep"]
         engine.update_weights(weights_of(model.network), 1)
-        check([f.result() for f in waiting], version=1)
+        check(waiting, version=1)
         named = [path for path in fake[1].paths if "wake" in path or path in (*UPDATE, "/inference/v1/generate")]
         probe = "/inference/v1/generate"
         assert named[:-1] == ["/wake_up?tags=weights", *UPDATE, "/wake_up?tags=kv_cache", probe]
         engine.sleep()
         engine.wake()  # the weights are forgotten in between, and sent again
-        check([f.result() for f in ask(engine, 1)], version=1)
+        check(ask(engine, 1), version=1)
         assert fake[1].updates == 3
     finally:
         engine.close()
@@ -240,7 +245,7 @@ def test_an_engine_that_sleeps_and_is_paused_wakes_up_paused(model: LanguageMode
         time.sleep(0.2)
         assert not waiting[0].done()
         engine.resume()
-        check([waiting[0].result()], version=1)
+        check(waiting, version=1)
     finally:
         engine.close()
 
@@ -260,7 +265,7 @@ def test_what_goes_wrong_while_an_engine_sleeps_or_wakes(model: LanguageModel, f
         assert not fake[1].running.is_set()
         fake[1].bad = {}
         engine.update_weights(weights_of(model.network), 2)
-        check([f.result() for f in ask(engine, 1)], version=2)
+        check(ask(engine, 1), version=2)
     finally:
         engine.close()
 

@@ -20,8 +20,8 @@ import torch
 import yaml
 from forked import Forked, roll_train
 from loop_runs import values
-from test_vllm_contract import ended
 from tiny import full_logits, tiny_model
+from vllm_engines import ended
 
 from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams

@@ -3,30 +3,26 @@ ever) and 5 (what the server answers is what was sent to it); the real vLLM is i
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import fake_vllm
-import httpx
 import pytest
-import torch
 from fake_vllm import VOCABULARY, FakeVLLM, running_fake
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_runs import configured
 from tiny import tiny_model
+from vllm_engines import ask, blank_model, check, connect, ended, made_environment, misbehave, process, started
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError
-from roll_envs.types import Completion, SamplingParams
+from roll_envs.types import SamplingParams
 from trainer.cli import main
 from trainer.config import EngineConfig
 from trainer.engines import check_can_train, make_engine, server
@@ -38,43 +34,6 @@ from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, save_model
 
-PROMPT = (5, 6, 7)
-FOREVER = 60.0
-
-
-def blank_model() -> LanguageModel:
-    """All weights are 0, so that every id is as likely as any other, as the server says."""
-    model = tiny_model(hidden_size=64, heads=2, layers=1)
-    with torch.no_grad():
-        for parameter in model.network.parameters():
-            parameter.zero_()
-    assert model.network.config.vocab_size == VOCABULARY
-    return model
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return blank_model()
-
-
-@pytest.fixture
-def fake() -> Iterator[tuple[str, FakeVLLM]]:
-    with running_fake() as found:
-        yield found
-
-
-def connect(model: LanguageModel, url: str | list[str], **settings: Any) -> RemoteEngine:
-    engine = make_engine(model, EngineConfig(name="vllm", **{"url": url, "max_tokens": 100, **settings}))
-    assert isinstance(engine, RemoteEngine)
-    return engine
-
-
-@pytest.fixture
-def engine(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> Iterator[RemoteEngine]:
-    made = connect(model, fake[0])
-    yield made
-    made.close()
-
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
@@ -82,55 +41,15 @@ def environment(tmp_path: Path) -> Path:
     return made_environment(tmp_path / "venv")
 
 
-def made_environment(folder: Path, arguments: str = "", **releases: str) -> Path:
-    packages = folder / "lib" / "python3.11" / "site-packages"
-    for name, version in {**TESTED, **releases}.items():
-        place = packages / f"{name.replace('-', '_')}-{version}.dist-info"
-        place.mkdir(parents=True)
-        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    program = folder / "bin" / "python"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\nshift\nexec '{sys.executable}' '{fake_vllm.__file__}' {arguments} \"$@\"\n")
-    program.chmod(0o755)
-    return folder
-
-
-def ask(engine: RemoteEngine, count: int, *, n: int = 4, timeout_s: float = FOREVER) -> list[Future[Completion]]:
-    return [engine.submit(PROMPT, SamplingParams(max_new_tokens=n, seed=i), timeout_s=timeout_s) for i in range(count)]
-
-
-def check(completions: Sequence[Completion], version: int = 0, n: int = 4) -> None:
-    for each in completions:
-        assert (each.finish, len(each.ids), each.spans) == ("length", n, ((version, n),))
-        assert each.logprobs == pytest.approx([-math.log(VOCABULARY)] * n)
-
-
-def processes(engine: RemoteEngine) -> list[int]:
-    assert engine._replicas[0].server._process is not None
-    return [engine._replicas[0].server._process.pid]
-
-
-def ended(pid: int, within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def test_answers_versions_and_what_is_refused(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
-    check([f.result() for f in ask(engine, 3)])
+    check(ask(engine, 3))
     assert fake[1].updates == 1  # the weights of the model that the engine was made with
     engine.update_weights(weights_of(blank_model().network), 7)
     assert engine.version == 7
-    check([f.result() for f in ask(engine, 3)], version=7)
+    check(ask(engine, 3), version=7)
     check_can_train("vllm", engine)
     engine.health()
     for prompt, n, said in (
@@ -152,7 +71,7 @@ FAULTS = (
 def test_a_broken_answer_is_asked_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM], fault: str) -> None:
     fake[1].bad["generate"] = [fault, fault]
     before = fake[1].requests
-    check([f.result() for f in ask(engine, 1)])
+    check(ask(engine, 1))
     assert fake[1].requests == before + 3
 
 
@@ -166,7 +85,7 @@ def test_a_request_that_is_never_answered_well_ends_at_its_deadline(
     ):
         ask(engine, 1, timeout_s=1.0)[0].result()
     fake[1].bad["generate"] = []
-    check([f.result() for f in ask(engine, 1)])
+    check(ask(engine, 1))
 
 
 def test_what_asking_again_cannot_mend_is_an_error_at_once(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
@@ -187,7 +106,7 @@ def test_a_silent_server_costs_a_request_its_deadline_and_nobody_else(
         with pytest.raises(DeadlineExceededError, match=r"gave up waiting for the engine's answer after 0\.5 s"):
             each.result()
     fake[1].bad["delay_s"] = 0
-    check([f.result() for f in ask(engine, 4)])
+    check(ask(engine, 4))
 
 
 def test_thousands_of_requests_wait_without_slowing_each_other(model: LanguageModel) -> None:
@@ -196,7 +115,7 @@ def test_thousands_of_requests_wait_without_slowing_each_other(model: LanguageMo
         spent = []
         for count in (200, 2000):
             started = time.monotonic()
-            check([f.result() for f in ask(engine, count)])
+            check(ask(engine, count))
             spent.append((time.monotonic() - started) / count)
         engine.close()
         assert fake.most_at_once <= 64
@@ -210,7 +129,7 @@ def test_pause_abort_cancel_and_close(engine: RemoteEngine, fake: tuple[str, Fak
     engine.update_weights(weights_of(blank_model().network), 1)  # stays paused
     assert not any(f.done() for f in waiting)
     engine.resume()
-    check([f.result() for f in waiting], version=1)
+    check(waiting, version=1)
     fake[1].bad["delay_s"] = 30
     waiting = ask(engine, 200)  # some at the server, some in the queue here
     while fake[1].at_once < 100:
@@ -244,7 +163,7 @@ def test_weights_that_do_not_fit_are_refused_until_others_do(engine: RemoteEngin
         with pytest.raises(EngineError, match="update to weight version 1 failed and must be repeated"):
             ask(engine, 1)
     engine.update_weights(good.items(), 2)
-    check([f.result() for f in ask(engine, 1)], version=2)
+    check(ask(engine, 1), version=2)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +197,7 @@ def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds
         engine.health()
     fake[1].bad = {}
     engine.update_weights(weights.items(), 1)
-    check([f.result() for f in ask(engine, 1)], version=1)
+    check(ask(engine, 1), version=1)
 
 
 def test_weights_with_the_number_of_the_last_ones_are_sent_all_the_same(
@@ -287,7 +206,7 @@ def test_weights_with_the_number_of_the_last_ones_are_sent_all_the_same(
     for updates in (2, 3):
         engine.update_weights(weights_of(blank_model().network), 0)
         assert fake[1].updates == updates
-        check([f.result() for f in ask(engine, 1)])
+        check(ask(engine, 1))
 
 
 def test_a_wider_tolerance_is_a_setting(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
@@ -300,7 +219,7 @@ def test_a_wider_tolerance_is_a_setting(model: LanguageModel, fake: tuple[str, F
 def test_a_server_that_lost_our_weights_gets_them_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
     engine.update_weights(weights_of(blank_model().network), 4)
     fake[1].version = "another trainer's"
-    check([f.result() for f in ask(engine, 3)], version=4)
+    check(ask(engine, 3), version=4)
 
 
 def test_weights_can_go_by_a_folder(model: LanguageModel, fake: tuple[str, FakeVLLM], tmp_path: Path) -> None:
@@ -313,31 +232,21 @@ def test_weights_can_go_by_a_folder(model: LanguageModel, fake: tuple[str, FakeV
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
-def started(model: LanguageModel, environment: Path, **settings: Any) -> RemoteEngine:
-    engine = make_engine(model, EngineConfig(name="vllm", max_tokens=100, venv=str(environment), **settings))
-    assert isinstance(engine, RemoteEngine)
-    return engine
-
-
-def misbehave(engine: RemoteEngine, **bad: Any) -> None:
-    httpx.post(engine._replicas[0].server.url + "/misbehave", json=bad, trust_env=False)
-
-
 def test_a_killed_server_is_started_again_and_asked_again(model: LanguageModel, environment: Path) -> None:
     engine = started(model, environment)
     engine.update_weights(weights_of(blank_model().network), 3)
     misbehave(engine, delay_s=5)
     waiting = ask(engine, 20)
     time.sleep(0.5)
-    pids = processes(engine)
+    pids = [process(engine)]
     os.kill(pids[0], signal.SIGKILL)
-    check([f.result() for f in waiting], version=3)
+    check(waiting, version=3)
     misbehave(engine, die_in="/update_weights")
     engine.update_weights(weights_of(blank_model().network), 4)
-    check([f.result() for f in ask(engine, 3)], version=4)
+    check(ask(engine, 3), version=4)
     misbehave(engine, die_in="/inference/v1/generate")
-    check([f.result() for f in ask(engine, 3)], version=4)
-    pids += processes(engine)
+    check(ask(engine, 3), version=4)
+    pids.append(process(engine))
     assert len(set(pids)) == 2
     folder = Path(engine._replicas[0].server._folder.name)
     assert folder.is_dir()
@@ -354,10 +263,10 @@ def test_a_request_that_gives_up_does_not_end_the_restart(
     misbehave(engine, delay_s=5)
     hasty, patient = ask(engine, 1, timeout_s=1.0), ask(engine, 3)
     time.sleep(0.5)
-    os.kill(processes(engine)[0], signal.SIGKILL)
+    os.kill(process(engine), signal.SIGKILL)
     with pytest.raises(DeadlineExceededError):
         hasty[0].result()
-    check([f.result() for f in patient])
+    check(patient)
     engine.close()
     assert log.read_text().count("fake vLLM") == 2
 

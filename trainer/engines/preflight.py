@@ -43,7 +43,8 @@ class RemoteSettings(Settings):
     start_timeout_s: float = Field(300.0, gt=0)
     """Longest wait until a server that was started answers."""
     log_file: str | None = None
-    """Where the server's output goes; null is a temporary file."""
+    """Where the server's output goes; null is a temporary file. Each of several replicas has a file of its own:
+    server-0.log for server.log, and so on."""
     weights_folder: str | None = None
     """A folder that trainer and server both see, for new weights; null passes them in the machine's memory."""
     gpus: str | None = None
@@ -71,6 +72,30 @@ class RemoteSettings(Settings):
     def urls(self) -> list[str]:
         """Servers that run already."""
         return [self.url] if isinstance(self.url, str) else self.url or []
+
+    def log_of(self, number: int) -> str | None:
+        """Where the output of replica ``number`` goes; None for a temporary file."""
+        if self.log_file is None or self.replicas == 1:
+            return self.log_file
+        path = Path(self.log_file)
+        return str(path.with_stem(f"{path.stem}-{number}"))
+
+    def url_problems(self) -> list[str]:
+        """Why ``url`` is not to be used."""
+        if self.url is None:
+            return []
+        found = [problem for url in self.urls if (problem := _url_problem(url))]
+        if not self.urls:
+            found.append("engine.url is an empty list; give the addresses of servers, or null to start them")
+        if self.replicas > 1:
+            found.append(
+                f"engine.replicas {self.replicas} are servers that are started, and engine.url names ones that run "
+                "already; leave one of the two out"
+            )
+        known = [url.rstrip("/").replace("//localhost:", "//127.0.0.1:") for url in self.urls]
+        twice = [url for number, url in enumerate(self.urls) if known[number] in known[:number]]
+        found += [f"engine.url has '{url}' twice; each server is named once" for url in twice]
+        return found
 
     def variables(self, number: int) -> dict[str, str]:
         """The environment variables of replica ``number``: ours, without those of the trainer's Python."""
@@ -127,14 +152,8 @@ def addresses(settings: RemoteSettings) -> list[str]:
     """Where the servers are, or will be. Raises :class:`ConfigError` for an address that is not to be used."""
     from trainer.engines.server import free_port
 
-    for url in settings.urls:
-        host = urllib.parse.urlsplit(url).hostname
-        if host not in _LOOPBACK:
-            raise ConfigError(
-                f"engine.url '{url}': anyone who reaches a server's routes for weights can replace its model, so only "
-                f"addresses of this machine are used ({', '.join(_LOOPBACK)}). For a server elsewhere open a tunnel, "
-                "`ssh -L 8000:127.0.0.1:8000 HOST`, and give engine.weights_folder"
-            )
+    if problems := settings.url_problems():
+        raise ConfigError("; ".join(problems))
     if settings.urls:
         return [url.rstrip("/") for url in settings.urls]
     found: list[str] = []
@@ -146,3 +165,21 @@ def addresses(settings: RemoteSettings) -> list[str]:
             problem = f"engine.port {port} is taken; choose another one, or 0 for a free one"
             raise ConfigError(problem) from None
     return found
+
+
+def _url_problem(url: str) -> str:
+    """Why a server is not to be used by this address; "" where it is."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number, half of an IPv6 address
+        usable = False
+    if not usable:
+        return f"engine.url '{url}' is no address of a server; write it like http://127.0.0.1:8000"
+    if parts.hostname in _LOOPBACK:
+        return ""
+    return (
+        f"engine.url '{url}': anyone who reaches a server's routes for weights can replace its model, so only "
+        f"addresses of this machine are used ({', '.join(_LOOPBACK)}). For a server elsewhere open a tunnel, "
+        "`ssh -L 8000:127.0.0.1:8000 HOST`, and give engine.weights_folder"
+    )

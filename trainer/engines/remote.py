@@ -126,7 +126,7 @@ class RemoteEngine(Engine):
             raise
 
     def sleep(self) -> None:
-        """Give back the servers' memory; requests wait, those that run too."""
+        """Give back the servers' memory; requests wait, those that run too. All wake up where one does not sleep."""
         if not self.capabilities.sleep:
             super().sleep()
         self._raise_if_unusable()
@@ -137,7 +137,7 @@ class RemoteEngine(Engine):
         if not self.capabilities.sleep:
             super().wake()
         self._raise_if_unusable()
-        self._client.run(self._bring_all(patient=True))
+        self._client.run(self._wake())
 
     def abort(self) -> None:
         """End every request with ``finish="abort"``, keeping what was sampled so far."""
@@ -324,7 +324,19 @@ class RemoteEngine(Engine):
             if replica.revival is not None:
                 replica.revival.cancel()
             self._router.shut(replica.lane)
-        await self._every(Replica.sleep)
+        try:
+            await self._every(Replica.sleep)
+        except EngineError:
+            with contextlib.suppress(EngineError):
+                await self._wake()
+            raise
+
+    async def _wake(self) -> None:
+        try:
+            await self._bring_all(patient=True)
+        except EngineError as error:
+            self._fail(f"the engine gave up: {error}")
+            raise
 
     async def _drain(self, replica: Replica) -> None:
         if replica.revival is not None:

@@ -8,23 +8,26 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from roll_envs.errors import EngineError
 from roll_envs.types import Completion, SamplingParams, VersionSpan
-from trainer.engines import Capabilities
+from trainer.engines import Capabilities, server
 from trainer.engines.preflight import RemoteSettings
 from trainer.engines.router import Lane, Load
 from trainer.engines.sent_weights import SentWeights
-from trainer.engines.server import Server, ServerFaultError
+from trainer.engines.server import Server, ServerBusyError, ServerFaultError
 
 Ask = Callable[..., Awaitable[Any]]
 """Asks one server: :meth:`trainer.engines.server.ServerClient.ask` without the address."""
 
 _STARTS = 3
 """So many starts in a row without an answer in between, and a replica is given up."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+"""Between two tries of a route at a server that is busy."""
 _PROBE_TOKENS, _PROBED_TOKENS = 40, 8
 """Of the probe's prompt (more than one block of the prefix cache, so that old blocks would show), and its answer."""
 
@@ -163,10 +166,24 @@ class Replica:
         self, prompt: Sequence[int], sampling: SamplingParams, sent: Sent, *, patient: bool = True
     ) -> Completion:
         """One try of a request. Raises :class:`ServerFaultError` when it may be asked again."""
-        reply = await self.ask(self._dialect.generate, self._dialect.body(prompt, sampling), patient=patient)
+        ask = self.ask if patient else self._control_ask
+        reply = await ask(self._dialect.generate, self._dialect.body(prompt, sampling), patient=patient)
         completion = self._dialect.completion(reply, sampling, sent)
         self._starts = 0 if patient else self._starts
         return completion
+
+    async def _control_ask(self, path: str, body: Any = None, **how: Any) -> Any:
+        """:meth:`ask`, and again as long as the server only says that it is busy, within the time of a route."""
+        deadline, pause_s = time.monotonic() + server.ROUTE_TIMEOUT_S, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self.ask(path, body, **how)
+            except ServerBusyError as busy:
+                pause_s = max(busy.pause_s, pause_s)
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def healthy(self) -> bool:
         """Whether it answers, and says that it can work."""
@@ -193,7 +210,7 @@ class Replica:
                     await self._start()
                 try:
                     sent = current()
-                    if self._asleep or await self._dialect.label(self.ask) != sent.label:
+                    if self._asleep or await self._dialect.label(self._control_ask) != sent.label:
                         await self._take(sent, paused=paused())
                     elif not self._unproved:
                         return
@@ -208,23 +225,24 @@ class Replica:
         """Replace the weights. Memory for keys and values comes last, when what was needed for the transfer is free."""
         asleep, dialect = self._asleep, self._dialect
         if asleep:
-            await dialect.wake(self.ask, "weights")
-        await dialect.pause(self.ask)
-        await dialect.send(self.ask, sent)
+            await dialect.wake(self._control_ask, "weights")
+        await dialect.pause(self._control_ask)
+        await dialect.send(self._control_ask, sent)
         self._unproved = True
         if asleep:
-            await dialect.wake(self.ask, "kv_cache")
+            await dialect.wake(self._control_ask, "kv_cache")
             self._asleep = False
             if paused:
-                await dialect.pause(self.ask)  # a server that is all awake goes on by itself
+                await dialect.pause(self._control_ask)  # a server that is all awake goes on by itself
 
     async def sleep(self) -> None:
         """Give back the server's memory until it gets weights again."""
         async with self._control:
             if self._asleep:
                 return
+            self._unproved = True  # weights and keys may be gone though it says that it failed
             try:
-                await self._dialect.sleep(self.ask)
+                await self._dialect.sleep(self._control_ask)
                 self._asleep = True
             except ServerFaultError:
                 if await self.healthy():
@@ -235,7 +253,7 @@ class Replica:
         """Pause, or go on."""
         async with self._control:
             try:
-                await (self._dialect.pause(self.ask) if paused else self._go_on(sent))
+                await (self._dialect.pause(self._control_ask) if paused else self._go_on(sent))
             except ServerFaultError:
                 if await self.healthy():
                     raise  # else it is paused, or not, when it comes back
@@ -286,7 +304,7 @@ class Replica:
             self.starting = False
 
     async def _go_on(self, sent: Sent) -> None:
-        await self._dialect.resume(self.ask)
+        await self._dialect.resume(self._control_ask)
         if self._unproved:
             await self._probe(sent)
             self._unproved = False

@@ -7,13 +7,15 @@ to do. A replica with nothing to do takes from the longest queue. All of it happ
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 _SESSIONS = 65_536
 """Sessions whose replica is remembered; the one that asked least lately is forgotten."""
+_Queue = OrderedDict[asyncio.Future["Lane | None"], None]
+"""Those that wait for a place, in their order; any of them may leave at once."""
 _FULL, _ROOMY = 0.95, 0.85
 """Above the first share of key and value memory in use requests wait at the server, below the second there is room."""
 
@@ -39,8 +41,7 @@ class Lane:
     limit: int = 0
     """Requests that may be there now."""
     running: int = 0
-    queue: deque[asyncio.Future[Lane | None]] = field(default_factory=deque)
-    """Those that wait for a place, in their order."""
+    queue: _Queue = field(default_factory=OrderedDict)
     open: bool = False
     _preempted: int = 0
 
@@ -66,7 +67,7 @@ class Router:
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._lanes = lanes
-        self._waiting: deque[asyncio.Future[Lane | None]] = deque()  # as long as no lane is open
+        self._waiting: _Queue = OrderedDict()  # as long as no lane is open
         self._sessions: OrderedDict[str, Lane] = OrderedDict()
 
     @asynccontextmanager
@@ -99,10 +100,12 @@ class Router:
             other.running += 1
             return other
         turn: asyncio.Future[Lane | None] = asyncio.get_running_loop().create_future()
-        (self._waiting if lane is None else lane.queue).append(turn)
+        (self._waiting if lane is None else lane.queue)[turn] = None
         try:
             return await turn
         except asyncio.CancelledError:
+            for queue in self._queues():
+                queue.pop(turn, None)
             given = turn.result() if turn.done() and not turn.cancelled() else None
             if given is not None:  # at this very moment
                 given.running -= 1
@@ -115,8 +118,8 @@ class Router:
             queue = self._waiting or lane.queue or max((each.queue for each in self._lanes), key=len)
             if not queue:
                 return
-            turn = queue.popleft()
-            if not turn.done():  # else it was cancelled
+            turn, _ = queue.popitem(last=False)
+            if not turn.done():  # else it was cancelled at this very moment
                 lane.running += 1
                 turn.set_result(lane)
 
@@ -128,15 +131,18 @@ class Router:
     def shut(self, lane: Lane) -> None:
         """Let no request in any more; those that wait there go elsewhere."""
         lane.open = False
-        self._waiting.extend(lane.queue)
+        self._waiting.update(lane.queue)
         lane.queue.clear()
         for each in self._lanes:
             self.fill(each)
 
     def dismiss(self) -> None:
         """Let nobody wait any longer."""
-        for queue in (self._waiting, *(lane.queue for lane in self._lanes)):
+        for queue in self._queues():
             while queue:
-                turn = queue.popleft()
+                turn, _ = queue.popitem(last=False)
                 if not turn.done():
                     turn.set_result(None)
+
+    def _queues(self) -> list[_Queue]:
+        return [self._waiting, *(lane.queue for lane in self._lanes)]

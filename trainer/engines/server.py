@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
@@ -29,12 +29,21 @@ T = TypeVar("T")
 ROUTE_TIMEOUT_S = 300.0
 """Longest wait for a route that does not sample."""
 
+_BUSY = frozenset({425, 429, 503, 529})
+"""Statuses of requests that were not begun with; after another failure it may be half done."""
+_CANCELS = 4
+"""So many times, a second apart, what runs is cancelled when a client is closed."""
+
 
 class ServerFaultError(EngineError):
     """A request went wrong at the server or on the way; it says nothing about the request, which may be asked again."""
 
     pause_s = 0.0
     """How long the server asks to wait before that."""
+
+
+class ServerBusyError(ServerFaultError):
+    """A server refused a request for the moment, and did nothing of what was asked."""
 
 
 class ServerRefusalError(EngineError):
@@ -123,6 +132,8 @@ class ServerClient:
     def __init__(self, *, proxies: bool = False) -> None:
         """``proxies``: take those of HTTP_PROXY, HTTPS_PROXY and NO_PROXY."""
         self._proxies = proxies
+        self._ended, self._lock = False, threading.Lock()
+        self._running: set[Future[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
@@ -136,14 +147,21 @@ class ServerClient:
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run ``work`` on the loop. Cancelling the future cancels it. Raises :class:`EngineError` once it is closed."""
-        if self._loop.is_closed():
-            work.close()
-            raise EngineError("the engine is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if not self._ended:
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+                self._running.add(future)
+                future.add_done_callback(self._running.discard)
+                return future
+        work.close()
+        raise EngineError("the engine is closed")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """:meth:`start`, and wait."""
-        return self.start(work).result()
+        """:meth:`start`, and wait. Raises :class:`EngineError` when it is closed meanwhile."""
+        try:
+            return self.start(work).result()
+        except CancelledError:
+            raise EngineError("the engine is closed") from None
 
     async def ask(
         self,
@@ -177,26 +195,36 @@ class ServerClient:
             raise ServerFaultError(f"{path}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Cancel all that runs, and end the thread."""
-        with contextlib.suppress(Exception):
-            self.start(self._end()).result(timeout=10)
+        """Cancel all that runs, and end the thread. Nobody waits for what it ran after that."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
-        self._loop.close()
+        for future in tuple(self._running):
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(EngineError("the engine is closed"))
+        if not self._thread.is_alive():
+            self._loop.close()
 
     async def _end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        # What is cancelled may say so to its server first; it is cancelled again where that hangs.
+        for _ in range(_CANCELS):
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others, timeout=1)
         await self._http.close()
-        await self._loop.shutdown_default_executor()
 
 
 def _failure(status: int, path: str, retry_after: str, said: str) -> EngineError:
     """The error for an answer that is none."""
     if status >= 500 or status in RETRY_STATUSES:
-        fault = ServerFaultError(f"{path} answered {status}: {said[:300]}")
+        fault = (ServerBusyError if status in _BUSY else ServerFaultError)(f"{path} answered {status}: {said[:300]}")
         fault.pause_s = retry_after_s(retry_after)
         return fault
     refusal = ServerRefusalError(f"the server refused {path} with {status}: {said[:300]}")

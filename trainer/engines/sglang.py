@@ -68,9 +68,10 @@ class SGLangPart(EnginePart):
 
     def problems(self, config: RunConfig) -> list[str]:
         settings: SGLangSettings = part_settings(config.engine, self)
-        if config.engine.device == "cpu" and not settings.urls:
-            return [f"engine.device 'cpu': {_NO_GPU}"]
-        return []
+        problems = settings.url_problems()
+        if config.engine.device == "cpu" and settings.url is None:
+            problems.append(f"engine.device 'cpu': {_NO_GPU}")
+        return problems
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, ma
         url,
         [str(python), "-c", _PROGRAM, *pairs, *(f"--{flag}" for flag in flags), *settings.arguments],
         environment=settings.variables(number) | _VARIABLES,
-        log=settings.log_file,
+        log=settings.log_of(number),
         folder=folder,
     )
 

@@ -19,11 +19,11 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import distributed
 from torch.multiprocessing import reductions
 
 from roll_envs.errors import EngineError
@@ -33,7 +33,8 @@ from trainer.engines.replica import Ask, Dialect, Sent, joined_spans
 from trainer.engines.router import Load
 from trainer.engines.server import ServerFaultError
 from trainer.engines.sglang import TESTED, SGLangSettings
-from trainer.engines.transfer import listener_at
+from trainer.engines.transfer import store_at, together
+from trainer.engines.vllm_worker.roll_transfer import c10d
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -44,7 +45,6 @@ BUCKET_BYTES = 512 * 2**20
 _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _NO_NUMBER = -1e30
 """SGLang writes the least number of its type where a probability is 0 or not a number."""
-_c10d: Any = distributed  # whose stub files leave out its stores
 
 
 class SGLangDialect(Dialect):
@@ -242,9 +242,11 @@ class SGLangDialect(Dialect):
             "shapes": [list(place.shape) for place in places],
             "group_name": group.name,
         }
-        asked = asyncio.ensure_future(_update(ask, "/update_weights_from_distributed", request))
+        asking = _update(ask, "/update_weights_from_distributed", request)
         try:
-            await _both(asked, asyncio.to_thread(group.broadcast, flat))
+            await together(
+                asking, partial(group.broadcast, flat), "take the weights", self._settings.transfer_timeout_s
+            )
         except BaseException:
             self._groups.pop(ask).abort()
             raise
@@ -261,9 +263,10 @@ class SGLangDialect(Dialect):
             "group_name": name,
             "backend": group.backend,
         }
+        asking = _update(ask, "/init_weights_update_group", request)
+        what = f"join the trainer at {self._settings.transfer_address} (engine.transfer_address)"
         try:
-            asked = asyncio.ensure_future(_update(ask, "/init_weights_update_group", request))
-            await _both(asked, asyncio.to_thread(group.join))
+            await together(asking, group.join, what, self._settings.transfer_timeout_s)
         except BaseException:
             group.abort()
             raise
@@ -383,41 +386,27 @@ class _Group:
         self._limit = timedelta(seconds=settings.transfer_timeout_s)
         self.backend = "nccl" if self.device.type == "cuda" else "cpu:gloo"
         self._group: Any = None
-        with listener_at(settings.transfer_address) as listener:  # not at all addresses of this machine
-            address, self.port = listener.getsockname()[:2]
-            self._store: Any = _c10d.TCPStore(
-                address, self.port, size, True, self._limit, wait_for_workers=False, master_listen_fd=listener.detach()
-            )
+        self._address = settings.transfer_address
+        self._store = store_at(self._address, size, settings.transfer_timeout_s)
+        self.port: int = self._store.port
 
     def join(self) -> None:
         """Wait until the server is there as well."""
-        store = self._store
+        store = c10d.TCPStore(self._address, self.port, self.size, False, self._limit, wait_for_workers=False)
         for prefix in (self.name, f"{self.name}/", f"{self.device.type}/"):
-            store = _c10d.PrefixStore(prefix, store)
-        kind = _c10d.ProcessGroupNCCL if self.backend == "nccl" else _c10d.ProcessGroupGloo
+            store = c10d.PrefixStore(prefix, store)
+        kind = c10d.ProcessGroupNCCL if self.backend == "nccl" else c10d.ProcessGroupGloo
         self._group = kind(store, 0, self.size, self._limit)
 
     def broadcast(self, flat: torch.Tensor) -> None:
-        options = _c10d.BroadcastOptions()
+        options = c10d.BroadcastOptions()
         options.rootRank = 0
         self._group.broadcast([flat], options).wait(self._limit)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
 
     def abort(self) -> None:
-        """Let go of it; what waits in it ends, on a CPU at its deadline."""
+        """Let go of it. Joining ends; a broadcast does on a GPU, and on a CPU at its deadline."""
+        self._store = None
         if self._group is not None and self.backend == "nccl":
             threading.Thread(target=self._group.abort, daemon=True).start()  # may take a while
-
-
-async def _both(asked: asyncio.Future[Any], work: Any) -> None:
-    """Wait for a server and for this end of the same work; the first that fails says what is wrong."""
-    working = asyncio.ensure_future(work)
-    working.add_done_callback(lambda each: each.cancelled() or each.exception())  # else asyncio warns
-    done, _ = await asyncio.wait((asked, working), return_when=asyncio.FIRST_EXCEPTION)
-    for each in (asked, working):  # the server's word first: it knows more
-        if each in done and each.exception():
-            asked.cancel()
-            error = each.exception()
-            assert error is not None
-            raise error if isinstance(error, EngineError) else ServerFaultError(f"the broadcast of weights: {error}")

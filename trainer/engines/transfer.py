@@ -13,14 +13,16 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from roll_envs.errors import EngineError
 from trainer.engines.sent_weights import ALIGNMENT, SentWeights
-from trainer.engines.vllm_worker.roll_transfer import Group, Piece, share_memory
+from trainer.engines.server import ServerFaultError
+from trainer.engines.vllm_worker.roll_transfer import Group, Piece, c10d, share_memory
 
 BUCKET_BYTES = 256 * 2**20
 """Of the weights that are on their way at once; a tensor that is larger has a bucket of its own."""
@@ -31,6 +33,7 @@ _GRACE_S = 2.0
 Ask = Callable[..., Awaitable[Any]]
 """Asks one server: :meth:`trainer.engines.server.ServerClient.ask` without the address."""
 Send = Callable[[], Awaitable[None]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,59 +103,77 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
     """The workers receive buckets through a process group: NCCL between GPUs, gloo elsewhere."""
     nccl = options.on_gpu and weights.device.type == "cuda"
     workers = (await ask("/get_world_size", method="GET"))["world_size"]
-    with listener_at(options.address) as listener:
-        agreed = {
-            "backend": "nccl" if nccl else "gloo",
-            "address": options.address,
-            "port": listener.getsockname()[1],
-            "size": 1 + workers,
-            "timeout_s": options.timeout_s,
-        }
-        _, group = await _together(
-            ask("/init_weight_transfer_engine", {"init_info": {"group": agreed}}),
-            asyncio.to_thread(Group, **agreed, rank=0, listener=listener),
-            f"the server's workers did not join the trainer at {options.address} (engine.transfer_address) within "
-            f"engine.transfer_timeout_s {options.timeout_s:g}",
-        )
+    store, group = store_at(options.address, 1 + workers, options.timeout_s), None
+    agreed = {
+        "backend": "nccl" if nccl else "gloo",
+        "address": options.address,
+        "port": store.port,
+        "size": 1 + workers,
+        "timeout_s": options.timeout_s,
+    }
 
     async def send() -> None:
+        assert group is not None
         found = _buckets(weights, partial(torch.empty, dtype=torch.uint8, device=weights.device if nccl else "cpu"))
         while (bucket := await asyncio.to_thread(next, found, None)) is not None:
             memory, pieces = bucket
-            await _together(
+            await together(
                 ask("/update_weights", {"update_info": {"broadcast": len(memory), "pieces": pieces}}),
-                asyncio.to_thread(group.broadcast, memory),
-                f"the server's workers did not take the weights within engine.transfer_timeout_s {options.timeout_s:g}",
+                partial(group.broadcast, memory),
+                "take the weights",
+                options.timeout_s,
             )
 
     try:
+        group = await together(
+            ask("/init_weight_transfer_engine", {"init_info": {"group": agreed}}),
+            partial(Group, **agreed, rank=0),
+            f"join the trainer at {options.address} (engine.transfer_address)",
+            options.timeout_s,
+        )
         yield send
     finally:
-        await asyncio.to_thread(group.close)
+        del store
+        if group is not None:  # a broadcast that failed may hold it until the workers leave the group, too
+            asyncio.get_running_loop().run_in_executor(None, group.close)
 
 
-def listener_at(address: str) -> socket.socket:
-    """A socket at which workers find the trainer. Raises :class:`EngineError` for an address of another machine."""
+def store_at(address: str, size: int, timeout_s: float) -> Any:
+    """The store of a process group of ``size``, at a free port (``store.port``) of this machine's ``address``.
+
+    Members join it as clients, the trainer too: whoever waits there for others gives up once it is deleted.
+    Raises :class:`EngineError` for an address of another machine.
+    """
     try:
-        return socket.create_server((address, 0))
+        listener = socket.create_server((address, 0))
     except OSError as error:
         raise EngineError(f"engine.transfer_address '{address}' is no address of this machine: {error}") from error
+    port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
+    return c10d.TCPStore(address, port, size, True, limit, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-async def _together(asking: Awaitable[Any], own: Awaitable[Any], problem: str) -> tuple[Any, Any]:
-    """What both sides of a step give. Where both fail, the server says why; its own side has a deadline."""
-    asked, mine = asyncio.ensure_future(asking), asyncio.ensure_future(own)
-    await asyncio.wait({mine})
-    fault = mine.exception()
-    if fault is None:
-        return await asked, mine.result()
-    await asyncio.wait({asked}, timeout=_GRACE_S)
-    if asked.done():
-        await asked  # raises what went wrong there
-    asked.cancel()
-    if isinstance(fault, RuntimeError):  # as torch's errors of process groups are
-        raise EngineError(f"{problem}: {fault}") from fault
-    raise fault
+async def together(asking: Awaitable[Any], own: Callable[[], T], what: str, timeout_s: float) -> T:
+    """Let a server and the trainer each do their side of a step, and give what the trainer's gives.
+
+    The first side that fails ends it; where both do, the server says why. ``own``, in a thread, is left to itself then:
+    it ends with its store, when the workers leave the group, or after ``timeout_s``. Raises :class:`EngineError`: where
+    ``own`` failed, that the server's workers did not do ``what``.
+    """
+    asked, mine = asyncio.ensure_future(asking), asyncio.ensure_future(asyncio.to_thread(own))
+    try:
+        await asyncio.wait({asked, mine}, return_when=asyncio.FIRST_EXCEPTION)
+        if not asked.done():
+            await asyncio.wait({asked}, timeout=_GRACE_S)
+        if asked.done():
+            await asked  # raises what went wrong there
+        return await mine
+    except RuntimeError as error:  # as torch's errors of process groups are
+        problem = f"the server's workers did not {what} within engine.transfer_timeout_s {timeout_s:g}"
+        raise ServerFaultError(f"{problem}: {error}") from error
+    finally:
+        mine.add_done_callback(lambda each: each.cancelled() or each.exception())  # which asyncio wants to be seen
+        asked.cancel()
+        mine.cancel()
 
 
 def _buckets(

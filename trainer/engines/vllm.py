@@ -101,7 +101,7 @@ class VLLMPart(EnginePart):
 
     def problems(self, config: RunConfig) -> list[str]:
         model, settings = config.model, part_settings(config.engine, self)
-        problems = []
+        problems: list[str] = settings.url_problems()
         if model.path is None and settings.url is None and not settings.on_gpu(config.engine.device):
             problems += _width_problem(model.width_of_heads)
         return problems
@@ -171,7 +171,7 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
         url,
         [*program, *model, *command_line(settings, max_tokens=max_tokens, gpu=gpu)],
         environment=variables(settings, gpu=gpu, number=number) | {"VLLM_RPC_BASE_PATH": folder.name},
-        log=settings.log_file,
+        log=settings.log_of(number),
         folder=folder,
     )
 

@@ -64,14 +64,10 @@ class Group:
         rank: int,
         size: int,
         timeout_s: float,
-        listener: socket.socket | None = None,
     ) -> None:
-        """Waits for all the others. Rank 0 gives a ``listener`` at ``address``, where the others find each other."""
+        """Waits for all the others, in the trainer's store at ``address`` and ``port``."""
         timeout = datetime.timedelta(seconds=timeout_s)
-        own = None if listener is None else listener.detach()
-        self._store = c10d.TCPStore(
-            address, port, size, own is not None, timeout, wait_for_workers=False, master_listen_fd=own
-        )
+        self._store = c10d.TCPStore(address, port, size, False, timeout, wait_for_workers=False)
         self.backend, self._timeout = backend, timeout
         if backend == "nccl":
             options: Any = c10d.ProcessGroupNCCL.Options()
