@@ -27,8 +27,8 @@ _CONFIGURATION_HEAD = f"""# Configuration
 
 One YAML file describes one run and is complete by itself; `configs/` holds whole files to start from. On the command
 line `key=value` overrides a key by its dotted name: `roll-train configs/frozenlake_tiny.yaml optimizer.lr=1e-3 seed=1`.
-The value is read as YAML; nothing after `=` is null, and empty text is `key='""'`. Entries of a list go by their number:
-`envs.0.weight=2`.
+The value is read as YAML; nothing after `=` is null, and empty text is `key='""'`. Entries of a list go by their
+number: `envs.0.weight=2`.
 
 `roll-train CONFIG --dry-run` prints the resolved configuration and the plan. An unknown key is an error that names the
 key, the line and the nearest valid key. `config.yaml` in the run's folder is the resolved configuration.
