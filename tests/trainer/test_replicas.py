@@ -39,7 +39,7 @@ def test_requests_are_spread_and_weights_reach_everybody(
 ) -> None:
     before = [fake.requests for _, fake in fakes]
     for _, fake in fakes:
-        fake.bad = {"delay_s": 0.2}
+        fake.bad = {"delay_s": 1.0}
     check(ask(engine, 30))
     assert [fake.requests - known for (_, fake), known in zip(fakes, before, strict=True)] == [10, 10, 10]
     engine.update_weights(weights_of(blank_model().network), 7)
