@@ -235,6 +235,10 @@ def _put(path: Path, offset: int, data: bytes) -> None:
 # -- records as lines --------------------------------------------------------------------------------------------------
 
 
+_AS_THEY_ARE = ("text", "observation", "reward", "info", "timings")
+"""Fields of a turn that are stored as they are."""
+
+
 class _Seen(NamedTuple):
     """What a turn is told from: the observation and the ids before it."""
 
@@ -249,9 +253,8 @@ def _lines(record: StepRecord) -> Iterator[bytes]:
         place = places[_key(group.task)]
         played = record.groups[place].trajectories
         kept.append([place, [played.index(trajectory) for trajectory in group.trajectories]])
-    header = {"phase": record.phase, "step": record.step, "version": record.version}
-    counts = {"episodes": len(record.episodes), "groups": len(record.groups), "kept": kept}
-    yield _line({"format": FORMAT, **header, **counts})
+    header = {"format": FORMAT, "phase": record.phase, "step": record.step, "version": record.version}
+    yield _line({**header, "episodes": len(record.episodes), "groups": len(record.groups), "kept": kept})
     for group in (*record.groups, *(Group(task=t.task, trajectories=(t,)) for t in record.greedy)):
         start, episodes = _Seen(), []
         for trajectory in group.trajectories:
@@ -334,11 +337,7 @@ def _write_turn(turn: Turn, seen: _Seen) -> dict[str, Any]:
         "logprobs": _packed(said.logprobs),
         "finish": said.finish,
         "version": said.weight_version,
-        "text": turn.text,
-        "observation": turn.observation,
-        "reward": turn.reward,
-        "info": turn.info,
-        "timings": turn.timings,
+        **{name: getattr(turn, name) for name in _AS_THEY_ARE},
     }
     if turn.prompt_observation != seen.observation:
         written["shown"] = turn.prompt_observation
@@ -362,7 +361,7 @@ def _read_turn(written: Mapping[str, Any], seen: _Seen) -> Turn:
         prompt_observation=written.get("shown", seen.observation),
         terminated=written.get("terminated", False),
         truncated=written.get("truncated", False),
-        **{name: written[name] for name in ("text", "observation", "reward", "info", "timings")},
+        **{name: written[name] for name in _AS_THEY_ARE},
     )
 
 
