@@ -176,6 +176,9 @@ def test_a_conversation_takes_the_room_of_what_is_new_in_it() -> None:
         one = StepRecord(phase="train", step=1, version=0, groups=(played,))
         length = RecordWriter(path).write(one).length
         assert RecordReader(path).find("train") == one
+        first, *others = json.loads(gzip.decompress(path.read_bytes()).splitlines()[1])["episodes"]
+        assert {len(t["prompt"]) for t in first["turns"][1:]} == {30}, "neither the prompt nor the answer before it"
+        assert all(episode["turns"][0]["prompt"] == [] for episode in others)
         return length
 
     short, long, many = size(10, 1), size(30, 1), size(10, 5)
