@@ -28,12 +28,14 @@ _STARTS = 3
 """So many starts in a row without an answer in between, and a replica is given up."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 """Between two tries of a route at a server that is busy."""
+_PROBES = 3
+"""How often a probe is asked that gets no answer."""
 _PROBE_TOKENS, _PROBED_TOKENS = 40, 8
 """Of the probe's prompt (more than one block of the prefix cache, so that old blocks would show), and its answer."""
 
 
 class ReplicaLostError(EngineError):
-    """A server that does not come up any more."""
+    """A server that does not come up any more, or not for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +317,16 @@ class Replica:
         asked = min(_PROBE_TOKENS, self._limits.max_tokens - answered)
         prompt = tuple(7919 * i % self._limits.vocabulary for i in range(1, asked + 1))
         sampling = SamplingParams(max_new_tokens=answered, seed=0)
-        completion = await self.generate(prompt, sampling, sent, patient=False)
+        for left in reversed(range(_PROBES)):
+            try:
+                completion = await self.generate(prompt, sampling, sent, patient=False)
+                break
+            except ServerFaultError as error:  # a lost connection says nothing of the weights
+                if not await self.healthy():
+                    raise
+                if not left:
+                    problem = f"{self.server.url} did not answer the probe of an update: {error}"
+                    raise ReplicaLostError(problem) from error
         expected = await asyncio.to_thread(sent.weights.logprobs, prompt, completion.ids)
         error = max(abs(a - b) for a, b in zip(expected, completion.logprobs, strict=True))
         if not error <= self._settings.tolerance:
