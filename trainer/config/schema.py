@@ -252,9 +252,21 @@ class RolloutConfig(Section):
     turn_timeout_s: Seconds = 120.0
     """Longest wait for one answer of the engine."""
     env_timeout_s: Seconds = 60.0
-    """Longest reset or step of an environment."""
+    """Longest call of an environment, and of a context function."""
+    make_timeout_s: Seconds | None = None
+    """Longest making of an environment; null: env_timeout_s."""
+    reset_timeout_s: Seconds | None = None
+    """Longest reset of an environment; null: env_timeout_s."""
+    step_timeout_s: Seconds | None = None
+    """Longest step of an environment; null: env_timeout_s."""
+    close_timeout_s: Seconds | None = None
+    """Longest closing of an environment; null: env_timeout_s."""
     episode_timeout_s: Seconds = 600.0
     """Longest episode."""
+    episode_tokens: Positive | None = None
+    """Most tokens sampled in one episode, which is truncated then; null: as many as its turns may have."""
+    recycle_after: Count = 0
+    """Episodes after which an environment is closed and made anew; 0: never."""
     max_failed_share: Share = 0.5
     """A step with more failed episodes than this stops the run."""
     manager: Literal["thread", "process", "ray"] = "thread"

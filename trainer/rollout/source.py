@@ -139,6 +139,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 stop_ids=renderer.stop_ids,
             ),
             max_tokens=prompts.max_tokens if prompts else config.engine.max_tokens,
+            max_episode_tokens=config.rollout.episode_tokens,
             seed=config.seed if seed is None else seed,
             system_prompt=config.context.system_prompt,
             observation_template=config.context.observation_template,
