@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from loop_runs import configured, run
 
 from roll_envs.types import Trajectory
-from trainer.rollout.source import GroupSource, Ledger, Session
+from trainer.rollout.source import GroupSource, Ledger, Session, draw_tasks
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
 
 PROCESSES = {"manager": "process", "workers": 2, "groups_per_step": 3, "group_size": 3, "max_running": 8}
-TIMES = ("_s", "per_second", "seconds", "_rss")
 
 
 def worker_pids() -> set[int]:
@@ -37,11 +37,19 @@ def facts(trajectory: Trajectory) -> Any:
     return trajectory.task, trajectory.member, trajectory.outcome, turns
 
 
-def test_episodes_do_not_depend_on_the_manager(tmp_path: Path) -> None:
+SHORT = {"warm_start": {"steps": 1, "episodes_per_step": 4}, "evaluation": {"tasks": 4}}
+"""Changes that make a run quicker."""
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray's own sockets
+@pytest.mark.parametrize("other", ["process", pytest.param("ray", marks=pytest.mark.slow)])
+def test_episodes_do_not_depend_on_the_manager(tmp_path: Path, other: str) -> None:
+    if other == "ray":
+        pytest.importorskip("ray", reason="needs the optional part 'ray'")
     played = []
-    for manager in ("thread", "process"):
+    for manager in ("thread", other):
         with Session(configured(tmp_path, rollout={"manager": manager})) as session:
-            taught = session.demonstrate(configured_tasks(session))
+            taught = session.demonstrate(draw_tasks(session.config.env, seed=0, indices=range(4)))
             groups = GroupSource(session, Ledger()).next_step().played
             played.append([facts(t) for t in (*taught, *(t for group in groups for t in group.trajectories))])
     assert played[0] == played[1]
@@ -49,16 +57,10 @@ def test_episodes_do_not_depend_on_the_manager(tmp_path: Path) -> None:
     assert not worker_pids()
 
 
-def configured_tasks(session: Session) -> Any:
-    from trainer.rollout.source import draw_tasks
-
-    return draw_tasks(session.config.env, seed=0, indices=range(4), split="demonstrations")
-
-
 def test_a_run_learns_the_same_with_every_manager(tmp_path: Path) -> None:
     records = []
     for manager in ("thread", "process"):
-        folder, _ = run(tmp_path / manager, steps=2, rollout={"manager": manager})
+        folder, _ = run(tmp_path / manager, steps=2, rollout={"manager": manager}, **SHORT)
         found = read_metrics(folder, "train")
         records.append(
             [
@@ -91,7 +93,8 @@ def test_a_worker_killed_in_the_middle_costs_the_run_nothing(tmp_path: Path) -> 
     try:
         folder, _ = run(
             tmp_path,
-            steps=6,
+            steps=4,
+            **SHORT,
             rollout=PROCESSES,
             env={"id": "roll/FrozenLake-v0", "kwargs": {"action_format": "word", "max_turns": 6}},
         )
@@ -100,10 +103,10 @@ def test_a_worker_killed_in_the_middle_costs_the_run_nothing(tmp_path: Path) -> 
         killer.join(30)
     assert len(killed) >= 2
     records = read_metrics(folder, "train")
-    assert [record["step"] for record in records] == list(range(1, 7))
+    assert [record["step"] for record in records] == list(range(1, 5))
     assert all(record.get("rollout/failed_share", 0.0) == 0.0 for record in records)
     state = load_checkpoint(folder)
-    assert state.cursor == 6 * 3
+    assert state.cursor == 4 * 3
     assert state.progress["in_flight"] == []
     until = time.monotonic() + 20
     while worker_pids() and time.monotonic() < until:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+
+from loop_runs import configured
 
 from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings
 from roll_envs.managers.episode import everything
@@ -12,6 +15,7 @@ from roll_envs.types import Group, Outcome, SamplingParams, Task, Trajectory
 from trainer.data.metrics import rollout_metrics
 from trainer.data.table import make_table, sequences_of
 from trainer.rollout.records import episode_record
+from trainer.rollout.source import Session, draw_tasks
 from trainer.run.evaluate import phase_result
 
 FAILED = Outcome(kind="failed", reason="step raised", traceback="Traceback: KeyError", answer="More")
@@ -56,3 +60,25 @@ def test_a_record_tells_what_failed_at_each_attempt() -> None:
     told = ("failed", "step raised", "Traceback: KeyError", "More")
     assert (earlier["outcome"], earlier["reason"], earlier["traceback"], earlier["answer"]) == told
     assert len(earlier["turns"]) == 1
+
+
+def test_deadlines_recycling_and_the_token_budget_reach_the_episodes(tmp_path: Path) -> None:
+    made: list[str] = []
+    limits = {"recycle_after": 1, "episode_tokens": 3, "max_running": 1, "step_timeout_s": 7.0}
+    config = configured(tmp_path, rollout=limits)
+    with Session(config) as session:
+        make = session._driver._make_env
+        session._driver._make_env = lambda task: (made.append(task.env_id), make(task))[1]
+        groups = session.collect(draw_tasks(config.env, seed=1, indices=range(2)), 2)
+        assert {kind.doing: kind.limit_s for kind in session._driver._kinds.values()} == {
+            "step of " + config.env.id: 7.0,
+            "reset of " + config.env.id: 60.0,
+            "the making of " + config.env.id: 60.0,
+            "the closing of " + config.env.id: 60.0,
+            "the context function": 60.0,
+            "the engine's answer": 120.0,
+        }
+    assert len(made) == 4
+    episodes = [t for g in groups for t in g.trajectories]
+    assert {t.outcome.kind for t in episodes} <= {"completed", "truncated"}
+    assert max(sum(len(turn.completion.ids) for turn in t.turns) for t in episodes) == 3
