@@ -14,7 +14,8 @@ import pytest
 from loop_runs import configured, run
 
 from roll_envs.types import Trajectory
-from trainer.rollout.source import GroupSource, Ledger, Session, draw_tasks
+from trainer.rollout.scheduler import GroupSource
+from trainer.rollout.source import Ledger, Session, draw_tasks
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
 
@@ -50,7 +51,7 @@ def test_episodes_do_not_depend_on_the_manager(tmp_path: Path, other: str) -> No
     for manager in ("thread", other):
         with Session(configured(tmp_path, rollout={"manager": manager})) as session:
             taught = session.demonstrate(draw_tasks(session.config.env, seed=0, indices=range(4)))
-            groups = GroupSource(session, Ledger()).next_step().played
+            groups = GroupSource(session, Ledger(), lambda: None).next_step(0).played
             played.append([facts(t) for t in (*taught, *(t for group in groups for t in group.trajectories))])
     assert played[0] == played[1]
     assert len(played[0]) == 4 + 9

@@ -328,11 +328,11 @@ class Replica:
                     problem = f"{self.server.url} did not answer the probe of an update: {error}"
                     raise ReplicaLostError(problem) from error
         expected = await asyncio.to_thread(sent.weights.logprobs, prompt, completion.ids)
-        error = max(abs(a - b) for a, b in zip(expected, completion.logprobs, strict=True))
-        if not error <= self._settings.tolerance:
+        apart = max(abs(a - b) for a, b in zip(expected, completion.logprobs, strict=True))
+        if not apart <= self._settings.tolerance:
             raise EngineError(
                 f"with the weights of version {sent.version}, {self._dialect.name}'s log-probabilities differ from "
-                f"those of the weights that were sent by up to {error:.2g}; engine.probe_tolerance allows "
+                f"those of the weights that were sent by up to {apart:.2g}; engine.probe_tolerance allows "
                 f"{self._settings.tolerance:g}. Its answers must not be trained on: its code of this model may not "
                 "take updates"
             )
