@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rich.console import Console
 from roll_envs.errors import MissingExtraError, RollError
 from roll_envs.testing import CounterEnv
 from roll_envs.types import Outcome, Trajectory
-from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RunConfig, WarmStartConfig
+from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RolloutConfig, RunConfig, WarmStartConfig
 from trainer.rollout.records import episode_board, episode_headline, episode_text
 from trainer.run import plot, report
 from trainer.run.evaluate import PhaseResult, phase_result, summary
@@ -48,6 +49,21 @@ def printer(*, terminal: bool = False, width: int = 100, interval_s: float = 10.
 def board(text: str, answer: str, *, reward: float = 0.0, valid: bool = True, success: bool = False) -> Trajectory:
     one = turn(anchor=text, reward=reward, info={"action_is_valid": valid, "success": success})
     return trajectory(replace(one, text=answer, observation=text[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "words"),
+    [
+        ({}, None),
+        ({"redundancy": 2}, "2 groups more than needed, late ones in rounds of their own"),
+        ({"mode": "overlap"}, "beside learning, with weights of at most 1 steps ago"),
+        ({"mode": "async", "max_staleness": 3}, "of at most 3 steps ago that change in mid-episode"),
+    ],
+)
+def test_the_plan_says_how_episodes_are_played(rollout: dict[str, Any], words: str | None) -> None:
+    shown, out = printer(width=160)
+    shown.print_plan(CONFIG.model_copy(update={"rollout": RolloutConfig(**rollout)}), folder="runs/lake")
+    assert words in out.getvalue() if words else "\nepisodes " not in out.getvalue()
 
 
 def test_the_plan_counts_steps_and_episodes() -> None:

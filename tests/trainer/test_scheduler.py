@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,8 +16,9 @@ from test_source import ended_group, reloaded
 
 from roll_envs.errors import ConfigError
 from roll_envs.types import Group, Task
+from trainer.engines import Capabilities
 from trainer.rollout.mix import Mix
-from trainer.rollout.scheduler import GroupSource, Window
+from trainer.rollout.scheduler import GroupSource, Window, check_mode
 from trainer.rollout.source import Ledger, draw_tasks
 
 
@@ -215,3 +217,17 @@ def test_a_filter_in_mid_flight_makes_room_for_other_tasks(tmp_path: Path) -> No
 def test_redundancy_is_for_steps_that_wait(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout.redundancy 2 is for rollout.mode sync"):
         configured(tmp_path, rollout={"mode": "async", "redundancy": 2})
+
+
+def test_an_engine_that_cannot_do_what_a_mode_needs_is_told(tmp_path: Path) -> None:
+    def session(mode: str, **can: bool) -> Any:
+        config = configured(tmp_path, rollout={"mode": mode})
+        return SimpleNamespace(config=config, engine=SimpleNamespace(capabilities=Capabilities(**can)))
+
+    check_mode(session("sync", sleep=True))
+    check_mode(session("overlap"))
+    check_mode(session("async", updates_in_flight=True))
+    with pytest.raises(ConfigError, match=r"'hf' shares its device with the learner.*rollout.mode: sync"):
+        check_mode(session("overlap", sleep=True))
+    with pytest.raises(ConfigError, match=r"'async': engine 'hf' cannot take weights while it answers"):
+        check_mode(session("async"))

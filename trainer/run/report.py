@@ -22,7 +22,7 @@ from rich.text import Text
 
 from roll_envs.types import Trajectory
 from trainer.cluster import manager_words
-from trainer.config import ModelConfig, RunConfig
+from trainer.config import ModelConfig, RolloutConfig, RunConfig
 from trainer.rollout.records import episode_board, episode_headline
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class Report:
         self._heading(f"{config.name} · seed {config.seed}")
         facts = {
             "environment": _environment_words(config),
+            "episodes": _mode_words(config.rollout),
             "workers": manager_words(config.rollout),
             "model": _model_words(config.model, parameters),
             "learning": _algorithm_words(config),
@@ -292,6 +293,17 @@ def _environment_words(config: RunConfig) -> str:
         share = f"{env.short_name}, {env.weight / total:.0%}: " if config.envs else ""
         lines.append(share + env.id + (f" ({kwargs})" if kwargs else ""))
     return "\n".join(lines)
+
+
+def _mode_words(config: RolloutConfig) -> str:
+    """How playing and learning share time, for people; nothing where they take turns."""
+    late = f"of at most {config.max_staleness} steps ago"
+    words = {
+        "sync": f"{config.redundancy} groups more than needed, late ones in rounds of their own",
+        "overlap": f"beside learning, with weights {late}",
+        "async": f"beside learning, with weights {late} that change in mid-episode",
+    }
+    return words[config.mode] if config.redundancy or config.mode != "sync" else ""
 
 
 def _algorithm_words(config: RunConfig) -> str:
