@@ -56,7 +56,7 @@ def board(text: str, answer: str, *, reward: float = 0.0, valid: bool = True, su
     [
         ({}, None),
         ({"redundancy": 2}, "2 groups more than needed, late ones in rounds of their own"),
-        ({"mode": "overlap"}, "beside learning, with weights of at most 1 steps ago"),
+        ({"mode": "overlap"}, "beside learning, with weights of at most 1 step ago"),
         ({"mode": "async", "max_staleness": 3}, "of at most 3 steps ago that change in mid-episode"),
     ],
 )

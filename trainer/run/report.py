@@ -297,7 +297,7 @@ def _environment_words(config: RunConfig) -> str:
 
 def _mode_words(config: RolloutConfig) -> str:
     """How playing and learning share time, for people; nothing where they take turns."""
-    late = f"of at most {config.max_staleness} steps ago"
+    late = f"of at most {config.max_staleness} step{'' if config.max_staleness == 1 else 's'} ago"
     words = {
         "sync": f"{config.redundancy} groups more than needed, late ones in rounds of their own",
         "overlap": f"beside learning, with weights {late}",
