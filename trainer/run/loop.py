@@ -282,7 +282,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Save the steps done before an error of what is played ends the run: an engine that died, too many failures."""
+        """Save the steps that were done before an error of playing ends the run: a dead engine, too many failures."""
         try:
             yield
         except RollError:
