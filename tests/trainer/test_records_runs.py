@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Completion, Group, Outcome, Task, Trajectory, Turn
 from trainer.cli import main, main_eval
 from trainer.config import RunConfig
-from trainer.rollout.source import draw_tasks
+from trainer.rollout.source import Session, draw_tasks
 from trainer.rollout.stream import RecordReader, StepRecord
+from trainer.run.checkpoint import load_checkpoint
+from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import resume, train
+from trainer.run.loop import load_parts, resume, train
 from trainer.run.replay import replay, rescore
 from trainer.run.report import Report
+from trainer.run.update import begin_phase
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -216,6 +220,17 @@ def test_a_replay_follows_the_learning_rate_of_a_longer_resume(tmp_path: Path, m
         assert [(each.step, each.differing) for each in replay(path, step)] == [(step, ())]
     (changed,) = replay(path, 4, ["steps=10"])
     assert "learner/lr" in changed.differing
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "trainer.rollout.source.env_workers", lambda config, _: (opened.append(config.manager), nullcontext())[1]
+    )
+    evaluate_run(path, tasks=1)
+    assert opened == ["thread", "process"], "workers once: the model is built without"
+    state = load_checkpoint(path)
+    with Session(configured(tmp_path)) as session:
+        older = replace(state, progress={k: v for k, v in state.progress.items() if k != "algorithm"})
+        with pytest.raises(CheckpointError, match="does not say what the algorithm remembers"):
+            load_parts(session, begin_phase(session, warm_start=False), older)
 
 
 def test_the_replay_command_prints_both(
