@@ -274,10 +274,14 @@ def _episodes(options: argparse.Namespace) -> int:
         print(f"{reader.path}: the last {reader.cut} bytes are no whole record, and left out", file=sys.stderr)
     if options.index is not None and options.index >= len(record.episodes):
         raise RollError(f"--index {options.index}: the step has the episodes 0 to {len(record.episodes) - 1}")
+    failed = [number for number, episode in enumerate(record.episodes) if episode.outcome.kind == "failed"]
+    if options.failed and options.index is not None and options.index not in failed:
+        raise RollError(f"--index {options.index} --failed: that episode did not fail; those that did: {failed}")
     if not (options.json or options.index is not None):
-        print(f"{record.phase} step {record.step}: {len(record.episodes)} episodes")
+        shown = f", {len(failed)} of them failed" if options.failed else ""
+        print(f"{record.phase} step {record.step}: {len(record.episodes)} episodes{shown}")
     for number, episode in enumerate(record.episodes):
-        if options.index in (None, number) and (episode.outcome.kind == "failed" or not options.failed):
+        if options.index in (None, number) and (number in failed or not options.failed):
             if options.json:
                 print(json.dumps(episode_record(episode)))
             else:

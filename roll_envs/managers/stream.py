@@ -42,7 +42,10 @@ class GroupStream(Iterator[Group]):
         tell: Callable[[Cancellation], None],
     ) -> None:
         self._size, self._on_done, self._close, self._tell = group_size, on_done, close, tell
-        self._tasks: list[Task] = []
+        self._begun = 0
+        """Tasks until now."""
+        self._tasks: dict[int, Task] = {}
+        """Those whose groups have not come out, by their numbers."""
         self._played: defaultdict[int, list[Trajectory]] = defaultdict(list)
         """Ended episodes of the groups that have not ended, by the number of their task."""
         self._awaited = 0
@@ -57,8 +60,9 @@ class GroupStream(Iterator[Group]):
 
     def extend(self, tasks: Sequence[Task]) -> range:
         """Await the groups of further tasks; returns their numbers. Not at the same time as :meth:`deliver`."""
-        numbers = range(len(self._tasks), len(self._tasks) + len(tasks))
-        self._tasks.extend(tasks)
+        numbers = range(self._begun, self._begun + len(tasks))
+        self._begun = numbers.stop
+        self._tasks.update(zip(numbers, tasks, strict=True))
         self._awaited += len(tasks) if self._size else 0
         self._missing += len(tasks) * self._size
         return numbers
@@ -81,8 +85,8 @@ class GroupStream(Iterator[Group]):
         ValueError for a number of no task.
         """
         wanted = frozenset(numbers)
-        if wrong := sorted(n for n in wanted if not 0 <= n < len(self._tasks)):
-            raise ValueError(f"no tasks {wrong} to cancel: the stream has {len(self._tasks)}, counted from 0")
+        if wrong := sorted(n for n in wanted if not 0 <= n < self._begun):
+            raise ValueError(f"no tasks {wrong} to cancel: the stream has {self._begun}, counted from 0")
         self._tell(Cancellation(self, wanted, reason))
 
     def __next__(self) -> Group:
@@ -114,7 +118,7 @@ class GroupStream(Iterator[Group]):
                 self._on_done(trajectory)
             if len(self._played[number]) == self._size:
                 members = tuple(sorted(self._played.pop(number), key=attrgetter("member")))
-                self._groups.append((number, Group(task=self._tasks[number], trajectories=members)))
+                self._groups.append((number, Group(task=self._tasks.pop(number), trajectories=members)))
 
     def in_order(self) -> list[Group]:
         """Wait for all groups; returns them in the order of the tasks."""

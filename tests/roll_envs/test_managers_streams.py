@@ -34,7 +34,12 @@ def test_a_stream_that_grows_gives_every_group_once() -> None:
             assert sorted(group.task.index for group in found) == list(range(40))
             assert all([t.member for t in group.trajectories] == [0, 1] for group in found)
             assert next(stream, None) is None
-            assert not stream._played  # a run of days keeps nothing
+            # A run of days keeps nothing; what came out may still be cancelled.
+            assert not stream._played
+            assert not stream._tasks
+            stream.cancel([0, 39])
+            with pytest.raises(ValueError, match=r"no tasks \[40\] to cancel: the stream has 40"):
+                stream.cancel([40])
 
 
 def test_a_stream_ends_with_its_driver() -> None:

@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from loop_runs import configured
+import pytest
+from loop_runs import configured, run, the_run
 
+from roll_envs.errors import RollError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings
 from roll_envs.managers.episode import everything
 from roll_envs.testing import CharRenderer, CounterEnv, ScriptedPolicy
@@ -16,7 +18,10 @@ from trainer.data.metrics import rollout_metrics
 from trainer.data.table import make_table, sequences_of
 from trainer.rollout.records import episode_record
 from trainer.rollout.source import Session, draw_tasks
+from trainer.rollout.stream import RecordReader, StepRecord
+from trainer.run.checkpoint import load_checkpoint
 from trainer.run.evaluate import phase_result
+from trainer.run.folder import read_metrics
 
 FAILED = Outcome(kind="failed", reason="step raised", traceback="Traceback: KeyError", answer="More")
 
@@ -82,3 +87,31 @@ def test_deadlines_recycling_and_the_token_budget_reach_the_episodes(tmp_path: P
     episodes = [t for g in groups for t in g.trajectories]
     assert {t.outcome.kind for t in episodes} <= {"completed", "truncated"}
     assert max(sum(len(turn.completion.ids) for turn in t.turns) for t in episodes) == 3
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(("mode", "every"), [("sync", 0), ("sync", 1), ("overlap", 0), ("async", 1)])
+def test_steps_that_were_done_are_saved_before_a_failure_ends_the_run(tmp_path: Path, mode: str, every: int) -> None:
+    """Whether a step or an evaluation fails, or the update of an engine that is dead."""
+    with pytest.raises(RollError, match="the scripted engine died"):
+        run(
+            tmp_path,
+            steps=40,
+            engine={"name": "scripted", "dies_after": 100},
+            warm_start={"steps": 0},
+            rollout={"mode": mode},
+            evaluation={"tasks": 2, "every": every},
+            checkpoint={"every": 0},
+        )
+    path = the_run(tmp_path)
+    assert path is not None
+    done, state = len(read_metrics(path, "train")), load_checkpoint(path)
+    assert 0 < done < 40
+    assert state.progress["steps"] == done
+    learnt = {group.task.index for step in range(done) for group in _record(path, step + 1).groups}
+    assert not learnt & set(state.progress["in_flight"])
+    assert learnt | set(state.progress["in_flight"]) == set(range(state.cursor))
+
+
+def _record(path: Path, step: int) -> StepRecord:
+    return RecordReader(path / "episodes" / "stream.jsonl.gz").find("train", step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Completion, Group, Outcome, Task, Trajectory, Turn
 from trainer.cli import main, main_eval
 from trainer.config import RunConfig
-from trainer.rollout.source import draw_tasks
+from trainer.rollout.source import Session, draw_tasks
 from trainer.rollout.stream import RecordReader, StepRecord
+from trainer.run.checkpoint import load_checkpoint
+from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import train
+from trainer.run.loop import load_parts, resume, train
 from trainer.run.replay import replay, rescore
 from trainer.run.report import Report
+from trainer.run.update import begin_phase
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -200,6 +204,35 @@ def test_a_replay_from_further_back_learns_the_steps_between(
     assert "mismatch/logprob_diff_max" in changed[1].differing, "other weights than the run's"
 
 
+def test_a_replay_follows_the_learning_rate_of_a_longer_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = run(
+        tmp_path,
+        steps=2,
+        warm_start={"steps": 0},
+        evaluation={"tasks": 2, "every": 0},
+        rollout={"manager": "process", "workers": 1},
+        checkpoint={"every": 1, "keep": 9},
+    )
+    with RunFolder.open(path) as folder:
+        resume(folder, Report.silent(), steps=4)
+    monkeypatch.setattr("trainer.cluster.EnvWorkers", lambda *_: pytest.fail("workers were started"))
+    for step in (2, 4):
+        assert [(each.step, each.differing) for each in replay(path, step)] == [(step, ())]
+    (changed,) = replay(path, 4, ["steps=10"])
+    assert "learner/lr" in changed.differing
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "trainer.rollout.source.env_workers", lambda config, _: (opened.append(config.manager), nullcontext())[1]
+    )
+    evaluate_run(path, tasks=1)
+    assert opened == ["thread", "process"], "workers once: the model is built without"
+    state = load_checkpoint(path)
+    with Session(configured(tmp_path)) as session:
+        older = replace(state, progress={k: v for k, v in state.progress.items() if k != "algorithm"})
+        with pytest.raises(CheckpointError, match="does not say what the algorithm remembers"):
+            load_parts(session, begin_phase(session, warm_start=False), older)
+
+
 def test_the_replay_command_prints_both(
     learnt: dict[str, tuple[Path, list[Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,7 +263,14 @@ def test_the_episodes_command_lists_and_prints(
     assert main(["episodes", str(path), "--index", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["member"] == record.episodes[1].member
     assert main(["episodes", str(path), "--failed"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert capsys.readouterr().out == f"train step 5: {len(record.episodes)} episodes, 0 of them failed\n"
+    assert main(["episodes", str(path), "--failed", "--index", "0"]) == 2
+    assert "that episode did not fail" in capsys.readouterr().err
+    assert main(["episodes", str(path), "--evaluation", "--step", "3"]) == 2
+    assert "no record of evaluation step 3 " in (told := capsys.readouterr().err)
+    assert "steps 0, 2, 4, 5" in told
+    assert main(["episodes", str(path), "--step", "0"]) == 2
+    assert "no record of train step 0 " in capsys.readouterr().err
     assert main(["episodes", str(path), "--index", "500"]) == 2
     assert "the step has the episodes 0 to" in capsys.readouterr().err
 

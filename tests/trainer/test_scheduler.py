@@ -214,6 +214,27 @@ def test_a_filter_in_mid_flight_makes_room_for_other_tasks(tmp_path: Path) -> No
         assert sum(ledger.episodes.values()) == 3 * ledger.cursor
 
 
+def test_groups_that_a_step_could_not_refill_are_refilled_by_the_next(tmp_path: Path) -> None:
+    """All running groups end before an update, in mode overlap, and half of them fail the filter: more than one step
+    may drop. The others must not fill the steps after it."""
+    config = configured(
+        tmp_path,
+        steps=8,
+        filter={"zero_variance": True, "refill_rounds": 1},
+        rollout={"groups_per_step": 2, "mode": "overlap", "max_staleness": 3},
+    )
+    session, ledger = Plays(config, lambda index: 1.0 + index / 100), Ledger()
+    source = GroupSource(cast(Any, session), ledger, lambda: None)
+    kept = []
+    for step in range(8):
+        found = source.next_step(step)
+        assert len(found.played) - 2 <= 2, "no more are dropped than a step may refill"
+        ledger.settle(found.indices)
+        kept.append(len(found.kept))
+    assert kept == [2] * 8
+    assert ledger.in_flight == set()
+
+
 def test_redundancy_is_for_steps_that_wait(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout.redundancy 2 is for rollout.mode sync"):
         configured(tmp_path, rollout={"mode": "async", "redundancy": 2})

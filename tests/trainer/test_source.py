@@ -24,6 +24,20 @@ def reloaded(ledger: Ledger) -> Ledger:
     return Ledger.load(ledger.cursor, json.loads(json.dumps(ledger.save())))
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_tasks_are_drawn_loses_none(when: str) -> None:
+    class Interrupted(set[int]):
+        def update(self, *others: Any) -> None:
+            if when == "after":
+                super().update(*others)
+            raise KeyboardInterrupt
+
+    ledger = Ledger(cursor=2, in_flight=Interrupted({1}))
+    with pytest.raises(KeyboardInterrupt):
+        ledger.draw(3)
+    assert reloaded(ledger).draw(4) == [1, 2, 3, 4]
+
+
 def test_a_ledger_worked_by_hand() -> None:
     ledger = Ledger()
     assert ledger.draw(3) == [0, 1, 2]

@@ -15,9 +15,9 @@ from roll_envs.managers.processes import ProcessLink
 from roll_envs.managers.workers import EnvWorkers
 from roll_envs.types import Task
 from trainer.cluster.ray_envs import check_ray, ray_workers
-from trainer.config import RolloutConfig
+from trainer.config import RolloutConfig, RunConfig
 
-__all__ = ["check_manager", "env_workers", "manager_words"]
+__all__ = ["check_manager", "env_workers", "manager_words", "without_workers"]
 
 
 @contextlib.contextmanager
@@ -40,6 +40,11 @@ def check_manager(config: RolloutConfig) -> None:
     started."""
     if config.manager == "ray":
         check_ray(config)
+
+
+def without_workers(config: RunConfig) -> RunConfig:
+    """``config`` for a session that plays nothing, and needs no worker or cluster for that."""
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"manager": "thread"})})
 
 
 def manager_words(config: RolloutConfig) -> str:

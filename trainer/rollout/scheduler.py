@@ -201,6 +201,9 @@ class GroupSource:
             self._begin(step)
         taken = [self._open.pop(index) for index in indices]
         dropped, self._dropped = self._dropped, []
+        for index, group in list(self._open.items()):  # those for which this step had no refill left
+            if self._drops(group):
+                del self._open[index]
         return [*dropped, *taken], 1 + -(-len(dropped) // self._batch)
 
     def _begin(self, step: int) -> None:
@@ -213,18 +216,23 @@ class GroupSource:
             self._stream = self._start(indices)
 
     def _receive(self) -> None:
-        """Wait for the next group that ends. One that the filter leaves out makes room for another task, as long as
-        ``filter.refill_rounds`` allows in a step."""
+        """Wait for the next group that ends."""
         assert self._stream is not None
         group = next(self._stream)
         self._ledger.count(group)
-        most = self._config.filter.refill_rounds * self._batch
-        if len(self._dropped) < most and not self._session.mix.keep([group])[0]:
-            self._window.drop(group.task.index)
-            self._dropped.append(group)
-        else:
+        if not self._drops(group):
             self._window.end(group.task.index)
             self._open[group.task.index] = group
+
+    def _drops(self, group: Group) -> bool:
+        """Whether the filter leaves ``group`` out, so that it makes room for another task, as long as
+        ``filter.refill_rounds`` allows in a step."""
+        most = self._config.filter.refill_rounds * self._batch
+        if len(self._dropped) >= most or self._session.mix.keep([group])[0]:
+            return False
+        self._window.drop(group.task.index)
+        self._dropped.append(group)
+        return True
 
 
 def check_mode(session: Session) -> None:

@@ -92,14 +92,16 @@ class Ledger:
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint's ``progress`` holds beside the cursor."""
-        return {"in_flight": sorted(self.in_flight), "episodes": dict(self.episodes)}
+        # Without what draw() had not drawn to the end when it was interrupted.
+        drawn = sorted(index for index in self.in_flight if index < self.cursor)
+        return {"in_flight": drawn, "episodes": dict(self.episodes)}
 
     def draw(self, count: int) -> list[int]:
         """``count`` indices to play now, those of an earlier process first."""
         again, self._again = self._again[:count], self._again[count:]
         fresh = range(self.cursor, self.cursor + count - len(again))
-        self.cursor = fresh.stop
         self.in_flight.update(fresh)
+        self.cursor = fresh.stop  # last: a task that counts as drawn is in flight, also where Ctrl-C comes in between
         return [*again, *fresh]
 
     def count(self, group: Group) -> None:

@@ -52,6 +52,8 @@ class StepRecord:
     """What the step learnt from: episodes of ``groups``."""
     greedy: tuple[Trajectory, ...] = ()
     """The greedy episode of each kept group's task; empty where none was asked for."""
+    planned_steps: int | None = None
+    """Training steps of the whole run as it was planned then, which learning rates follow; None where it is unknown."""
 
     @property
     def episodes(self) -> tuple[Trajectory, ...]:
@@ -108,8 +110,10 @@ class RecordReader:
         """The record of a step, the last one where ``step`` is None. Raises :class:`RollError` naming those there."""
         steps = {member.step: member for member in self.members if member.phase == phase}
         if not steps or (step is not None and step not in steps):
-            there = f"steps {min(steps)} to {max(steps)}" if steps else "none: the key `records` says what is recorded"
-            raise RollError(f"no record of {phase} step {step or ''} in {self.path}; there are {there}")
+            wanted, known = phase if step is None else f"{phase} step {step}", list(map(str, steps))
+            listed = ", ".join(known if len(known) <= 8 else [*known[:4], "...", *known[-3:]])
+            there = f"steps {listed}" if steps else "none: the key `records` says what is recorded"
+            raise RollError(f"no record of {wanted} in {self.path}; there are {there}")
         return self.read(steps[max(steps) if step is None else step])
 
 
@@ -254,6 +258,7 @@ def _lines(record: StepRecord) -> Iterator[bytes]:
         played = record.groups[place].trajectories
         kept.append([place, [played.index(trajectory) for trajectory in group.trajectories]])
     header = {"format": FORMAT, "phase": record.phase, "step": record.step, "version": record.version}
+    header |= {"planned_steps": record.planned_steps} if record.planned_steps is not None else {}
     yield _line({**header, "episodes": len(record.episodes), "groups": len(record.groups), "kept": kept})
     for group in (*record.groups, *(Group(task=t.task, trajectories=(t,)) for t in record.greedy)):
         start, episodes = _Seen(), []
@@ -281,6 +286,7 @@ def _read_record(lines: Sequence[Mapping[str, Any]]) -> StepRecord:
         groups=tuple(played),
         kept=tuple(kept),
         greedy=tuple(group.trajectories[0] for group in greedy),
+        planned_steps=header.get("planned_steps"),
     )
 
 

@@ -196,6 +196,7 @@ class _Run:
                         groups=found.played,
                         kept=found.kept,
                         greedy=found.greedy,
+                        planned_steps=config.steps,
                     )
                     # Before the update, which can then be looked into where it fails.
                     metrics = {**metrics, **self.recorder.write(record)}
@@ -213,17 +214,14 @@ class _Run:
     def _collect(self) -> tuple[Collected, Metrics]:
         """The episodes of the next training step, and what to watch of them."""
         started = time.monotonic()
-        found = self.source.next_step(self.counters.steps)
-        seconds = time.monotonic() - started
-        # Failed episodes, greedy ones too, are in no statistic; too many of them stop the run, after saving. The tasks
-        # are in flight then, so that a resume plays them again.
-        episodes = [*(t for g in found.played for t in g.trajectories), *found.greedy]
-        self.recorder.write_failures(episodes, step=self.counters.steps + 1, phase=TRAIN)
-        try:
+        # Failed episodes, greedy ones too, are in no statistic; too many of them stop the run. The tasks are in flight
+        # then, so that a resume plays them again.
+        with self._saving():
+            found = self.source.next_step(self.counters.steps)
+            seconds = time.monotonic() - started
+            episodes = [*(t for g in found.played for t in g.trajectories), *found.greedy]
+            self.recorder.write_failures(episodes, step=self.counters.steps + 1, phase=TRAIN)
             failed = self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
-        except RollError:
-            self._save()
-            raise
         measured = {"rollout/failed_share": failed, "time/rollout_s": seconds}
         per_environment = self.session.mix.metrics(found.played)
         return found, {**rollout_metrics(found.played), **per_environment, **found.metrics, **measured}
@@ -251,13 +249,14 @@ class _Run:
         if counters.evaluated is not None:
             return ()
         started = time.monotonic()
-        self.source.update()
-        with self.report.phase(f"evaluation {name}", config.evaluation_episodes) as progress:
-            result, episodes = play_evaluation(
-                self.session, name, tasks=None, step=counters.steps, on_done=lambda _: progress.advance()
-            )
-        self.recorder.write_failures(episodes, step=counters.steps, phase=EVALUATION)
-        self.session.failed_share(episodes, f"evaluation {name}")
+        with self._saving():
+            self.source.update()
+            with self.report.phase(f"evaluation {name}", config.evaluation_episodes) as progress:
+                result, episodes = play_evaluation(
+                    self.session, name, tasks=None, step=counters.steps, on_done=lambda _: progress.advance()
+                )
+            self.recorder.write_failures(episodes, step=counters.steps, phase=EVALUATION)
+            self.session.failed_share(episodes, f"evaluation {name}")
         groups = tuple(Group(task=episode.task, trajectories=(episode,)) for episode in episodes)
         with self.interrupts.whole():
             counters.evaluations.append(result)
@@ -280,6 +279,15 @@ class _Run:
         """Leave the memory of a device that the engine shares to the learner; new weights wake it."""
         if self.session.engine.capabilities.sleep:
             self.session.engine.sleep()
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Save the steps that were done before an error of playing ends the run: a dead engine, too many failures."""
+        try:
+            yield
+        except RollError:
+            self._save()
+            raise
 
     def _save(self) -> None:
         """Save a checkpoint of this moment, unless there is one."""
@@ -343,8 +351,12 @@ def load_parts(session: Session, parts: StepParts, state: CheckpointState) -> St
             trained.load_optimizer_state(state.optimizer[name])
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint does not fit the configuration's optimiser: {error}") from error
+    try:
+        remembered = AlgorithmState.from_dict(state.progress["algorithm"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint does not say what the algorithm remembers ({error})") from error
     restore_random(state.random)
-    return replace(parts, state=AlgorithmState.from_dict(state.progress["algorithm"]))
+    return replace(parts, state=remembered)
 
 
 class Interrupts(contextlib.AbstractContextManager["Interrupts"]):

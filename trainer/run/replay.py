@@ -14,6 +14,7 @@ from roll_envs.errors import ConfigError
 from roll_envs.tools.env import ToolEnv
 from roll_envs.types import Metrics, Task, Trajectory
 from roll_envs.verifiers import Score, Verdict, Verifier, as_verifier, close_verifier, judge
+from trainer.cluster import without_workers
 from trainer.config.load import load_config
 from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
@@ -50,7 +51,7 @@ def replay(path: str | os.PathLike[str], step: int, overrides: Sequence[str] = (
     those of the run. Nothing is written. Raises RollError where the checkpoint or a record is missing.
     """
     with RunFolder.open(path) as folder:
-        config = load_config(folder.config_path, overrides)
+        config = without_workers(load_config(folder.config_path, overrides))
     state = load_checkpoint(latest_before(folder.path, step))
     reader = RecordReader(folder.stream_path)
     recorded = {line["step"]: line for line in read_metrics(folder.path, TRAIN)}
@@ -58,8 +59,11 @@ def replay(path: str | os.PathLike[str], step: int, overrides: Sequence[str] = (
         parts = load_parts(session, begin_phase(session, warm_start=False), state)
         for number in range(int(state.progress["steps"]) + 1, step + 1):
             record = reader.find(TRAIN, number)
+            # A resume may have trained for more steps than the configuration says.
+            planned = None if config.steps != folder.config.steps else record.planned_steps
+            config_then = config.model_copy(update={"steps": planned or config.steps})
             greedy = record.greedy_returns
-            metrics = update(config, parts, record.kept, step=number - 1, version=record.version, greedy=greedy)
+            metrics = update(config_then, parts, record.kept, step=number - 1, version=record.version, greedy=greedy)
             refresh_reference(config, parts, number)
             yield ReplayedStep(step=number, metrics=metrics, recorded=recorded.get(number, {}))
 
