@@ -183,12 +183,22 @@ def serve(operations_fd: int, lifeline_fd: int) -> None:
     """The main program of a worker process: serve the pipe until it closes.
 
     Nothing is ever written to the lifeline, whose other end the parent holds: should the parent be gone, the system
-    ends this process at once by SIGIO, even one that is stuck in a call that keeps the interpreter's lock.
+    ends this process at once by SIGIO, even one that is stuck in a call that keeps the interpreter's lock, and with it
+    the processes of its group, which its environments started.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):  # not on every system; the pipe's end is noticed then
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def close_in_child() -> None:
+        os.close(operations_fd)
+        os.close(lifeline_fd)
+
+    # A child of an environment that outlives this process must not hold the pipe open: nobody would notice the death.
+    os.set_inheritable(operations_fd, False)
+    os.set_inheritable(lifeline_fd, False)
+    os.register_at_fork(after_in_child=close_in_child)
     connection, host = Connection(operations_fd), EnvHost()
     connection.send_bytes(host.hello().encode())
 
