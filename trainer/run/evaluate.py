@@ -116,7 +116,7 @@ def evaluate_run(
     state = load_checkpoint(path)
     # The tokenizer belongs to the environment that the model was built for.
     with (
-        Session(folder.config, temperature=temperature, seed=seed) as built,
+        Session(folder.config, temperature=temperature, seed=seed, plays=False) as built,
         Session(config, temperature=temperature, seed=seed, model=built.model) as session,
     ):
         load_weights(session.model.network, state.model())

@@ -54,7 +54,7 @@ def replay(path: str | os.PathLike[str], step: int, overrides: Sequence[str] = (
     state = load_checkpoint(latest_before(folder.path, step))
     reader = RecordReader(folder.stream_path)
     recorded = {line["step"]: line for line in read_metrics(folder.path, TRAIN)}
-    with Session(config) as session:
+    with Session(config, plays=False) as session:
         parts = load_parts(session, begin_phase(session, warm_start=False), state)
         for number in range(int(state.progress["steps"]) + 1, step + 1):
             record = reader.find(TRAIN, number)
