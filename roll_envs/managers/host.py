@@ -33,7 +33,7 @@ Result = tuple[int, bool, bytes]
 
 GRACE_S = 0.05
 """While operations wait, another thread is started when one takes longer than this, or the process computes nothing."""
-_MAX_THREADS = 64
+_MAX_THREADS = 512
 
 
 class EnvHost:
@@ -124,8 +124,11 @@ class EnvHost:
             now = time.monotonic()
             took_s = now - min(self._since.copy().values(), default=now)
             idles = time.process_time() - cpu_s < GRACE_S / 2
-            if (took_s > GRACE_S or idles) and self._threads < _MAX_THREADS:
-                self._start_thread()
+            if took_s > GRACE_S or idles:
+                # Twice as many where they wait, which may be for as long as the deadline of those behind them.
+                more = min(self._operations.qsize(), self._threads) if idles else 1
+                for _ in range(min(more, _MAX_THREADS - self._threads)):
+                    self._start_thread()
 
 
 def _pickled(value: Any) -> bytes:

@@ -99,8 +99,11 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         self.close()
 
     def make(self, task: Task) -> Future[WorkerEnv]:
-        """Make the environment of ``task`` on the least loaded worker. Raises :class:`RollError` where none is left."""
-        return WorkerEnv(self, task.env_id, pickle.dumps(dict(task.kwargs))).make(self.least_loaded())
+        """Make the environment of ``task`` on the least loaded worker.
+
+        Raises :class:`RollError` where none is left, :class:`ConfigError` for arguments that cannot be sent to it.
+        """
+        return WorkerEnv(self, task.env_id, _pickled_kwargs(task)).make(self.least_loaded())
 
     def check(self, tasks: Sequence[Task], timeout_s: float, remedy: str = "") -> None:
         """Make and close the environment of each task on every worker.
@@ -108,7 +111,7 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         Raises :class:`ConfigError` for one that cannot be made there; ``remedy`` says what to do.
         """
         for task in tasks:
-            kwargs = pickle.dumps(dict(task.kwargs))
+            kwargs = _pickled_kwargs(task)
             made = [(worker, WorkerEnv(self, task.env_id, kwargs).make(worker)) for worker in list(self._workers)]
             for worker, future in made:
                 try:
@@ -190,6 +193,16 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
                 self._attention.clear()
                 if any(worker.given_up() for worker in self._workers):
                     self._attention.set()
+
+
+def _pickled_kwargs(task: Task) -> bytes:
+    try:
+        return pickle.dumps(dict(task.kwargs))
+    except Exception as error:  # of many kinds
+        raise ConfigError(
+            f"the arguments of {task.env_id} cannot be sent to another process ({type(error).__name__}: {error}); give "
+            "plain values, or keep environments in the trainer's process (rollout.manager 'thread')"
+        ) from error
 
 
 class WorkerEnv:

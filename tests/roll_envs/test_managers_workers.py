@@ -303,6 +303,15 @@ def test_a_making_that_is_given_up_leaves_no_environment(one: EnvWorkers, tmp_pa
     assert eventually(mark.exists)
 
 
+def test_a_worker_serves_hundreds_that_wait(one: EnvWorkers) -> None:
+    envs = [made(one) for _ in range(200)]
+    started = time.monotonic()
+    waiting = [env.ask(StepRequest("sleep 2")) for env in envs]
+    for answer in waiting:
+        answer.result(WAIT_S)
+    assert time.monotonic() - started < 7  # 64 at a time: 8 s
+
+
 # -- start and end of processes ----------------------------------------------------------------------------------------
 
 
@@ -350,6 +359,12 @@ def test_an_environment_that_workers_cannot_make_is_told_with_the_remedy(workers
     workers.check([obedient()], WAIT_S)
     with pytest.raises(ConfigError, match=r"cannot be made on environment worker 0 \(pid \d+ on .*\): .*Install it"):
         workers.check([Task(env_id="nowhere:test/X-v0", split="", index=0, seed=0)], WAIT_S, "Install it")
+
+
+def test_arguments_that_cannot_be_sent_are_told(workers: EnvWorkers) -> None:
+    for ask in (workers.make, lambda task: workers.check([task], WAIT_S)):
+        with pytest.raises(ConfigError, match=rf"arguments of {OBEDIENT} cannot be sent .*'thread'"):
+            ask(obedient(fails=lambda: ""))
 
 
 @pytest.mark.parametrize("action", ["sleep 3600", "lock"])
