@@ -142,21 +142,22 @@ class EpisodeLimits:
     recycle_after: int = 0
     """Episodes after which an environment is closed and made anew; 0 is never."""
 
+    def of_env(self, call: str) -> float:
+        """Deadline of an environment's 'make', 'reset', 'step' or 'close'."""
+        own: float | None = getattr(self, f"{call}_timeout_s")
+        return self.env_timeout_s if own is None else own
+
 
 def call_kinds(env_id: str, answerer: str, limits: EpisodeLimits) -> dict[type, CallKind]:
     """Kind of the call that each type of request leads to; that of None goes on with the episode, where the context
     function is called."""
-    named: dict[type, tuple[str, float | None]] = {
-        MakeRequest: (f"the making of {env_id}", limits.make_timeout_s),
-        ResetRequest: (f"reset of {env_id}", limits.reset_timeout_s),
-        type(None): ("the context function", None),
-        StepRequest: (f"step of {env_id}", limits.step_timeout_s),
-        CloseRequest: (f"the closing of {env_id}", limits.close_timeout_s),
-        CompletionRequest: (f"{answerer}'s answer", limits.turn_timeout_s),
-    }
     return {
-        request: CallKind(doing, limits.env_timeout_s if limit_s is None else limit_s)
-        for request, (doing, limit_s) in named.items()
+        MakeRequest: CallKind(f"the making of {env_id}", limits.of_env("make")),
+        ResetRequest: CallKind(f"reset of {env_id}", limits.of_env("reset")),
+        type(None): CallKind("the context function", limits.env_timeout_s),
+        StepRequest: CallKind(f"step of {env_id}", limits.of_env("step")),
+        CloseRequest: CallKind(f"the closing of {env_id}", limits.of_env("close")),
+        CompletionRequest: CallKind(f"{answerer}'s answer", limits.turn_timeout_s),
     }
 
 

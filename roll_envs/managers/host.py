@@ -33,7 +33,7 @@ Result = tuple[int, bool, bytes]
 
 GRACE_S = 0.05
 """While operations wait, another thread is started when one takes longer than this, or the process computes nothing."""
-_MAX_THREADS = 64
+_MAX_THREADS = 512
 
 
 class EnvHost:
@@ -124,8 +124,11 @@ class EnvHost:
             now = time.monotonic()
             took_s = now - min(self._since.copy().values(), default=now)
             idles = time.process_time() - cpu_s < GRACE_S / 2
-            if (took_s > GRACE_S or idles) and self._threads < _MAX_THREADS:
-                self._start_thread()
+            if took_s > GRACE_S or idles:
+                # Twice as many where they wait, which may be for as long as the deadline of those behind them.
+                more = min(self._operations.qsize(), self._threads) if idles else 1
+                for _ in range(min(more, _MAX_THREADS - self._threads)):
+                    self._start_thread()
 
 
 def _pickled(value: Any) -> bytes:
@@ -183,12 +186,22 @@ def serve(operations_fd: int, lifeline_fd: int) -> None:
     """The main program of a worker process: serve the pipe until it closes.
 
     Nothing is ever written to the lifeline, whose other end the parent holds: should the parent be gone, the system
-    ends this process at once by SIGIO, even one that is stuck in a call that keeps the interpreter's lock.
+    ends this process at once by SIGIO, even one that is stuck in a call that keeps the interpreter's lock, and with it
+    the processes of its group, which its environments started.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):  # not on every system; the pipe's end is noticed then
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def close_in_child() -> None:
+        os.close(operations_fd)
+        os.close(lifeline_fd)
+
+    # A child of an environment that outlives this process must not hold the pipe open: nobody would notice the death.
+    os.set_inheritable(operations_fd, False)
+    os.set_inheritable(lifeline_fd, False)
+    os.register_at_fork(after_in_child=close_in_child)
     connection, host = Connection(operations_fd), EnvHost()
     connection.send_bytes(host.hello().encode())
 

@@ -3,7 +3,8 @@
 Environments stay where they are made, and an operation on one is a future here. Operations are sent in batches: what
 gathers while a message is on its way is the next message. A worker that dies, or in which an operation does not return
 that nobody waits for any more, is replaced; what it held is lost, which is told by :class:`WorkerLostError` and is
-nobody's failure. Deadlines are the business of who asks: it cancels the future.
+nobody's failure. Deadlines are the business of who asks: it cancels the future. They are known here too, so that an
+operation that is not needed any more has its time, and a closing for which nobody waits has an end.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from itertools import count
 from typing import Any, Protocol
 
 from roll_envs.errors import ConfigError, RollError, WorkerLostError
+from roll_envs.managers.attempt import EpisodeLimits
 from roll_envs.managers.episode import CloseRequest, ResetRequest, StepRequest
 from roll_envs.managers.host import Operation, unpickled_error
 from roll_envs.types import Task
 
 _LATE_S = 1.0
-"""An operation that was given up and has not returned after so long hangs."""
+"""An operation that was given up and has not returned so long after its deadline hangs."""
 _RETIRE_S = 5.0
 """How long a worker in which an operation hangs lives on, for the episodes of its other environments."""
 _WATCH_S = 0.1
@@ -32,6 +34,13 @@ _MAX_FAILED_STARTS = 3
 """So many workers in a row that ended before they were ready are enough."""
 _CLOSE_WAIT_S = 3.0
 """How long workers have to close their environments at the end."""
+_DOING = {
+    "make": "the making of",
+    "reset": "reset of",
+    "remake": "reset of",
+    "step": "step of",
+    "close": "the closing of",
+}
 
 
 class Link(Protocol):
@@ -53,11 +62,13 @@ class Link(Protocol):
 class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
     """``size`` workers, over links that ``connect`` makes. Use it as a context manager, or call :meth:`close`.
 
-    Raises :class:`RollError` when a worker does not come up in ``start_timeout_s``.
+    ``limits`` are those of the driver. Raises :class:`RollError` when a worker does not come up in ``start_timeout_s``.
     """
 
-    def __init__(self, connect: Callable[[], Link], size: int, start_timeout_s: float = 60.0) -> None:
-        self._connect, self._closed, self._broken = connect, False, ""
+    def __init__(
+        self, connect: Callable[[], Link], size: int, limits: EpisodeLimits, start_timeout_s: float = 60.0
+    ) -> None:
+        self._connect, self._limits, self._closed, self._broken = connect, limits, False, ""
         self._replacing = threading.Lock()
         self._failed_starts = 0
         self._attention = threading.Event()
@@ -67,9 +78,11 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         self._retired: set[_Worker] = set()
         """Those that do not, and have not ended."""
         self._started = False
+        self.moves_at_reset = limits.of_env("make") <= limits.of_env("reset")
+        """Whether an environment may be made anew within the deadline of a reset."""
         try:
             for number in range(size):
-                self._workers.append(_Worker(number, connect(), self._ended, self._attention))
+                self._workers.append(self._worker(number))
             until = time.monotonic() + start_timeout_s
             for worker in self._workers:
                 if not worker.settled.wait(max(0.0, until - time.monotonic())):
@@ -86,8 +99,11 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         self.close()
 
     def make(self, task: Task) -> Future[WorkerEnv]:
-        """Make the environment of ``task`` on the least loaded worker. Raises :class:`RollError` where none is left."""
-        return WorkerEnv(self, task.env_id, pickle.dumps(dict(task.kwargs))).make(self.least_loaded())
+        """Make the environment of ``task`` on the least loaded worker.
+
+        Raises :class:`RollError` where none is left, :class:`ConfigError` for arguments that cannot be sent to it.
+        """
+        return WorkerEnv(self, task.env_id, _pickled_kwargs(task)).make(self.least_loaded())
 
     def check(self, tasks: Sequence[Task], timeout_s: float, remedy: str = "") -> None:
         """Make and close the environment of each task on every worker.
@@ -95,7 +111,7 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         Raises :class:`ConfigError` for one that cannot be made there; ``remedy`` says what to do.
         """
         for task in tasks:
-            kwargs = pickle.dumps(dict(task.kwargs))
+            kwargs = _pickled_kwargs(task)
             made = [(worker, WorkerEnv(self, task.env_id, kwargs).make(worker)) for worker in list(self._workers)]
             for worker, future in made:
                 try:
@@ -147,11 +163,12 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
             if not wanted or not self._started or self._closed or self._broken:
                 return  # replaced before, or nobody wants another
             try:
-                link = self._connect()
+                self._workers[worker.number] = self._worker(worker.number)
             except Exception as error:  # no memory for a process, a cluster that is gone
                 self._broken = f"{worker.title} could not be replaced: {type(error).__name__}: {error}"
-                return
-            self._workers[worker.number] = _Worker(worker.number, link, self._ended, self._attention)
+
+    def _worker(self, number: int) -> _Worker:
+        return _Worker(number, self._connect(), self._limits, self._ended, self._attention)
 
     def _watch(self) -> None:
         """Retire workers in which an operation hangs, and end them when the others had their time."""
@@ -162,9 +179,9 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
             for worker in list(self._workers):
                 given_up = worker.given_up()
                 uneasy |= bool(given_up)
-                late = [answer for answer in given_up if now - answer.given_up_at > _LATE_S]
-                if late:
-                    worker.retire(f"{worker.title} was replaced, since {late[0].doing} did not return")
+                hanging = [answer for answer in given_up if answer.hangs(now)]
+                if hanging:
+                    worker.retire(f"{worker.title} was replaced, since {hanging[0].doing} did not return")
                     self._retired.add(worker)
                     self._replace(worker)
             for worker in list(self._retired):
@@ -178,10 +195,21 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
                     self._attention.set()
 
 
+def _pickled_kwargs(task: Task) -> bytes:
+    try:
+        return pickle.dumps(dict(task.kwargs))
+    except Exception as error:  # of many kinds
+        raise ConfigError(
+            f"the arguments of {task.env_id} cannot be sent to another process ({type(error).__name__}: {error}); give "
+            "plain values, or keep environments in the trainer's process (rollout.manager 'thread')"
+        ) from error
+
+
 class WorkerEnv:
     """An environment in a worker. One request at a time is asked of it.
 
-    Where its worker is gone, retires or has twice as many environments as another, it is made anew at the next reset.
+    Where its worker is gone, retires or has twice as many environments as another, it is made anew at the next reset,
+    unless making may take longer than a reset.
     """
 
     def __init__(self, workers: EnvWorkers, env_id: str, kwargs: bytes) -> None:
@@ -194,7 +222,7 @@ class WorkerEnv:
     def make(self, worker: _Worker) -> Future[WorkerEnv]:
         """Make it in ``worker``; the future is of itself."""
         self._place(worker)
-        return self._ask("make", (self._env_id, self._kwargs), f"the making of {self._env_id}", self)
+        return self._ask("make", (self._env_id, self._kwargs), self)
 
     def ask(self, request: ResetRequest | StepRequest | CloseRequest) -> Future[Any]:
         """What ``perform`` returns for the request.
@@ -202,21 +230,18 @@ class WorkerEnv:
         The future's error is that of the environment, by the name of its class, or :class:`WorkerLostError`.
         """
         if isinstance(request, StepRequest):
-            return self._ask("step", request.action, f"step of {self._env_id}")
+            return self._ask("step", request.action)
         if isinstance(request, ResetRequest):
-            doing, start = f"reset of {self._env_id}", (request.seed, request.split)
+            start = (request.seed, request.split)
             if self._moves():
-                return self._ask("remake", (self._env_id, self._kwargs, *start), doing)
-            return self._ask("reset", start, doing)
-        self.close()
-        done: Future[Any] = Future()
-        done.set_result(None)
-        return done
+                return self._ask("remake", (self._env_id, self._kwargs, *start))
+            return self._ask("reset", start)
+        return self._worker.close_slot(self._slot, self._env_id)
 
     def close(self) -> None:
         """Close it in its worker, without waiting; one that is in an operation is closed when that returns."""
         if not self._answer.cancel():
-            self._worker.close_slot(self._slot)
+            self._worker.close_slot(self._slot, self._env_id).cancel()
 
     def _moves(self) -> bool:
         """Place it anew where that is better."""
@@ -227,6 +252,8 @@ class WorkerEnv:
         usable = not self._worker.lost and not self._worker.retired_at
         if best is self._worker or (usable and len(self._worker.slots) <= 2 * len(best.slots) + 2):
             return False
+        if not self._workers.moves_at_reset:
+            return False
         self.close()
         self._place(best)
         return True
@@ -235,9 +262,8 @@ class WorkerEnv:
         self._worker, self._slot = worker, next(_numbers)
         worker.slots.add(self._slot)
 
-    def _ask(self, name: str, argument: Any, doing: str, made: WorkerEnv | None = None) -> Future[Any]:
-        self._answer = _Answer(self._worker, self._slot, doing, made)
-        self._worker.submit(self._answer, name, argument)
+    def _ask(self, name: str, argument: Any, made: WorkerEnv | None = None) -> Future[Any]:
+        self._answer = self._worker.ask(name, self._slot, self._env_id, argument, made)
         return self._answer
 
 
@@ -247,13 +273,23 @@ _numbers = count()
 class _Answer(Future[Any]):
     """What comes of an operation. Cancelling it says that nobody waits for the operation any more."""
 
-    def __init__(self, worker: _Worker, slot: int, doing: str, made: WorkerEnv | None) -> None:
+    def __init__(
+        self, worker: _Worker, name: str, slot: int, env_id: str, limit_s: float, made: WorkerEnv | None
+    ) -> None:
         super().__init__()
-        self._worker, self.slot, self.doing, self.made = worker, slot, doing, made
-        self.given_up_at = 0.0
+        self._worker, self.name, self.slot, self.env_id, self.made = worker, name, slot, env_id, made
+        self._due, self._given_up_at = time.monotonic() + limit_s, 0.0
+
+    @property
+    def doing(self) -> str:
+        return f"{_DOING[self.name]} {self.env_id}"
+
+    def hangs(self, now: float) -> bool:
+        """Whether an operation that was given up should have returned by now."""
+        return now - max(self._due, self._given_up_at) > _LATE_S
 
     def cancel(self) -> bool:
-        self.given_up_at = self.given_up_at or time.monotonic()
+        self._given_up_at = self._given_up_at or time.monotonic()
         cancelled = super().cancel()
         if cancelled:
             self._worker.attention.set()
@@ -275,9 +311,14 @@ class _Worker:
     """One worker, as long as it lives: what was asked of it, and the two threads that send and receive."""
 
     def __init__(
-        self, number: int, link: Link, on_end: Callable[[_Worker, str, bool], None], attention: threading.Event
+        self,
+        number: int,
+        link: Link,
+        limits: EpisodeLimits,
+        on_end: Callable[[_Worker, str, bool], None],
+        attention: threading.Event,
     ) -> None:
-        self.number, self.link, self.attention = number, link, attention
+        self.number, self.link, self.attention, self._limits = number, link, attention, limits
         self.title = f"environment worker {number}"
         self.slots: set[int] = set()
         """Of its environments."""
@@ -295,8 +336,10 @@ class _Worker:
         for target in (self._send, self._receive):
             threading.Thread(target=target, name=f"env-worker-{number}", daemon=True).start()
 
-    def submit(self, answer: _Answer, name: str, argument: Any) -> None:
-        number = next(_numbers)
+    def ask(self, name: str, slot: int, env_id: str, argument: Any, made: WorkerEnv | None = None) -> _Answer:
+        """Have an operation done."""
+        limit_s = self._limits.of_env("reset" if name == "remake" else name)
+        answer, number = _Answer(self, name, slot, env_id, limit_s, made), next(_numbers)
         with self._lock:
             lost = self.lost
             if not lost:
@@ -304,11 +347,13 @@ class _Worker:
         if lost:
             answer.end(None, WorkerLostError(f"{lost}; {answer.doing} could not be done"))
         else:
-            self._outbox.put((number, answer.slot, name, argument))
+            self._outbox.put((number, slot, name, argument))
+        return answer
 
-    def close_slot(self, slot: int) -> None:
+    def close_slot(self, slot: int, env_id: str) -> _Answer:
+        """Have an environment closed."""
         self.slots.discard(slot)
-        self._outbox.put((-1, slot, "close", None))
+        return self.ask("close", slot, env_id, None)
 
     def given_up(self) -> list[_Answer]:
         """Operations that nobody waits for, and that have not returned."""
@@ -350,7 +395,8 @@ class _Worker:
                 for number, raised, payload in pickle.loads(self.link.receive()):
                     self._settle(number, raised, payload)
         except EOFError:
-            reason = self.reason or f"{self.title} {self.link.ended()}"
+            how = self.link.ended()  # also of one that retired: what it has started is ended here
+            reason = self.reason or f"{self.title} {how}"
         except BaseException as error:  # a mistake of this file, or a link that breaks its contract: nobody may wait
             reason = f"{self.title} cannot be heard any more ({type(error).__name__}: {error})"
             self.link.end(0.0)
@@ -371,5 +417,6 @@ class _Worker:
                 value = pickle.loads(payload)
         except Exception as unreadable:  # a class that only the worker can import
             error = TypeError(f"what it returned cannot be read here ({type(unreadable).__name__}: {unreadable})")
-        if not answer.end(value, error) or (error is not None and answer.made is not None):
-            self.close_slot(answer.slot)  # nobody knows of this environment any more
+        unknown = not answer.end(value, error) or (error is not None and answer.made is not None)
+        if unknown and answer.name != "close":  # nobody knows of this environment any more
+            self.close_slot(answer.slot, answer.env_id).cancel()

@@ -17,6 +17,7 @@ from worker_envs import OBEDIENT, obedient
 
 import roll_envs
 from roll_envs.errors import ConfigError, RollError, UnknownNameError, WorkerLostError
+from roll_envs.managers import EpisodeLimits
 from roll_envs.managers.episode import CloseRequest, ResetRequest, StepRequest, perform
 from roll_envs.managers.host import RemoteTraceback
 from roll_envs.managers.processes import ProcessLink
@@ -24,17 +25,18 @@ from roll_envs.managers.workers import EnvWorkers, WorkerEnv
 from roll_envs.types import Task
 
 WAIT_S = 30.0
+LIMITS = EpisodeLimits(env_timeout_s=WAIT_S, step_timeout_s=0.2, close_timeout_s=0.2)
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[EnvWorkers]:
-    with EnvWorkers(ProcessLink, 2) as shared:
+    with EnvWorkers(ProcessLink, 2, LIMITS) as shared:
         yield shared
 
 
 @pytest.fixture
 def one() -> Iterator[EnvWorkers]:
-    with EnvWorkers(ProcessLink, 1) as alone:
+    with EnvWorkers(ProcessLink, 1, LIMITS) as alone:
         yield alone
 
 
@@ -123,7 +125,7 @@ def test_closing_is_done_in_the_worker(workers: EnvWorkers, tmp_path: Path) -> N
 
 def test_what_is_left_open_is_closed_with_the_workers(tmp_path: Path) -> None:
     mark = tmp_path / "closed"
-    with EnvWorkers(ProcessLink, 1) as workers:
+    with EnvWorkers(ProcessLink, 1, LIMITS) as workers:
         pid = reset(made(workers, obedient(closed=str(mark))))
     assert mark.read_text() == "closed\n"
     assert ended(pid)
@@ -191,6 +193,16 @@ def test_what_an_environment_started_ends_with_its_worker(one: EnvWorkers) -> No
     assert eventually(lambda: ended(child))
 
 
+@pytest.mark.parametrize("action", ["fork", "shell"])
+def test_children_of_an_environment_do_not_hide_the_death_of_its_worker(one: EnvWorkers, action: str) -> None:
+    env = made(one)
+    pid = reset(env)
+    step(env, action)
+    dying = env.ask(StepRequest(f"kill {signal.SIGKILL:d}"))
+    assert "killed by SIGKILL" in str(dying.exception(WAIT_S))
+    assert reset(made(one)) != pid
+
+
 def test_a_worker_that_is_killed_between_operations_is_replaced(one: EnvWorkers) -> None:
     env = made(one)
     pid = reset(env)
@@ -230,6 +242,48 @@ def test_a_hung_operation_costs_the_worker_its_place_and_then_its_life(one: EnvW
     assert f"was replaced, since step of {OBEDIENT} did not return" in str(error)
 
 
+def test_a_retired_worker_that_dies_leaves_nothing(one: EnvWorkers) -> None:
+    hung, neighbour = made(one), made(one)
+    pid = reset(hung)
+    child = step(neighbour, "spawn")[4]["child"]
+    hung.ask(StepRequest("sleep 3600")).cancel()
+    assert eventually(lambda: reset(made(one)) != pid)
+    assert "was replaced" in str(neighbour.ask(StepRequest("exit 0")).exception(WAIT_S))
+    assert eventually(lambda: ended(child))
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_operation_that_is_not_needed_any_more_has_its_time() -> None:
+    with EnvWorkers(ProcessLink, 1, EpisodeLimits(env_timeout_s=WAIT_S)) as workers:
+        env, neighbour = made(workers), made(workers)
+        pid = reset(env)
+        assert env.ask(StepRequest("sleep 2.5")).cancel()
+        time.sleep(2.0)  # longer than a hang takes to be noticed
+        assert reset(made(workers)) == reset(neighbour) == pid
+
+
+def test_a_closing_that_hangs_costs_the_worker_its_place(one: EnvWorkers) -> None:
+    env = made(one, obedient(close_s=3600.0))
+    pid = reset(env)
+    env.close()
+    assert eventually(lambda: reset(made(one)) != pid)
+
+
+def test_a_closing_can_be_waited_for(one: EnvWorkers, tmp_path: Path) -> None:
+    mark = tmp_path / "closed"
+    env = made(one, obedient(closed=str(mark), close_s=0.1))
+    env.ask(CloseRequest(env)).result(WAIT_S)
+    assert mark.read_text() == "closed\n"
+
+
+def test_no_environment_is_made_within_a_reset_that_is_shorter() -> None:
+    with EnvWorkers(ProcessLink, 1, EpisodeLimits(make_timeout_s=WAIT_S, reset_timeout_s=1.0)) as workers:
+        env = made(workers)
+        step_error = env.ask(StepRequest("exit 0")).exception(WAIT_S)
+        assert isinstance(step_error, WorkerLostError)
+        assert isinstance(env.ask(ResetRequest(7, "train")).exception(WAIT_S), WorkerLostError)
+
+
 def test_a_cancelled_operation_that_returns_costs_nothing_but_its_environment(one: EnvWorkers, tmp_path: Path) -> None:
     mark = tmp_path / "closed"
     env, neighbour = made(one, obedient(closed=str(mark))), made(one)
@@ -249,6 +303,15 @@ def test_a_making_that_is_given_up_leaves_no_environment(one: EnvWorkers, tmp_pa
     assert eventually(mark.exists)
 
 
+def test_a_worker_serves_hundreds_that_wait(one: EnvWorkers) -> None:
+    envs = [made(one) for _ in range(200)]
+    started = time.monotonic()
+    waiting = [env.ask(StepRequest("sleep 2")) for env in envs]
+    for answer in waiting:
+        answer.result(WAIT_S)
+    assert time.monotonic() - started < 7  # 64 at a time: 8 s
+
+
 # -- start and end of processes ----------------------------------------------------------------------------------------
 
 
@@ -262,7 +325,7 @@ def test_a_worker_that_cannot_start_is_told_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "path", ["/nowhere"])
     started = time.monotonic()
     with pytest.raises(RollError, match=r"environment worker 0 ended with exit code 1 .*stderr.* before it was ready"):
-        EnvWorkers(connect, 2)
+        EnvWorkers(connect, 2, LIMITS)
     assert time.monotonic() - started < 15
     assert len(starts) == 2
 
@@ -274,7 +337,7 @@ def test_workers_that_can_no_longer_start_are_not_started_for_ever(monkeypatch: 
         starts.append(1)
         return ProcessLink()
 
-    with EnvWorkers(connect, 1) as workers:
+    with EnvWorkers(connect, 1, LIMITS) as workers:
         env = made(workers)
         pid = reset(env)
         monkeypatch.setattr(sys, "path", ["/nowhere"])
@@ -298,17 +361,24 @@ def test_an_environment_that_workers_cannot_make_is_told_with_the_remedy(workers
         workers.check([Task(env_id="nowhere:test/X-v0", split="", index=0, seed=0)], WAIT_S, "Install it")
 
 
+def test_arguments_that_cannot_be_sent_are_told(workers: EnvWorkers) -> None:
+    for ask in (workers.make, lambda task: workers.check([task], WAIT_S)):
+        with pytest.raises(ConfigError, match=rf"arguments of {OBEDIENT} cannot be sent .*'thread'"):
+            ask(obedient(fails=lambda: ""))
+
+
 @pytest.mark.parametrize("action", ["sleep 3600", "lock"])
 def test_workers_end_with_a_parent_that_is_killed(action: str) -> None:
-    """Also one that is stuck in a call that lets no other thread of it run."""
+    """Also one that is stuck in a call that lets no other thread of it run, and what environments have started."""
     program = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_managers_workers import *
 if __name__ == "__main__":
-    workers = EnvWorkers(ProcessLink, 2)
+    workers = EnvWorkers(ProcessLink, 2, LIMITS)
     envs = [made(workers), made(workers)]
-    print(*[reset(env) for env in envs], flush=True)
+    children = [step(envs[0], "spawn")[4]["child"], step(envs[1], "fork")[4]["child"]]
+    print(*[reset(env) for env in envs], *children, flush=True)
     envs[0].ask(StepRequest({action!r}))
     time.sleep(0.5)
     print("asked", flush=True)
@@ -318,7 +388,7 @@ if __name__ == "__main__":
     assert parent.stdout is not None
     with parent.stdout:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2
+        assert len(pids) == 4
         assert parent.stdout.readline() == "asked\n"
         assert not any(ended(pid) for pid in pids)
         parent.kill()

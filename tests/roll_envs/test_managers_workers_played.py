@@ -25,7 +25,7 @@ LAKES = [Task(env_id="roll/FrozenLake-v0", split="train", index=index, seed=inde
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[EnvWorkers]:
-    with EnvWorkers(ProcessLink, 2) as shared:
+    with EnvWorkers(ProcessLink, 2, LIMITS) as shared:
         yield shared
 
 
@@ -88,7 +88,7 @@ class Once:
 
 @pytest.mark.parametrize("action", ["exit 3", f"kill {signal.SIGKILL:d}"])
 def test_a_worker_that_dies_uses_up_no_attempts(action: str) -> None:
-    with EnvWorkers(ProcessLink, 1) as workers:
+    with EnvWorkers(ProcessLink, 1, LIMITS) as workers:
         policy = Once(action)
         played = play(workers.make, [obedient()] * 6, policy, attempts=1)
     assert [t.outcome.kind for t in played] == ["completed"] * 12
@@ -98,7 +98,7 @@ def test_a_worker_that_dies_uses_up_no_attempts(action: str) -> None:
 
 
 def test_a_hung_step_is_named_and_its_worker_replaced() -> None:
-    with EnvWorkers(ProcessLink, 1) as workers:
+    with EnvWorkers(ProcessLink, 1, EpisodeLimits(env_timeout_s=2.0)) as workers:
         policy = Once("sleep 3600")
         tasks = [obedient(closed=""), *[obedient()] * 3]
         played = play(workers.make, tasks, policy, attempts=1, env_timeout_s=2.0)

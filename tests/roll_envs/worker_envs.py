@@ -25,11 +25,12 @@ class Obedient(gymnasium.Env[str, str]):
     instructions = "obey"
     splits = ()
 
-    def __init__(self, *, closed: str = "", fails: str = "") -> None:
+    def __init__(self, *, closed: str = "", fails: str = "", close_s: float = 0.0, make_s: float = 0.0) -> None:
+        time.sleep(make_s)
         if fails:
             raise ValueError(fails)
         self.action_space = self.observation_space = AnyText()
-        self._closed, self._steps, self._busy = closed, 0, False
+        self._closed, self._close_s, self._steps, self._busy = closed, close_s, 0, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self._steps = 0
@@ -62,12 +63,21 @@ class Obedient(gymnasium.Env[str, str]):
                 pass
         elif word == "spawn":
             info = {"child": subprocess.Popen(["sleep", "3600"]).pid}
+        elif word == "fork":
+            child = os.fork()
+            if not child:
+                time.sleep(60)
+                os._exit(0)
+            info = {"child": child}
+        elif word == "shell":
+            os.system("sleep 60 &")
         elif word == "unsendable":
             info = {"lock": threading.Lock()}
         self._steps += 1
         return f"{os.getpid()} {self._steps}", 0.5, word == "end", False, info
 
     def close(self) -> None:
+        time.sleep(self._close_s)
         if self._closed:
             with Path(self._closed).open("a") as file:
                 file.write("closed in a step\n" if self._busy else "closed\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from roll_envs.errors import ConfigError, MissingExtraError, WorkerLostError
 from roll_envs.managers.episode import ResetRequest, StepRequest
 from roll_envs.managers.workers import EnvWorkers, WorkerEnv
 from roll_envs.types import Task
-from trainer.cluster import check_manager, env_workers, manager_words
+from trainer.cluster import check_manager, env_workers, manager_words, ray_envs
 from trainer.config import RolloutConfig
 from trainer.config.load import parse_config, teacher_config
 
@@ -76,11 +77,30 @@ def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
     assert time.monotonic() - started < 10
 
 
+def test_what_is_no_cluster_is_told_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs the optional part 'ray'")
+    monkeypatch.setattr(ray_envs, "_ANSWER_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = RolloutConfig(manager="ray", ray={"address": f"127.0.0.1:{other.getsockname()[1]}"})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="has not answered as Ray does"), env_workers(config, [LAKE]):
+            raise AssertionError("it is no cluster")
+
+
 def test_ray_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else found(name))
     with pytest.raises(MissingExtraError, match=r"pip install 'roll-envs\[ray\]'"):
         check_manager(RolloutConfig(manager="ray"))
+
+
+def test_an_environment_may_take_its_own_time_to_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(Path(__file__).parents[1] / "roll_envs")
+    monkeypatch.syspath_prepend(folder)
+    from worker_envs import obedient
+
+    config = RolloutConfig(manager="process", workers=1, env_timeout_s=0.2, make_timeout_s=WAIT_S)
+    with env_workers(config, [obedient(make_s=1.0)]) as workers:
+        assert workers is not None
 
 
 def test_an_environment_that_processes_cannot_make_ends_the_start(tmp_path: Path) -> None:
@@ -128,7 +148,8 @@ def test_actors_hold_environments_die_and_are_replaced(ray_folder: Any, monkeypa
     from worker_envs import OBEDIENT, obedient
 
     brought = {"runtime_env": {"env_vars": {"PYTHONPATH": folder}}}
-    config = RolloutConfig(manager="ray", workers=2, ray=brought)  # type: ignore[arg-type]
+    brought |= {"num_cpus": 0.5, "resources": {"env_node": 1.0}}
+    config = RolloutConfig(manager="ray", workers=2, step_timeout_s=0.5, ray=brought)  # type: ignore[arg-type]
     with env_workers(config, [LAKE, obedient()]) as workers:
         assert workers is not None
         envs = [made(workers, obedient()) for _ in range(4)]

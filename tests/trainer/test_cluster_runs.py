@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import pytest
 from loop_runs import configured, run
 
 from roll_envs.types import Trajectory
+from trainer.cluster import env_workers
 from trainer.rollout.scheduler import GroupSource
 from trainer.rollout.source import Ledger, Session, draw_tasks
 from trainer.run.checkpoint import load_checkpoint
+from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import read_metrics
+from trainer.run.replay import replay
 
 PROCESSES = {"manager": "process", "workers": 2, "groups_per_step": 3, "group_size": 3, "max_running": 8}
 
@@ -71,6 +75,25 @@ def test_a_run_learns_the_same_with_every_manager(tmp_path: Path) -> None:
         )
     assert len(records[0]) == 2
     assert records[0] == records[1]
+
+
+def test_an_evaluation_starts_its_workers_once_and_a_replay_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = run(tmp_path, steps=1, rollout=PROCESSES, **SHORT)
+    started: list[int] = []
+
+    @contextlib.contextmanager
+    def counted(*args: Any) -> Iterator[Any]:
+        started.append(1)
+        with env_workers(*args) as workers:
+            yield workers
+
+    monkeypatch.setattr("trainer.rollout.source.env_workers", counted)
+    assert [step.differing for step in replay(folder, 1)] == [()]
+    assert not started
+    assert evaluate_run(folder, tasks=2).tasks == 2
+    assert len(started) == 1
 
 
 def test_a_worker_killed_in_the_middle_costs_the_run_nothing(tmp_path: Path) -> None:

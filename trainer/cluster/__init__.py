@@ -9,15 +9,22 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import NamedTuple
 
+from roll_envs.managers import EpisodeLimits
 from roll_envs.managers.processes import ProcessLink
 from roll_envs.managers.workers import EnvWorkers
 from roll_envs.types import Task
 from trainer.cluster.ray_envs import check_ray, ray_workers
-from trainer.config import RolloutConfig, RunConfig
+from trainer.config import RolloutConfig
 
-__all__ = ["check_manager", "env_workers", "manager_words", "without_workers"]
+__all__ = ["check_manager", "env_workers", "episode_limits", "manager_words"]
+
+
+def episode_limits(config: RolloutConfig) -> EpisodeLimits:
+    """Deadlines and budgets of episodes."""
+    return EpisodeLimits(**{limit.name: getattr(config, limit.name) for limit in fields(EpisodeLimits)})
 
 
 @contextlib.contextmanager
@@ -30,8 +37,9 @@ def env_workers(config: RolloutConfig, tasks: Sequence[Task]) -> Iterator[EnvWor
     if manager is None:
         yield None
         return
-    with manager.open(config) as workers:
-        workers.check(tasks, config.env_timeout_s, manager.remedy)
+    limits = episode_limits(config)
+    with manager.open(config, limits) as workers:
+        workers.check(tasks, limits.of_env("make"), manager.remedy)
         yield workers
 
 
@@ -42,11 +50,6 @@ def check_manager(config: RolloutConfig) -> None:
         check_ray(config)
 
 
-def without_workers(config: RunConfig) -> RunConfig:
-    """``config`` for a session that plays nothing, and needs no worker or cluster for that."""
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"manager": "thread"})})
-
-
 def manager_words(config: RolloutConfig) -> str:
     """Which workers hold the environments, for people; nothing for manager 'thread', which has none."""
     manager = _MANAGERS.get(config.manager)
@@ -54,8 +57,8 @@ def manager_words(config: RolloutConfig) -> str:
 
 
 @contextlib.contextmanager
-def _process_workers(config: RolloutConfig) -> Iterator[EnvWorkers]:
-    with EnvWorkers(ProcessLink, config.workers or _cores()) as workers:
+def _process_workers(config: RolloutConfig, limits: EpisodeLimits) -> Iterator[EnvWorkers]:
+    with EnvWorkers(ProcessLink, config.workers or _cores(), limits) as workers:
         yield workers
 
 
@@ -75,7 +78,7 @@ def _ray_words(config: RolloutConfig) -> str:
 
 
 class _Manager(NamedTuple):
-    open: Callable[[RolloutConfig], AbstractContextManager[EnvWorkers]]
+    open: Callable[[RolloutConfig, EpisodeLimits], AbstractContextManager[EnvWorkers]]
     words: Callable[[RolloutConfig], str]
     remedy: str
     """What to do about an environment that cannot be made in a worker."""

@@ -11,16 +11,21 @@ import importlib.util
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
+from roll_envs.managers import EpisodeLimits
 from roll_envs.managers.host import EnvHost
 from roll_envs.managers.workers import EnvWorkers
 from trainer.config import RolloutConfig
 
 _CONNECT_S = 5.0
+_ANSWER_S = 20.0
+"""Longest wait until what listens at the address of a cluster says that it is one."""
 _START_S = 300.0
 """A runtime_env may install packages."""
 _THREADS = 4
@@ -46,7 +51,7 @@ def check_ray(config: RolloutConfig) -> None:
 
 
 @contextlib.contextmanager
-def ray_workers(config: RolloutConfig) -> Iterator[EnvWorkers]:
+def ray_workers(config: RolloutConfig, limits: EpisodeLimits) -> Iterator[EnvWorkers]:
     """Actors as ``config`` says, on a cluster that is there or is started for them.
 
     Raises :class:`ConfigError` for a cluster that does not answer or has no room, and for actors that do not start.
@@ -70,7 +75,7 @@ def ray_workers(config: RolloutConfig) -> Iterator[EnvWorkers]:
             options["runtime_env"] = wanted.runtime_env
         actor_class = ray.remote(EnvHost).options(max_concurrency=_THREADS, max_restarts=0, **options)
         try:
-            workers = EnvWorkers(lambda: RayLink(actor_class.remote()), size, _START_S)
+            workers = EnvWorkers(lambda: RayLink(actor_class.remote()), size, limits, _START_S)
         except RollError as error:
             raise ConfigError(
                 f"rollout.manager 'ray': {error}. Every node needs this Python, Ray {ray.__version__} and roll-envs, "
@@ -89,13 +94,16 @@ def _connect(config: RolloutConfig) -> None:
     wanted = config.ray
     started: dict[str, Any] = {}
     if wanted.address is None:
-        size = config.workers or os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+        size = config.workers or max(1, int(cores // wanted.num_cpus))
         started = {
-            "num_cpus": max(os.cpu_count() or 1, math.ceil(size * wanted.num_cpus)),
+            "num_cpus": max(cores, math.ceil(size * wanted.num_cpus)),
             "resources": {name: size * amount for name, amount in wanted.resources.items()},
             "object_store_memory": _OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
+    else:
+        _check_cluster(wanted.address)
     try:
         ray.init(
             address=wanted.address or "local",
@@ -108,6 +116,17 @@ def _connect(config: RolloutConfig) -> None:
         if isinstance(error, ConnectionError):
             raise _no_cluster(wanted.address, str(error)) from error
         raise ConfigError(f"rollout.ray: Ray did not start ({type(error).__name__}: {error})") from error
+
+
+def _check_cluster(address: str) -> None:
+    """Raise :class:`ConfigError` where something listens that is no cluster: Ray would try for minutes."""
+    if address.startswith("ray://") or not address.rpartition(":")[2].isdigit():
+        return
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _no_cluster(address, f"what listens there has not answered as Ray does within {_ANSWER_S:g} s") from error
 
 
 def _no_cluster(address: str | None, reason: str) -> ConfigError:

@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ import roll_envs
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.managers import (
     EpisodeDriver,
-    EpisodeLimits,
     EpisodeSettings,
     GroupStream,
     History,
@@ -31,7 +30,7 @@ from roll_envs.managers import (
 )
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, Group, Outcome, SamplingParams, Task, Trajectory, Turn
-from trainer.cluster import env_workers
+from trainer.cluster import env_workers, episode_limits
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.load import teacher_config
 from trainer.engines import Engine, find_engine, make_engine, not_trained_here
@@ -126,8 +125,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         temperature: float | None = None,
         seed: int | None = None,
         model: LanguageModel | None = None,
+        plays: bool = True,
     ) -> None:
-        """Open the parts of ``config``; ``temperature``, ``seed`` and ``model`` replace what it says."""
+        """Open the parts of ``config``; ``temperature``, ``seed`` and ``model`` replace what it says. No environment
+        workers are started for a session that never ``plays``."""
         self.config = config
         prompts = find_engine(config.engine.name).prompts(config)
         self.mix = Mix(config)
@@ -155,15 +156,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         )
         self._engine: Engine | None = None
         self._teacher: Session | None = None
-        limits = {limit.name: getattr(config.rollout, limit.name) for limit in fields(EpisodeLimits)}
+        limits = episode_limits(config.rollout)
         self._open = contextlib.ExitStack()
         first = [task for env in self.mix.environments for task in held_out_tasks(env, 1)]
-        workers = self._open.enter_context(env_workers(config.rollout, first))
-        self._local_driver = EpisodeDriver(
-            lambda task: roll_envs.make(task.env_id, **task.kwargs), EpisodeLimits(**limits)
-        )
+        workers = self._open.enter_context(env_workers(config.rollout, first)) if plays else None
+        self._local_driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), limits)
         """With environments in this process, which a teacher can ask."""
-        self._driver = EpisodeDriver(workers.make, EpisodeLimits(**limits)) if workers else self._local_driver
+        self._driver = EpisodeDriver(workers.make, limits) if workers else self._local_driver
         # Libraries and the model are half a million objects, which the garbage collector would look at again and again
         # while episodes are played: a sixth of the time.
         gc.freeze()

@@ -12,7 +12,6 @@ from typing import Any
 
 from roll_envs.errors import RollError
 from roll_envs.types import Trajectory
-from trainer.cluster import without_workers
 from trainer.config import EnvConfig, RunConfig
 from trainer.data.metrics import wilson_interval
 from trainer.model.forward import load_weights, weights_of
@@ -117,7 +116,7 @@ def evaluate_run(
     state = load_checkpoint(path)
     # The tokenizer belongs to the environment that the model was built for.
     with (
-        Session(without_workers(folder.config), temperature=temperature, seed=seed) as built,
+        Session(folder.config, temperature=temperature, seed=seed, plays=False) as built,
         Session(config, temperature=temperature, seed=seed, model=built.model) as session,
     ):
         load_weights(session.model.network, state.model())

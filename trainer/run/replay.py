@@ -14,7 +14,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.tools.env import ToolEnv
 from roll_envs.types import Metrics, Task, Trajectory
 from roll_envs.verifiers import Score, Verdict, Verifier, as_verifier, close_verifier, judge
-from trainer.cluster import without_workers
 from trainer.config.load import load_config
 from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
@@ -51,11 +50,11 @@ def replay(path: str | os.PathLike[str], step: int, overrides: Sequence[str] = (
     those of the run. Nothing is written. Raises RollError where the checkpoint or a record is missing.
     """
     with RunFolder.open(path) as folder:
-        config = without_workers(load_config(folder.config_path, overrides))
+        config = load_config(folder.config_path, overrides)
     state = load_checkpoint(latest_before(folder.path, step))
     reader = RecordReader(folder.stream_path)
     recorded = {line["step"]: line for line in read_metrics(folder.path, TRAIN)}
-    with Session(config) as session:
+    with Session(config, plays=False) as session:
         parts = load_parts(session, begin_phase(session, warm_start=False), state)
         for number in range(int(state.progress["steps"]) + 1, step + 1):
             record = reader.find(TRAIN, number)
