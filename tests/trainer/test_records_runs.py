@@ -225,7 +225,7 @@ def test_a_replay_follows_the_learning_rate_of_a_longer_resume(tmp_path: Path, m
         "trainer.rollout.source.env_workers", lambda config, _: (opened.append(config.manager), nullcontext())[1]
     )
     evaluate_run(path, tasks=1)
-    assert opened == ["thread", "process"], "workers once: the model is built without"
+    assert opened == ["process"], "workers once: the model is built without"
     state = load_checkpoint(path)
     with Session(configured(tmp_path)) as session:
         older = replace(state, progress={k: v for k, v in state.progress.items() if k != "algorithm"})
