@@ -53,9 +53,10 @@ def tools() -> Iterator[dict[str, Tool]]:
 def _children(named: str = "mcp_small_server") -> list[str]:
     """The command lines of this process's children that run the server, whole: `ps` cuts them to the COLUMNS it is
     told, and then no name is found in a long path."""
-    children = [
-        child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+    children: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
+            children += (task / "children").read_text().split()
     lines = []
     for child in children:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
