@@ -155,3 +155,27 @@ def test_fewer_requests_are_at_a_server_whose_memory_is_full(
         until(lambda: lane.limit > 16)
         check(waiting)
         engine.close()
+
+
+def test_a_probe_that_is_not_answered_says_nothing_of_the_weights(
+    engine: RemoteEngine, fakes: list[tuple[str, FakeVLLM]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lost connection is asked again; a server that goes on so is left out, and comes back by itself."""
+    fakes[0][1].bad = {"generate": ["drop"]}
+    engine.update_weights(weights_of(blank_model().network), 1)
+    assert "goes on without" not in caplog.text
+    fakes[0][1].bad = {"generate": ["drop"] * 8}
+    engine.update_weights(weights_of(blank_model().network), 2)
+    assert "did not answer the probe" in caplog.text
+    check(ask(engine, 20), version=2)
+    until(lambda: all(replica.lane.open for replica in engine._replicas))
+    check(ask(engine, 20), version=2)
+
+
+def test_the_last_server_is_not_given_up_for_probes_that_get_lost(model: LanguageModel) -> None:
+    with running_fake() as (url, fake):
+        engine = connect(model, [url], max_running=4)
+        engine._replicas[0]._unproved = True  # as after an update of which the end was not seen
+        fake.bad = {"generate": ["drop"] * 8}
+        check(ask(engine, 1))
+        engine.close()

@@ -23,7 +23,7 @@ from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.engines import Engine, check_request
 from trainer.engines.preflight import RemoteSettings
-from trainer.engines.replica import Dialect, Limits, Replica, ReplicaLostError, Sent, joined_spans
+from trainer.engines.replica import Dialect, Limits, Replica, ReplicaLostError, Sent, UnansweredProbeError, joined_spans
 from trainer.engines.router import Router
 from trainer.engines.sent_weights import SentWeights, skeleton_of
 from trainer.engines.server import Server, ServerClient, ServerFaultError
@@ -269,12 +269,14 @@ class RemoteEngine(Engine):
             _, waiting = await asyncio.wait(waiting, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.add_done_callback(partial(self._note, tasks[task]))
-        errors = [error for task in tasks.keys() - waiting if (error := task.exception())]
-        severe = [error for error in errors if not isinstance(error, ReplicaLostError)]
+        errors = {error: each for task, each in tasks.items() if task not in waiting and (error := task.exception())}
+        severe = [error for error in errors if not isinstance(error, ReplicaLostError | UnansweredProbeError)]
         if errors and (severe or patient or len(errors) == len(tasks)):
-            raise (severe or errors)[0]
-        for error in errors:
-            _log.warning("an engine's server is lost: %s", error)
+            raise (severe or list(errors))[0]
+        for error, replica in errors.items():
+            _log.warning("an engine goes on without a server: %s", error)
+            if isinstance(error, UnansweredProbeError):
+                self._see_to(replica)
 
     async def _bring(self, replica: Replica) -> None:
         """Let requests to a replica wait until it runs and has the current weights."""

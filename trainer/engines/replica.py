@@ -35,7 +35,11 @@ _PROBE_TOKENS, _PROBED_TOKENS = 40, 8
 
 
 class ReplicaLostError(EngineError):
-    """A server that does not come up any more, or not for now."""
+    """A server that does not come up any more."""
+
+
+class UnansweredProbeError(ServerFaultError):
+    """A server has new weights, and did not answer when they were to be proven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +330,7 @@ class Replica:
                     raise
                 if not left:
                     problem = f"{self.server.url} did not answer the probe of an update: {error}"
-                    raise ReplicaLostError(problem) from error
+                    raise UnansweredProbeError(problem) from error
         expected = await asyncio.to_thread(sent.weights.logprobs, prompt, completion.ids)
         apart = max(abs(a - b) for a, b in zip(expected, completion.logprobs, strict=True))
         if not apart <= self._settings.tolerance:

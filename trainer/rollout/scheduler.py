@@ -125,12 +125,8 @@ class GroupSource:
 
         Their tasks stay in flight until :meth:`Ledger.settle`.
         """
-        if self._config.rollout.mode == "sync":
-            self._update()
-            played, rounds = self._rounds()
-        else:
-            self.update()
-            played, rounds = self._from_window(step)
+        self.update()
+        played, rounds = self._rounds() if self._config.rollout.mode == "sync" else self._from_window(step)
         kept, metrics = self._session.mix.keep(played)
         if self._config.filter.refill_rounds:
             metrics["filter/rounds"] = float(rounds)
