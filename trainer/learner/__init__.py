@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.data.batches import Batch, Denominators
+    from trainer.learner.gradients import Ranks
     from trainer.model.network import LanguageModel
 
 __all__ = ["TORCH", "BackendPart", "Critic", "Learner", "Scorer", "TorchSettings", "make_learner"]
@@ -85,7 +86,11 @@ class Learner(Protocol):
 
 
 class MakeLearner(Protocol):
-    """What a backend implements: a learner that trains ``model`` in place."""
+    """What a backend implements: a learner that trains ``model`` in place.
+
+    Every one of ``ranks`` makes a learner of the same weights and calls the same methods in the same order, each with
+    batches of its own. What comes out (metrics, weights, states) is the same on all of them, but for the log-probs.
+    """
 
     def __call__(
         self,
@@ -98,6 +103,7 @@ class MakeLearner(Protocol):
         settings: Any,
         threads: int,
         device: str,
+        ranks: Ranks | None,
     ) -> Learner: ...
 
 
@@ -119,6 +125,7 @@ def make_learner(
     settings: LearnerConfig | None = None,
     threads: int = 1,
     device: str = "auto",
+    ranks: Ranks | None = None,
 ) -> Learner:
     """The learner that ``settings.backend`` names. Raises :class:`UnknownNameError` for an unknown name."""
     settings = settings or LearnerConfig()
@@ -132,6 +139,7 @@ def make_learner(
         settings=part_settings(settings, part),
         threads=threads,
         device=device,
+        ranks=ranks,
     )
 
 
