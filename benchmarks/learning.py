@@ -1,6 +1,7 @@
 """Several methods on the same tasks from the same first policy, several seeds each: a table, and curves with spread.
 
     python benchmarks/learning.py --envs frozenlake --seeds 0 1 2 --jobs 2 --folder runs/learning
+    python benchmarks/learning.py --envs frozenlake --methods sync overlap async --folder runs/learning
     python benchmarks/learning.py --report-only --folder runs/learning --plot docs/images/methods.png
 
 For each environment and seed one policy is warm-started with the committed configuration; every method then learns from
@@ -29,6 +30,8 @@ METHODS: dict[str, list[str]] = {
     "reinforce_pp": ["advantage.name=reinforce_pp", "advantage.gamma=1.0"],
 }
 """Overrides over the committed configuration of the environment."""
+MODES: dict[str, list[str]] = {mode: [f"rollout.mode={mode}"] for mode in ("sync", "overlap", "async")}
+"""The committed method, with rollouts and updates in turns or side by side."""
 
 CONFIGS = {"frozenlake": "configs/frozenlake_tiny.yaml", "sokoban": "configs/sokoban_tiny.yaml"}
 WINDOW = 10
@@ -86,7 +89,7 @@ def everything(
         env, method, seed = work
         with locks[env, seed]:  # the first of them makes the policy that the others begin with
             begun = train(folder, f"{env}-start", CONFIGS[env], seed, ["steps=0"])
-        overrides = [f"model.path={begun / 'model'}", "warm_start.steps=0", *METHODS[method]]
+        overrides = [f"model.path={begun / 'model'}", "warm_start.steps=0", *(METHODS | MODES)[method]]
         overrides += [] if steps is None else [f"steps={steps}"]
         path = train(folder, f"{env}-{method}", CONFIGS[env], seed, overrides)
         return Run(env=env, method=method, seed=seed, path=path)
@@ -166,7 +169,7 @@ def main() -> None:
     """Run, print the table, draw the curves when asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", nargs="+", choices=sorted(CONFIGS), default=sorted(CONFIGS))
-    parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=[*METHODS, *MODES], default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, help="training steps, in place of the configured number")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
