@@ -28,8 +28,8 @@ _EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safete
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``roll-train CONFIG [key=value ...]``, or one of the commands ``resume``, ``explain``, ``setup``, ``replay`` and
-    ``episodes``; returns the exit status."""
+    """``roll-train CONFIG [key=value ...]``, or one of the commands of :data:`_COMMANDS`; returns the exit
+    status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in _COMMANDS:
         parser, work = _COMMANDS[arguments[0]]
@@ -55,7 +55,8 @@ def _train_parser() -> argparse.ArgumentParser:
         prog="roll-train",
         description="Train an agent as a YAML file says; `roll-train resume RUN` goes on with a stopped run, "
         "`roll-train explain CONFIG` shows what a file learns by, `roll-train setup vllm` installs an engine, "
-        "`roll-train episodes RUN` shows recorded episodes, `roll-train replay RUN --step N` learns from them again.",
+        "`roll-train episodes RUN` shows recorded episodes, `roll-train replay RUN --step N` learns from them again, "
+        "`roll-train export RUN DIR` writes a checkpoint's model for transformers and engines.",
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
@@ -131,6 +132,16 @@ def _replay_parser() -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", help="run folder")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the run's config.yaml")
     parser.add_argument("--step", type=_number(int, 1), metavar="N", required=True, help="training step, from 1")
+    return parser
+
+
+def _export_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train export",
+        description="Write a checkpoint's model in Hugging Face form: safetensors, config, tokenizer; adapters merged.",
+    )
+    parser.add_argument("run", metavar="RUN", help="run folder (its last checkpoint), or one checkpoint in it")
+    parser.add_argument("folder", metavar="DIR", help="folder to be made")
     return parser
 
 
@@ -262,6 +273,14 @@ def _replay(options: argparse.Namespace) -> int:
     return OK
 
 
+def _export(options: argparse.Namespace) -> int:
+    from trainer.run.export import export_model
+
+    steps = export_model(options.run, options.folder)
+    print(f"{options.folder}: the model after {steps} training steps")
+    return OK
+
+
 def _episodes(options: argparse.Namespace) -> int:
     from trainer.rollout.records import episode_headline, episode_record, episode_text
     from trainer.rollout.stream import RecordReader
@@ -320,6 +339,7 @@ _COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argp
     "setup": (_setup_parser, _set_up),
     "replay": (_replay_parser, _replay),
     "episodes": (_episodes_parser, _episodes),
+    "export": (_export_parser, _export),
 }
 _SHOWN = 10
 """Verdicts that changed and are printed."""
