@@ -17,7 +17,9 @@ from roll_envs.types import Group, Metrics
 from trainer.algorithms.estimators import make_estimator
 from trainer.algorithms.losses.objective import Objective, StepTokens, make_objective
 from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
-from trainer.config import CriticConfig, LearnerConfig, LossConfig, RunConfig
+from trainer.cluster.learner_ranks import LearnerRanks
+from trainer.cluster.ranked import make_phase_learner
+from trainer.config import CriticConfig, LearnerConfig, RunConfig
 from trainer.config.parts import ESTIMATORS
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
@@ -31,7 +33,7 @@ from trainer.data.table import (
     sequences_of,
     tokens_of,
 )
-from trainer.learner import Critic, Learner, Scorer, make_learner
+from trainer.learner import Critic, Learner, Scorer
 from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import learning_rate
 from trainer.rollout.source import Session
@@ -84,23 +86,15 @@ def make_parts(
     )
 
 
-def begin_phase(session: Session, *, warm_start: bool) -> StepParts:
+def begin_phase(session: Session, *, warm_start: bool, ranks: LearnerRanks | None = None) -> StepParts:
     """The parts of the warm start, or those that the configuration asks of training: each with a fresh optimiser;
-    reference and critic begin with the weights of this moment."""
-    config, settings = session.config, session.config.learner
-    if warm_start and hasattr(settings, "lora_rank"):  # adapters are for what a model can do already
-        settings = settings.model_copy(update={"lora_rank": 0})
-    learner = make_learner(
-        session.model,
-        # Cross-entropy on demonstrations is the policy gradient with advantages of 1.
-        loss=LossConfig(name="reinforce") if warm_start else config.loss,
-        optimizer=config.optimizer,
-        temperature=1.0 if warm_start else config.sampling.temperature,
-        correction=None if warm_start else config.correction,
-        settings=settings,
-        threads=session.threads,
-        device=settings.device,
-    )
+    reference and critic begin with the weights of this moment. They are in the processes of ``ranks``; None: in this
+    one."""
+    config = session.config
+    if ranks is None:
+        learner = make_phase_learner(config, session.model, warm_start=warm_start, threads=session.threads)
+    else:
+        learner = ranks.learner(session.model, warm_start=warm_start, threads=session.threads)
     needs_reference = not warm_start and bool(config.reward.kl_coef or config.loss.kl_coef)
     needs_values = not warm_start and ESTIMATORS.find(config.advantage.name).needs_values
     return make_parts(
