@@ -61,7 +61,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(value, torch.Tensor):
             return NotImplemented
         plain = value.detach().cpu().contiguous()
-        numbers = plain.reshape(-1).view(torch.uint8).numpy()
+        numbers: Any = plain.reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(numbers), plain.dtype, tuple(plain.shape))
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import TCPStore
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
@@ -50,13 +51,13 @@ class Rank:
         """Where the ranks shall meet: rank 0 listens there from now on."""
         if self._rank:
             return None
-        self._store = distributed.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         return self._host, int(self._store.port)
 
     def join(self, host: str, port: int, device: str, timeout_s: float) -> None:
         """Meet the other ranks. ``timeout_s`` bounds every collective that follows."""
         if self._rank:
-            self._store = distributed.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_STORE_S))
+            self._store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_STORE_S))
         cuda = choose_device(device).type == "cuda"
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -110,7 +111,7 @@ class Rank:
         return {} if self._rank else state
 
 
-def serve(rank: Any, number: int, receive: Callable[[], bytes], send: Callable[[memoryview], None]) -> None:
+def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callable[[memoryview], None]) -> None:
     """Run the calls that ``receive`` gives, as methods of ``rank``, until it raises EOFError or OSError: the process
     ends then, whatever it does. An iterator that a method of rank 0 returns is sent item by item."""
     calls: SimpleQueue[Call | Item] = SimpleQueue()
