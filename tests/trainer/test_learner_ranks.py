@@ -41,19 +41,14 @@ SETTINGS = (
 )
 
 
-def rank_pids() -> set[int]:
-    """Rank processes of this machine whose working folder is this one's."""
-    found = set()
+def rank_pids(parent: int | None = None) -> set[int]:
+    """Rank processes that ``parent`` has started, this process if None."""
+    parent, found = parent or os.getpid(), set()
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            number = int(folder.name)
-            if (
-                b"trainer.cluster.rank" in (folder / "cmdline").read_bytes()
-                and b"State:\tZ" not in (folder / "status").read_bytes()
-            ):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == os.getpid():
-                    found.add(number)
+            state, of = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(of) == parent and state != "Z" and b"trainer.cluster.rank" in (folder / "cmdline").read_bytes():
+                found.add(int(folder.name))
     return found
 
 
@@ -139,7 +134,8 @@ def some_steps(learner: Learner, critic: Critic, reference: Scorer) -> dict[str,
         found["metrics"].append({**metrics, **critic.step(targets, own, lr=1e-2)})
         found["logprobs"] += [*before, *scored, *values, *learner.score(plain)]
         if step == 1:
-            reference.load_weights([(n, w.clone()) for n, w in learner.weights()])
+            reference.load_weights(learner.weights())
+            critic.load_weights([(name, weight.clone()) for name, weight in critic.weights()])
             learner.load_optimizer_state(learner.optimizer_state())
             critic.load_optimizer_state(critic.optimizer_state())
     for part in (learner, critic, reference):

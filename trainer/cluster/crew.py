@@ -134,6 +134,7 @@ class Crew:
                 asking += 1
                 if asking % self.count == 0:  # one item at a time is on its way
                     item = packed(Item(number, next(source, None)))
+                    assert self._number == number, "what ranks are given cannot be a stream of theirs"
                     for each in range(self.count):
                         self._send(each, item, method)
             del answer, found

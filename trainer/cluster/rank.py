@@ -101,6 +101,10 @@ class Rank:
         """What a method of a part gives."""
         return getattr(self._parts[name], method)(*arguments, **named)
 
+    def copy(self, source: PartName, name: PartName) -> None:
+        """Give a part the weights of another one."""
+        self._parts[name].load_weights(self._parts[source].weights())
+
     def step(self, name: PartName, batches: Any, denominators: Any, named: dict[str, Any]) -> Any:
         """An optimiser step of a part."""
         return self._parts[name].step(batches, denominators, **named)

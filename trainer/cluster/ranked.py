@@ -127,6 +127,18 @@ def gather(
 # -- what stands for the parts of the ranks ----------------------------------------------------------------------------
 
 
+class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
+    """The weights of a part, and whose they are."""
+
+    def __init__(self, crew: Crew, name: PartName) -> None:
+        self.crew, self.name = crew, name
+        self._stream = crew.stream("part", name, "weights")
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        found: tuple[str, torch.Tensor] = next(self._stream)
+        return found
+
+
 class RankedScorer:
     """Stands for a scorer of every rank."""
 
@@ -141,10 +153,14 @@ class RankedScorer:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and weights, one at a time; copies."""
-        return self._crew.stream("part", self._name, "weights")
+        return _WeightsOf(self._crew, self._name)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take other weights. Raises :class:`CheckpointError` when they do not fit."""
+        """Take other weights; those of another part of the same ranks do not leave them. Raises
+        :class:`CheckpointError` when they do not fit."""
+        if isinstance(weights, _WeightsOf) and weights.crew is self._crew:
+            self._crew.call("copy", weights.name, self._name)
+            return
         self._crew.call_each("part", [(self._name, "load_weights", Stream())] * self._crew.count, weights)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError
 from trainer.cluster.ray_envs import _connect, check_ray
-from trainer.config import RayConfig, RolloutConfig, RunConfig
+from trainer.config import RolloutConfig, RunConfig
 
 _THREADS = 3
 """Calls of an actor at one time: one waits for what it says, the others bring what it is told."""
@@ -139,8 +139,12 @@ def _ready(config: RunConfig) -> bool:
     """Be connected to the cluster; whether it was done here."""
     placed = config.placement.learner
     # What the environments' workers need is said in other words, by other keys.
-    wanted = RolloutConfig(
-        manager="ray", workers=placed.ranks, ray=RayConfig(address=config.placement.address, num_cpus=placed.cpus)
+    wanted = RolloutConfig.model_validate(
+        {
+            "manager": "ray",
+            "workers": placed.ranks,
+            "ray": {"address": config.placement.address, "num_cpus": placed.cpus},
+        }
     )
     try:
         check_ray(wanted)

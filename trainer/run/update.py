@@ -8,7 +8,7 @@ the losses; the critic and the policy take their optimiser steps. Each of these 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -34,7 +34,6 @@ from trainer.data.table import (
     tokens_of,
 )
 from trainer.learner import Critic, Learner, Scorer
-from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import learning_rate
 from trainer.rollout.source import Session
 
@@ -51,8 +50,6 @@ class StepParts:
     """For estimators that need values."""
     reference: Scorer | None = None
     """For KL terms."""
-    ranks: Ranks = field(default_factory=Ranks)
-    """The processes that train together, each with groups of its own; those of the learner."""
 
     @property
     def others(self) -> dict[str, Scorer]:
@@ -67,12 +64,7 @@ class StepParts:
 
 
 def make_parts(
-    config: RunConfig,
-    learner: Learner,
-    *,
-    critic: Critic | None = None,
-    reference: Scorer | None = None,
-    ranks: Ranks | None = None,
+    config: RunConfig, learner: Learner, *, critic: Critic | None = None, reference: Scorer | None = None
 ) -> StepParts:
     """The parts of a run's steps: names are looked up and settings checked here, once, and in no step."""
     return StepParts(
@@ -82,7 +74,6 @@ def make_parts(
         state=AlgorithmState(kl_coef=config.reward.kl_coef),
         critic=critic,
         reference=reference,
-        ranks=ranks or Ranks(),
     )
 
 
@@ -141,12 +132,11 @@ def update(
     once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them,
     in which it is exactly 1.
     """
-    # All ranks go on, or none: those without a sequence of their own must take part in the sums.
     sequences = sequences_of(groups)
     metrics: Metrics = {"learner/sequences": float(len(sequences))}
-    if not parts.ranks.any(bool(sequences)):
+    if not sequences:
         return metrics
-    table = replace(make_table(groups, sequences, greedy), ranks=parts.ranks)
+    table = make_table(groups, sequences, greedy)
     metrics.update({**staleness_metrics(table.tokens, version), **sequence_metrics(table)})
     table = _scored(config, parts, sequences, table)
     for change in (
@@ -209,16 +199,13 @@ def _batched(
 
 
 def _minibatches(
-    ranks: Ranks, settings: LearnerConfig | CriticConfig, sequences: Sequence[TokenSequence], rng: np.random.Generator
+    settings: LearnerConfig | CriticConfig, sequences: Sequence[TokenSequence], rng: np.random.Generator
 ) -> list[list[int]]:
-    """The sequences of each optimiser step. All ranks take equally many in each epoch, some of them on none."""
-    minibatches: list[list[int]] = []
-    for _ in range(settings.epochs):
-        one = settings.minibatches * settings.epochs == 1  # nothing to shuffle
-        dealt = [list(range(len(sequences)))] if one else split_minibatches(sequences, settings.minibatches, rng)
-        (most,) = ranks.most([len(dealt)])
-        minibatches += dealt + [[] for _ in range(int(most) - len(dealt))]
-    return minibatches
+    """The sequences of each optimiser step."""
+    if settings.minibatches * settings.epochs == 1:  # nothing to shuffle
+        return [list(range(len(sequences)))]
+    epochs = range(settings.epochs)
+    return [step for _ in epochs for step in split_minibatches(sequences, settings.minibatches, rng)]
 
 
 def _mean_of(steps: Sequence[Metrics]) -> Metrics:
@@ -263,7 +250,7 @@ def _train_policy(
     # Until a step is taken the policy is the proximal one: a ratio of exactly 1 leaves no rounding to learn from.
     on_policy = loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
-    minibatches = _minibatches(parts.ranks, config.learner, sequences, rng)
+    minibatches = _minibatches(config.learner, sequences, rng)
     everything = bool(loss.entropy_coef or loss.kl_coef) or not part.only_advantages
     assert tokens.advantage is not None
     assert tokens.weight is not None
@@ -292,7 +279,7 @@ def _train_policy(
         assert chosen.advantage is not None
         has_advantage = set(chosen.sequence[chosen.learnt & (chosen.advantage != 0)].tolist())
         used = minibatch if everything else [i for i in minibatch if i in has_advantage]
-        if not parts.ranks.any(bool(used and denominators.tokens)):
+        if not (used and denominators.tokens):
             continue
         batches = _batched(config, sequences, chosen, used)
         # Sequences that are not run count in the denominators all the same.
@@ -363,9 +350,9 @@ def _train_critic(
     metrics = explained_variance(tokens.value[tokens.learnt], tokens.return_[tokens.learnt])
     rng = np.random.default_rng([config.seed, step, 1])
     steps: list[Metrics] = []
-    for minibatch in _minibatches(parts.ranks, settings, sequences, rng):
+    for minibatch in _minibatches(settings, sequences, rng):
         denominators = denominators_of(tokens, minibatch)
-        if not parts.ranks.any(denominators.tokens > 0):
+        if not denominators.tokens:
             continue
         # Sequences with the same ids are run once, each with its own return.
         same = _same(sequences, tokens, minibatch)
