@@ -89,6 +89,10 @@ class GroupStream(Iterator[Group]):
             raise ValueError(f"no tasks {wrong} to cancel: the stream has {self._begun}, counted from 0")
         self._tell(Cancellation(self, wanted, reason))
 
+    def cancel_all(self) -> None:
+        """End all episodes that have not ended, as :meth:`cancel` does."""
+        self.cancel(range(self._begun))
+
     def __next__(self) -> Group:
         return self._next()[1]
 

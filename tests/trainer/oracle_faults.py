@@ -153,20 +153,20 @@ FAULTS = [
     Fault(
         "one epoch",
         UPDATE,
-        "_minibatches(parts.ranks, config.learner, sequences, rng)",
-        '_minibatches(parts.ranks, config.learner.model_copy(update={"epochs": 1}), sequences, rng)',
+        "_minibatches(config.learner, sequences, rng)",
+        '_minibatches(config.learner.model_copy(update={"epochs": 1}), sequences, rng)',
     ),
     Fault(
         "the critic has one epoch",
         UPDATE,
-        "_minibatches(parts.ranks, settings, sequences, rng)",
-        '_minibatches(parts.ranks, settings.model_copy(update={"epochs": 1}), sequences, rng)',
+        "_minibatches(settings, sequences, rng)",
+        '_minibatches(settings.model_copy(update={"epochs": 1}), sequences, rng)',
     ),
     Fault(
         "the critic has one minibatch",
         UPDATE,
-        "_minibatches(parts.ranks, settings, sequences, rng)",
-        '_minibatches(parts.ranks, settings.model_copy(update={"minibatches": 1}), sequences, rng)',
+        "_minibatches(settings, sequences, rng)",
+        '_minibatches(settings.model_copy(update={"minibatches": 1}), sequences, rng)',
     ),
     Fault("the critic shuffles as the policy", UPDATE, "[config.seed, step, 1]", "[config.seed, step]"),
     Fault(
@@ -318,9 +318,7 @@ FAULTS = [
         "np.where(tokens.predicted, tokens.proximal_logp - tokens.reference_logp, 0.0)",
         "tokens.sampler_logp - tokens.reference_logp",
     ),
-    Fault(
-        "no whitening", ADVANTAGES, "whitened(advantages, table.ranks) if config.whiten", "advantages if config.whiten"
-    ),
+    Fault("no whitening", ADVANTAGES, "whitened(advantages) if config.whiten", "advantages if config.whiten"),
     Fault(
         "no lower clip of advantages",
         ADVANTAGES,
@@ -583,9 +581,9 @@ FAULTS = [
     Fault(
         "advantages are cut before they are whitened",
         ADVANTAGES,
-        "    advantages = whitened(advantages, table.ranks) if config.whiten else advantages\n",
+        "    advantages = whitened(advantages) if config.whiten else advantages\n",
         "    advantages = np.clip(advantages, -(config.clip or np.inf), config.clip or np.inf)\n"
-        "    advantages = whitened(advantages, table.ranks) if config.whiten else advantages\n",
+        "    advantages = whitened(advantages) if config.whiten else advantages\n",
     ),
     Fault(
         "groups without spread are whitened",

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from episode_builders import batches_of, counted, group, trajectory, turn
+from episode_builders import batches_of, counted
 from forked import Forked
 from test_learner import some_rows
 from tiny import tiny_model
 from torch import distributed
 
-from roll_envs.types import Group
 from trainer.config import CriticConfig, LossConfig, OptimizerConfig
-from trainer.config.load import parse_config
 from trainer.data.batches import Denominators
-from trainer.data.table import moments
 from trainer.learner.gradients import Ranks
 from trainer.learner.torch import TorchLearner
-from trainer.run.update import make_parts, update
 
 DEALT = ([0, 3, 8], [1, 2, 4, 5, 6, 7])
 SCENES: dict[str, tuple[Sequence[Sequence[int]], Sequence[int]]] = {
@@ -71,44 +66,11 @@ def a_step(ranks: Ranks, mine: Sequence[int], *, spoil: Sequence[int] = ()) -> d
     }
 
 
-UPDATES: dict[str, tuple[Sequence[Sequence[int]], str]] = {
-    "one group more": (([0, 1, 3], [2]), "advantage: {name: reinforce_pp}"),
-    "one has none": (([0, 1, 2, 3], []), "advantage: {name: reinforce_pp}\nloss: {entropy_coef: 0.01}"),
-    "no minibatch for one": (([0, 1, 3], [2]), "learner: {minibatches: 3}"),
-    "critic": (([2], [0, 1, 3]), "advantage: {name: gae, whiten: true}\ncritic: {lr: 1.0e-3}"),
-}
-"""Groups of each rank, and what the configuration says."""
-
-
-def some_groups() -> list[Group]:
-    """Groups of two episodes of one turn, whose returns differ in all but the third."""
-    returns = [(0.0, 1.0), (3.0, 0.5), (2.0, 2.0), (-1.0, 0.25)]
-    prompts = [((20 + g, 30, 40), (50 + g, 60 + m, 70)[: 2 + m]) for g in range(4) for m in range(2)]
-    turns = [turn(*prompt, logprobs=[-4.0] * len(prompt[1])) for prompt in prompts]
-    episodes = [trajectory(replace(t, reward=returns[i // 2][i % 2]), member=i % 2) for i, t in enumerate(turns)]
-    return [group(*episodes[i : i + 2]) for i in range(0, 8, 2)]
-
-
-def an_update(ranks: Ranks, mine: Sequence[int], configured: str) -> dict[str, Any]:
-    """New weights, and optimiser steps, of a training step on the groups ``mine``."""
-    base = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\noptimizer: {max_grad_norm: 0.5}\n"
-    config = parse_config(base + configured)
-    model = tiny_model()
-    learner = TorchLearner(model, loss=config.loss, optimizer=config.optimizer, temperature=1.0, ranks=ranks)
-    critic = learner.critic(config.critic) if "critic" in configured else None
-    parts = make_parts(config, learner, critic=critic, ranks=ranks)
-    groups = some_groups()
-    metrics = update(config, parts, [groups[g] for g in mine], step=0, version=0)
-    weights = {**dict(learner.weights()), **({} if critic is None else dict(critic.weights()))}
-    return {"steps": metrics["learner/optimizer_steps"], "weights": {n: w.clone() for n, w in weights.items()}}
-
-
 def rank_process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     ranks = Ranks(distributed.group.WORLD)
     found = {name: a_step(ranks, dealt[rank], spoil=spoil) for name, (dealt, spoil) in SCENES.items()}
-    found |= {name: an_update(ranks, dealt[rank], configured) for name, (dealt, configured) in UPDATES.items()}
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
 
@@ -146,45 +108,6 @@ def test_a_step_that_one_rank_cannot_take_is_skipped_by_all(together: list[dict[
         policy = {name: weight for name, weight in rank["broken"]["weights"].items() if name in before}
         assert policy.keys() == before.keys()
         assert all(torch.equal(policy[name], weight) for name, weight in before.items())
-
-
-@pytest.mark.parametrize("scene", ["one group more", "one has none", "critic"])
-def test_two_ranks_make_the_update_of_one(together: list[dict[str, Any]], scene: str) -> None:
-    """Whitening goes over the tokens of both; a rank without a sequence steps along."""
-    alone = an_update(Ranks(), range(4), UPDATES[scene][1])
-    before = dict(tiny_model().network.named_parameters())
-    assert any(not torch.equal(weight, before[name]) for name, weight in alone["weights"].items() if name in before)
-    for one in (rank[scene] for rank in together):
-        assert one["steps"] == alone["steps"] == 1.0
-        for name, weight in alone["weights"].items():
-            assert torch.allclose(one["weights"][name], weight, rtol=0, atol=2e-7), name
-
-
-def test_ranks_take_equally_many_optimiser_steps(together: list[dict[str, Any]]) -> None:
-    """A rank of one group has one minibatch, and the other three."""
-    found = [rank["no minibatch for one"] for rank in together]
-    assert [one["steps"] for one in found] == [3.0, 3.0]
-    assert all(torch.equal(weight, found[0]["weights"][name]) for name, weight in found[1]["weights"].items())
-
-
-def test_moments_of_two_ranks_by_hand() -> None:
-    """1, 0 here and 0, 1 there: a mean of 0.5 and a variance of 1/3. Alike on each rank is not alike on both."""
-
-    class Both(Ranks):
-        def __init__(self, *others: Any) -> None:
-            super().__init__()
-            self._others = iter(others)
-
-        def _gather(self, value: Any) -> list[Any]:
-            return [value, next(self._others)]
-
-    ranks = Both([1.0, 0.0], {"": 2}, {"": 1.0}, {"": 0.5})
-    assert moments(np.array([1.0, 0.0]), ranks) == (4, 0.5, pytest.approx(1 / 3))
-    ranks = Both([1.0, -1.0], {"": 2}, {"": 2.0}, {"": 0.5})
-    assert moments(np.zeros(2), ranks) == (4, 0.5, pytest.approx(1 / 3))
-    ranks = Both([2.0, -2.0], {"": 1}, {"": 2.0}, {"": 0.0})
-    assert moments(np.empty(0), ranks) == (1, 2.0, 0.0)
-    assert moments(np.full(3, 0.1)) == (3, pytest.approx(0.1), 0.0)
 
 
 class TwoRanks(Ranks):
@@ -246,11 +169,3 @@ def test_empty_micro_batches_add_exactly_nothing() -> None:
     other = a_step(WithEmpty(), range(9))
     assert one["metrics"] == other["metrics"]
     assert all(torch.equal(g, other["gradients"][n]) for n, g in one["gradients"].items())
-
-
-def test_sequences_are_dealt_to_ranks_by_their_work() -> None:
-    ranks = TwoRanks(None)
-    first = ranks.share([8, 7, 6, 5, 4])
-    ranks.rank = 1
-    assert sorted([*first, *ranks.share([8, 7, 6, 5, 4])]) == [0, 1, 2, 3, 4]
-    assert Ranks().share([8, 7]) == [0, 1]

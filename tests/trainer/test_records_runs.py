@@ -230,7 +230,7 @@ def test_a_replay_follows_the_learning_rate_of_a_longer_resume(tmp_path: Path, m
     with Session(configured(tmp_path)) as session:
         older = replace(state, progress={k: v for k, v in state.progress.items() if k != "algorithm"})
         with pytest.raises(CheckpointError, match="does not say what the algorithm remembers"):
-            load_parts(session, begin_phase(session, warm_start=False), older)
+            load_parts(begin_phase(session, warm_start=False), older)
 
 
 def test_the_replay_command_prints_both(

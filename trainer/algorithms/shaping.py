@@ -79,7 +79,7 @@ def _spread(group: Group) -> float:
     """Deviation of the returns that an estimator would see, exactly 0 without two that differ; infinite for a return
     that is not finite, which is then refused rather than lost."""
     returns = np.array([t.total_reward for t in group.trajectories if t.scored and t.turns], dtype=np.float64)
-    return math.sqrt(moments(returns)[2]) if np.isfinite(returns).all() else math.inf
+    return math.sqrt(moments(returns)[1]) if np.isfinite(returns).all() else math.inf
 
 
 def _success_share(group: Group) -> float:

@@ -21,6 +21,7 @@ from trainer.config.algorithm import (
     Positive,
     ReferenceConfig,
     RewardConfig,
+    Seconds,
     Section,
     Share,
     correction_problems,
@@ -34,6 +35,7 @@ from trainer.config.environments import (
     check_environments,
     checked_template,
 )
+from trainer.config.placement import LearnerPlacement, PlacementConfig, placement_problems
 
 __all__ = [
     "FORMAT",
@@ -49,11 +51,13 @@ __all__ = [
     "FilterConfig",
     "FilterOverrides",
     "LearnerConfig",
+    "LearnerPlacement",
     "LossConfig",
     "MaskConfig",
     "MixedEnvConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PlacementConfig",
     "RayConfig",
     "ReferenceConfig",
     "RewardConfig",
@@ -66,7 +70,6 @@ __all__ = [
 FORMAT = 1
 """Version of this schema; a YAML file of another version is refused with what to do."""
 
-Seconds = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 
@@ -386,8 +389,9 @@ class RunConfig(Section):
     """A published recipe whose settings stand where this file says nothing; docs/algorithms.md."""
     output: str = "runs"
     """Folder in which the run's own folder is made."""
-    cluster: Literal["local"] = "local"
-    """Where the parts run: all in this process."""
+    cluster: Literal["local", "ray"] = "local"
+    """Where the learner's ranks run: on this machine, or as actors of a Ray cluster. rollout.manager says it of the
+    environments."""
     records: Literal["all", "train", "evaluation", "none"] = "all"
     """Whose episodes are recorded in full, in episodes/stream.jsonl.gz; docs/read_a_run.md."""
     env: EnvConfig | None = None
@@ -409,6 +413,7 @@ class RunConfig(Section):
     reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
@@ -456,6 +461,12 @@ class RunConfig(Section):
             )
         problems += correction_problems(self.loss, self.correction)
         problems += self._problems_of_the_mix()
+        problems += placement_problems(self.cluster, self.placement)
+        if self.cluster == self.rollout.manager == "ray" and self.placement.address != self.rollout.ray.address:
+            problems.append(
+                f"placement.address is {self.placement.address!r} and rollout.ray.address "
+                f"{self.rollout.ray.address!r}; a run is on one Ray cluster: give both the same"
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self

@@ -14,10 +14,10 @@ Shapes: N sampled tokens, S sequences, M turns, E scored episodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,14 +197,6 @@ class Episodes:
     """Return of the greedy episode of the same task; NaN where none was scored."""
 
 
-class Reduction(Protocol):
-    """Joins the numbers of several processes, each with a table of its own: ``trainer.learner.gradients.Ranks``."""
-
-    def sum(self, numbers: Mapping[str, float]) -> dict[str, float]: ...
-
-    def most(self, numbers: Sequence[float]) -> list[float]: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepTable:
     """The three tables of a step and what joins them."""
@@ -220,8 +212,6 @@ class StepTable:
     """Groups that were collected, those without a scored episode too."""
     left_out: int
     """Episodes that are in no line: failed or cancelled ones, and those that ended before their first turn."""
-    ranks: Reduction | None = None
-    """Where other processes hold the rest of the step; statistics over all tokens are then of all of them."""
 
     def with_tokens(self, **columns: Any) -> StepTable:
         """The same step with other columns of :attr:`tokens`."""
@@ -380,17 +370,12 @@ def sum_by(label: IntArray, values: NDArray[Any], count: int) -> FloatArray:
     return np.asarray(np.bincount(label, weights=values, minlength=count), dtype=np.float64)
 
 
-def moments(values: FloatArray, ranks: Reduction | None = None) -> tuple[int, float, float]:
-    """Number, mean and variance (ddof 1) of ``values``, those of all ``ranks`` together; a variance of exactly 0 where
-    they have no spread but rounding, or are fewer than two."""
-
-    def total(number: float) -> float:
-        return number if ranks is None else ranks.sum({"": number})[""]
-
-    extremes = [float(values.max(initial=-np.inf)), float(-values.min(initial=np.inf))]
-    high, low = extremes if ranks is None else ranks.most(extremes)
-    count = int(total(len(values)))
-    mean = total(float(values.sum())) / max(count, 1)
+def moments(values: FloatArray) -> tuple[float, float]:
+    """Mean and variance (ddof 1) of ``values``; a variance of exactly 0 where they have no spread but rounding, or are
+    fewer than two."""
+    count = len(values)
+    mean = float(values.sum()) / max(count, 1)
+    high, low = float(values.max(initial=-np.inf)), float(-values.min(initial=np.inf))
     if count < 2 or high + low <= NO_SPREAD * max(1.0, high, low):
-        return count, mean, 0.0
-    return count, mean, total(float(np.square(values - mean).sum())) / (count - 1)
+        return mean, 0.0
+    return mean, float(np.square(values - mean).sum()) / (count - 1)

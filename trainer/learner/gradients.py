@@ -22,7 +22,7 @@ from torch import distributed
 
 from roll_envs.errors import CheckpointError, RollError
 from trainer.config import OptimizerConfig
-from trainer.data.batches import Batch, Denominators, balance
+from trainer.data.batches import Batch, Denominators
 
 T = TypeVar("T")
 
@@ -161,10 +161,6 @@ class Ranks:
         """
         (most,) = self.most([own])
         return [_empty_batch() for _ in range(int(most) - own)]
-
-    def share(self, lengths: Sequence[int]) -> list[int]:
-        """Indices of the sequences that this rank trains on, of all those of a step, by their ``lengths`` in tokens."""
-        return balance(lengths, self.count)[self.rank]
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks. A gradient that a rank does not have counts as 0."""

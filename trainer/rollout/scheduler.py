@@ -187,6 +187,11 @@ class GroupSource:
         tasks = self._session.training_tasks(indices)
         return self._session.start(tasks, self._config.rollout.group_size, into=self._stream)
 
+    def cancel(self) -> None:
+        """End the episodes that play; this source is not used any more. Their tasks stay in flight."""
+        if self._stream is not None:
+            self._stream.cancel_all()
+
     # -- modes overlap and async -------------------------------------------------------------------------------------
 
     def _from_window(self, step: int) -> tuple[list[Group], int]:

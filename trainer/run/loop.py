@@ -19,6 +19,8 @@ from typing import Any
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Group, Metrics, Trajectory
 from trainer.algorithms.shaping import AlgorithmState
+from trainer.cluster.crew import RankError
+from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.config import RunConfig
 from trainer.data.metrics import rollout_metrics
 from trainer.engines import check_can_train
@@ -53,6 +55,20 @@ class _Counters:
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of every phase over all resumes."""
 
+    @classmethod
+    def load(cls, state: CheckpointState, path: Path) -> _Counters:
+        """Those of a checkpoint of the run in ``path``. Raises :class:`CheckpointError`."""
+        try:
+            saved = dict(state.progress)
+            return cls(
+                **{name: saved[name] for name in ("warm_steps", "steps", "seconds")},
+                version=state.version,
+                ledger=Ledger.load(state.cursor, saved),
+                evaluations=[PhaseResult(**evaluation) for evaluation in saved["evaluations"]],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint of {path} does not say how far the run was ({error})") from error
+
     def spend(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
@@ -72,8 +88,8 @@ def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any
 
     Ctrl-C saves a checkpoint at the last whole step and raises ``KeyboardInterrupt``.
     """
-    with Session(config) as session, Interrupts() as interrupts:
-        return _Run(session, folder, report, interrupts, _Counters()).go()
+    with Session(config) as session, LearnerRanks(config) as ranks, Interrupts() as interrupts:
+        return _finished(_Run(session, folder, report, interrupts, _Counters(), ranks))
 
 
 def resume(
@@ -84,42 +100,57 @@ def resume(
     Raises :class:`CheckpointError` when the checkpoint cannot be loaded.
     """
     state = load_checkpoint(checkpoint or folder.path)
-    try:
-        saved = dict(state.progress)
-        counters = _Counters(
-            **{name: saved[name] for name in ("warm_steps", "steps", "seconds")},
-            version=state.version,
-            ledger=Ledger.load(state.cursor, saved),
-            evaluations=[PhaseResult(**evaluation) for evaluation in saved["evaluations"]],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint of {folder.path} does not say how far the run was ({error})") from error
+    counters = _Counters.load(state, folder.path)
     if steps is not None and counters.steps > steps:
         raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
     # A run that was trained on beyond its configuration is finished where it is, not behind itself.
     target = max(folder.config.steps, counters.steps) if steps is None else steps
-    with Session(folder.config.model_copy(update={"steps": target})) as session, Interrupts() as interrupts:
-        run = _Run(session, folder, report, interrupts, counters)
+    config = folder.config.model_copy(update={"steps": target})
+    with Session(config) as session, LearnerRanks(config) as ranks, Interrupts() as interrupts:
+        load_weights(session.model.network, state.model())
+        run = _Run(session, folder, report, interrupts, counters, ranks)
         run.load(state)
         # Only now, when nothing can refuse the checkpoint any more, is the folder changed.
         if checkpoint is not None:
             set_aside_after(checkpoint)
-        evaluated = max((evaluation.step for evaluation in counters.evaluations), default=-1)
-        folder.rewind({WARM_START: counters.warm_steps, TRAIN: counters.steps, EVALUATION: evaluated})
-        return run.go()
+        run.rewind_folder()
+        return _finished(run)
+
+
+def _finished(run: _Run) -> dict[str, Any]:
+    """The summary of ``run``, gone through to its end. Where ranks of its learner are lost it goes on from the last
+    checkpoint with new ones, as often as ``placement.learner.restarts`` says."""
+    left = run.config.placement.learner.restarts
+    while True:
+        try:
+            return run.go()
+        except RankError as error:
+            if not left:
+                raise
+            left -= 1
+            run.report.say(
+                f"{error}\nStarting the ranks again from the last checkpoint; this may happen {left} times more."
+            )
+            run = run.again()
 
 
 class _Run:
     """One process's part of a run."""
 
     def __init__(
-        self, session: Session, folder: RunFolder, report: Report, interrupts: Interrupts, counters: _Counters
+        self,
+        session: Session,
+        folder: RunFolder,
+        report: Report,
+        interrupts: Interrupts,
+        counters: _Counters,
+        ranks: LearnerRanks,
     ) -> None:
-        self.session, self.folder, self.report = session, folder, report
+        self.session, self.folder, self.report, self.ranks = session, folder, report, ranks
         self.config, self.interrupts, self.counters = session.config, interrupts, counters
         self.source = GroupSource(session, counters.ledger, self._update_engine)
         self.recorder = Recorder(folder, report.say)
-        self.parts = begin_phase(session, warm_start=counters.warm_steps < self.config.warm_start.steps)
+        self.parts = self._begin_phase()
         self._engine_version = -1
         self._saved_at: tuple[int, int, int] | None = None
         self._before: Sequence[Trajectory] = ()
@@ -151,6 +182,18 @@ class _Run:
             raise
         return self._finish(last)
 
+    def again(self) -> _Run:
+        """This run from its last checkpoint, with new ranks; engine and environments stay as they are."""
+        self.ranks.end()
+        self.source.cancel()
+        state = load_checkpoint(self.folder.path)
+        load_weights(self.session.model.network, state.model())
+        counters = _Counters.load(state, self.folder.path)
+        run = _Run(self.session, self.folder, self.report, self.interrupts, counters, self.ranks)
+        run.load(state)
+        run.rewind_folder()
+        return run
+
     # -- phases ------------------------------------------------------------------------------------------------------
 
     def _warm_start(self) -> None:
@@ -167,7 +210,8 @@ class _Run:
                     counters.warm_steps += 1
                     counters.version += 1
                     if counters.warm_steps == total:
-                        self.parts = begin_phase(self.session, warm_start=False)
+                        self._take_weights()
+                        self.parts = self._begin_phase()
                     counters.spend(WARM_START, time.monotonic() - started)
                     self.folder.log(metrics, step=counters.warm_steps, phase=WARM_START)
                 progress.advance(loss=metrics["loss/total"])
@@ -316,9 +360,23 @@ class _Run:
 
     def load(self, state: CheckpointState) -> None:
         """Put weights, optimisers, random states and what the algorithm remembers back."""
-        self.parts = load_parts(self.session, self.parts, state)
+        self.parts = load_parts(self.parts, state)
         self.session.mix.load(state.progress.get("mix", {}))
         self._saved_at = self.counters.place
+
+    def rewind_folder(self) -> None:
+        """Take out of the folder's records what is played and learnt again."""
+        counters = self.counters
+        evaluated = max((evaluation.step for evaluation in counters.evaluations), default=-1)
+        self.folder.rewind({WARM_START: counters.warm_steps, TRAIN: counters.steps, EVALUATION: evaluated})
+
+    def _begin_phase(self) -> StepParts:
+        warm_start = self.counters.warm_steps < self.config.warm_start.steps
+        return begin_phase(self.session, warm_start=warm_start, ranks=self.ranks)
+
+    def _take_weights(self) -> None:
+        """Bring the learner's weights to the session's model, which a learner of ranks does not train in place."""
+        load_weights(self.session.model.network, self.parts.learner.weights())
 
     def _finish(self, last: Sequence[Trajectory]) -> dict[str, Any]:
         counters, model = self.counters, self.session.model
@@ -326,7 +384,7 @@ class _Run:
             self.config, counters.evaluations, counters.seconds, steps=counters.steps, parameters=model.parameters
         )
         self.folder.save_summary(result)
-        load_weights(model.network, self.parts.learner.weights())  # merged, where a copy with adapters was trained
+        self._take_weights()  # merged, where a copy with adapters was trained
         save_model(model, self.folder.path / "model")
         if counters.steps:
             plot_run(self.folder.path)
@@ -335,13 +393,12 @@ class _Run:
         return result
 
 
-def load_parts(session: Session, parts: StepParts, state: CheckpointState) -> StepParts:
-    """``parts`` of ``session`` with what a checkpoint saved of them; random states are put back too.
+def load_parts(parts: StepParts, state: CheckpointState) -> StepParts:
+    """``parts`` that were made of a checkpoint's weights, with what it saved beside them; random states are put back
+    too.
 
     Raises :class:`CheckpointError` where they are others than those that were saved.
     """
-    # In place, for the learner trains this network; what stands beside it has files of its own.
-    load_weights(session.model.network, state.model())
     for name, part in parts.others.items():
         if name not in state.others:
             raise CheckpointError(f"the checkpoint has no {name}, which the configuration asks for")

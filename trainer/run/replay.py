@@ -15,6 +15,7 @@ from roll_envs.tools.env import ToolEnv
 from roll_envs.types import Metrics, Task, Trajectory
 from roll_envs.verifiers import Score, Verdict, Verifier, as_verifier, close_verifier, judge
 from trainer.config.load import load_config
+from trainer.model.forward import load_weights
 from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
 from trainer.run.checkpoint import latest_before, load_checkpoint
@@ -55,7 +56,8 @@ def replay(path: str | os.PathLike[str], step: int, overrides: Sequence[str] = (
     reader = RecordReader(folder.stream_path)
     recorded = {line["step"]: line for line in read_metrics(folder.path, TRAIN)}
     with Session(config, plays=False) as session:
-        parts = load_parts(session, begin_phase(session, warm_start=False), state)
+        load_weights(session.model.network, state.model())
+        parts = load_parts(begin_phase(session, warm_start=False), state)
         for number in range(int(state.progress["steps"]) + 1, step + 1):
             record = reader.find(TRAIN, number)
             # A resume may have trained for more steps than the configuration says.

@@ -8,7 +8,7 @@ the losses; the critic and the policy take their optimiser steps. Each of these 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,9 @@ from roll_envs.types import Group, Metrics
 from trainer.algorithms.estimators import make_estimator
 from trainer.algorithms.losses.objective import Objective, StepTokens, make_objective
 from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
-from trainer.config import CriticConfig, LearnerConfig, LossConfig, RunConfig
+from trainer.cluster.learner_ranks import LearnerRanks
+from trainer.cluster.ranked import make_phase_learner
+from trainer.config import CriticConfig, LearnerConfig, RunConfig
 from trainer.config.parts import ESTIMATORS
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
@@ -31,8 +33,7 @@ from trainer.data.table import (
     sequences_of,
     tokens_of,
 )
-from trainer.learner import Critic, Learner, Scorer, make_learner
-from trainer.learner.gradients import Ranks
+from trainer.learner import Critic, Learner, Scorer
 from trainer.learner.optimizers import learning_rate
 from trainer.rollout.source import Session
 
@@ -49,8 +50,6 @@ class StepParts:
     """For estimators that need values."""
     reference: Scorer | None = None
     """For KL terms."""
-    ranks: Ranks = field(default_factory=Ranks)
-    """The processes that train together, each with groups of its own; those of the learner."""
 
     @property
     def others(self) -> dict[str, Scorer]:
@@ -65,12 +64,7 @@ class StepParts:
 
 
 def make_parts(
-    config: RunConfig,
-    learner: Learner,
-    *,
-    critic: Critic | None = None,
-    reference: Scorer | None = None,
-    ranks: Ranks | None = None,
+    config: RunConfig, learner: Learner, *, critic: Critic | None = None, reference: Scorer | None = None
 ) -> StepParts:
     """The parts of a run's steps: names are looked up and settings checked here, once, and in no step."""
     return StepParts(
@@ -80,27 +74,18 @@ def make_parts(
         state=AlgorithmState(kl_coef=config.reward.kl_coef),
         critic=critic,
         reference=reference,
-        ranks=ranks or Ranks(),
     )
 
 
-def begin_phase(session: Session, *, warm_start: bool) -> StepParts:
+def begin_phase(session: Session, *, warm_start: bool, ranks: LearnerRanks | None = None) -> StepParts:
     """The parts of the warm start, or those that the configuration asks of training: each with a fresh optimiser;
-    reference and critic begin with the weights of this moment."""
-    config, settings = session.config, session.config.learner
-    if warm_start and hasattr(settings, "lora_rank"):  # adapters are for what a model can do already
-        settings = settings.model_copy(update={"lora_rank": 0})
-    learner = make_learner(
-        session.model,
-        # Cross-entropy on demonstrations is the policy gradient with advantages of 1.
-        loss=LossConfig(name="reinforce") if warm_start else config.loss,
-        optimizer=config.optimizer,
-        temperature=1.0 if warm_start else config.sampling.temperature,
-        correction=None if warm_start else config.correction,
-        settings=settings,
-        threads=session.threads,
-        device=settings.device,
-    )
+    reference and critic begin with the weights of this moment. They are in the processes of ``ranks``; None: in this
+    one."""
+    config = session.config
+    if ranks is None:
+        learner = make_phase_learner(config, session.model, warm_start=warm_start, threads=session.threads)
+    else:
+        learner = ranks.learner(session.model, warm_start=warm_start, threads=session.threads)
     needs_reference = not warm_start and bool(config.reward.kl_coef or config.loss.kl_coef)
     needs_values = not warm_start and ESTIMATORS.find(config.advantage.name).needs_values
     return make_parts(
@@ -147,12 +132,11 @@ def update(
     once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them,
     in which it is exactly 1.
     """
-    # All ranks go on, or none: those without a sequence of their own must take part in the sums.
     sequences = sequences_of(groups)
     metrics: Metrics = {"learner/sequences": float(len(sequences))}
-    if not parts.ranks.any(bool(sequences)):
+    if not sequences:
         return metrics
-    table = replace(make_table(groups, sequences, greedy), ranks=parts.ranks)
+    table = make_table(groups, sequences, greedy)
     metrics.update({**staleness_metrics(table.tokens, version), **sequence_metrics(table)})
     table = _scored(config, parts, sequences, table)
     for change in (
@@ -215,16 +199,13 @@ def _batched(
 
 
 def _minibatches(
-    ranks: Ranks, settings: LearnerConfig | CriticConfig, sequences: Sequence[TokenSequence], rng: np.random.Generator
+    settings: LearnerConfig | CriticConfig, sequences: Sequence[TokenSequence], rng: np.random.Generator
 ) -> list[list[int]]:
-    """The sequences of each optimiser step. All ranks take equally many in each epoch, some of them on none."""
-    minibatches: list[list[int]] = []
-    for _ in range(settings.epochs):
-        one = settings.minibatches * settings.epochs == 1  # nothing to shuffle
-        dealt = [list(range(len(sequences)))] if one else split_minibatches(sequences, settings.minibatches, rng)
-        (most,) = ranks.most([len(dealt)])
-        minibatches += dealt + [[] for _ in range(int(most) - len(dealt))]
-    return minibatches
+    """The sequences of each optimiser step."""
+    if settings.minibatches * settings.epochs == 1:  # nothing to shuffle
+        return [list(range(len(sequences)))]
+    epochs = range(settings.epochs)
+    return [step for _ in epochs for step in split_minibatches(sequences, settings.minibatches, rng)]
 
 
 def _mean_of(steps: Sequence[Metrics]) -> Metrics:
@@ -269,7 +250,7 @@ def _train_policy(
     # Until a step is taken the policy is the proximal one: a ratio of exactly 1 leaves no rounding to learn from.
     on_policy = loss.proximal == "recompute"
     rng = np.random.default_rng([config.seed, step])
-    minibatches = _minibatches(parts.ranks, config.learner, sequences, rng)
+    minibatches = _minibatches(config.learner, sequences, rng)
     everything = bool(loss.entropy_coef or loss.kl_coef) or not part.only_advantages
     assert tokens.advantage is not None
     assert tokens.weight is not None
@@ -298,7 +279,7 @@ def _train_policy(
         assert chosen.advantage is not None
         has_advantage = set(chosen.sequence[chosen.learnt & (chosen.advantage != 0)].tolist())
         used = minibatch if everything else [i for i in minibatch if i in has_advantage]
-        if not parts.ranks.any(bool(used and denominators.tokens)):
+        if not (used and denominators.tokens):
             continue
         batches = _batched(config, sequences, chosen, used)
         # Sequences that are not run count in the denominators all the same.
@@ -369,9 +350,9 @@ def _train_critic(
     metrics = explained_variance(tokens.value[tokens.learnt], tokens.return_[tokens.learnt])
     rng = np.random.default_rng([config.seed, step, 1])
     steps: list[Metrics] = []
-    for minibatch in _minibatches(parts.ranks, settings, sequences, rng):
+    for minibatch in _minibatches(settings, sequences, rng):
         denominators = denominators_of(tokens, minibatch)
-        if not parts.ranks.any(denominators.tokens > 0):
+        if not denominators.tokens:
             continue
         # Sequences with the same ids are run once, each with its own return.
         same = _same(sequences, tokens, minibatch)

@@ -18,7 +18,7 @@ from roll_envs.settings import Part, Settings
 from roll_envs.types import Metrics
 from trainer.config import AdvantageConfig
 from trainer.config.parts import ESTIMATORS, part_settings
-from trainer.data.table import FloatArray, IntArray, Reduction, StepTable, compare, moments
+from trainer.data.table import FloatArray, IntArray, StepTable, compare, moments
 
 __all__ = ["Estimate", "Estimator", "make_estimator", "normalized", "whitened"]
 
@@ -102,12 +102,12 @@ def normalized(
     return np.where(found.differs, (values - found.mean) / scale, 0.0)
 
 
-def whitened(advantages: FloatArray, ranks: Reduction | None = None) -> FloatArray:
+def whitened(advantages: FloatArray) -> FloatArray:
     """All tokens together to mean 0 and deviation 1: ``(x - mean) / sqrt(var(ddof=1) + 1e-8)``; 0 without spread.
 
-    1, 0, 0, 1 give 0.866025, -0.866025, -0.866025, 0.866025. With ``ranks``, over the tokens of all of them.
+    1, 0, 0, 1 give 0.866025, -0.866025, -0.866025, 0.866025.
     """
-    _, mean, variance = moments(advantages, ranks)
+    mean, variance = moments(advantages)
     if variance == 0.0:
         return np.zeros(len(advantages))
     return np.asarray((advantages - mean) / np.sqrt(variance + 1e-8), dtype=np.float64)
@@ -161,7 +161,7 @@ def _estimated(
                 f"the {len(table.episode_of_token)} sampled tokens"
             )
     advantages = np.asarray(found.advantages, dtype=np.float64)
-    advantages = whitened(advantages, table.ranks) if config.whiten else advantages
+    advantages = whitened(advantages) if config.whiten else advantages
     if config.clip is not None:
         advantages = np.clip(advantages, -config.clip, config.clip)
     metrics = {**_group_metrics(table), **found.metrics}

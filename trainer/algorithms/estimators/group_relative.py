@@ -151,7 +151,7 @@ def reinforce_pp_baseline(table: StepTable, settings: Settings) -> Estimate:
     they get minus the mean over the deviation, a bias by length). Returns 1, 0 of one token each give +-0.707107.
     """
     differs = compare(table.returns, table.episodes.group).differs[table.episode_of_token]
-    white = whitened(centred_returns(table)[table.episode_of_token], table.ranks)
+    white = whitened(centred_returns(table)[table.episode_of_token])
     return Estimate(np.where(differs, white, 0.0), {})
 
 

@@ -55,7 +55,7 @@ def reinforce_pp(table: StepTable, settings: TokenDiscount) -> Estimate:
     two tokens with returns 1 and 0 give 0.866025 and -0.866025 at ``token_gamma`` 1. Across what the environment said
     the return goes on (verl starts anew at every token that was not sampled).
     """
-    return Estimate(whitened(token_returns(table, settings.token_gamma), table.ranks), {})
+    return Estimate(whitened(token_returns(table, settings.token_gamma)), {})
 
 
 class StepReinforceSettings(TurnDiscount, Normalized):

@@ -1,0 +1,96 @@
+"""Starts and ends the ranks of a run's learner as ``placement.learner`` says; with one of them and no cluster, none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import torch
+
+from roll_envs.errors import ConfigError
+from trainer.cluster.crew import Crew, Links, LocalLinks
+from trainer.cluster.ranked import RankedLearner, make_phase_learner
+from trainer.config import RunConfig
+from trainer.learner import Learner
+from trainer.model.network import LanguageModel, choose_device
+
+_COLLECTIVES_S = 60.0
+"""Collectives wait longer than the driver does by this, so that it is the driver that finds who is late."""
+
+
+class LearnerRanks(contextlib.AbstractContextManager["LearnerRanks"]):
+    """The processes that a run's learner is in; use it with ``with``."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Nothing is started before the first learner is made."""
+        self._config = config
+        self._crew: Crew | None = None
+
+    def learner(self, model: LanguageModel, *, warm_start: bool, threads: int) -> Learner:
+        """The learner of a phase. One in this process trains ``model`` in place; one of ranks leaves it as it is.
+
+        ``threads`` are those of all ranks on this machine. Raises :class:`ConfigError` where the ranks cannot be
+        started, :class:`RankError` where one of them fails.
+        """
+        config = self._config
+        if config.cluster == "local" and config.placement.learner.ranks == 1:
+            return make_phase_learner(config, model, warm_start=warm_start, threads=threads)
+        if self._crew is None:
+            self._crew = self._started()
+        threads = int(getattr(config.learner, "threads", 0)) or max(1, self._threads_of_a_rank(threads))
+        return RankedLearner(self._crew, config, model, warm_start=warm_start, threads=threads)
+
+    def end(self) -> None:
+        """End the ranks; the next learner has new ones."""
+        if self._crew is not None:
+            self._crew.end()
+            self._crew = None
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _threads_of_a_rank(self, threads: int) -> int:
+        placed = self._config.placement.learner
+        return int(placed.cpus) if self._config.cluster == "ray" else threads // placed.ranks
+
+    def _started(self) -> Crew:
+        config, placed = self._config, self._config.placement.learner
+        crew = Crew(_links(config), placed.start_timeout_s, "placement.learner.start_timeout_s")
+        try:
+            host, port = crew.call("meet")[0]
+            crew.call("join", host, port, config.learner.device, placed.timeout_s + _COLLECTIVES_S)
+        except BaseException:
+            crew.end()
+            raise
+        crew.set_timeout(placed.timeout_s)
+        return crew
+
+
+def _links(config: RunConfig) -> Links:
+    if config.cluster == "ray":
+        from trainer.cluster.ray_ranks import RayLinks
+
+        return RayLinks(config)
+    return LocalLinks(config.placement.learner.ranks, local_environments(config), config.placement.learner.timeout_s)
+
+
+def local_environments(config: RunConfig) -> list[dict[str, str]]:
+    """The environment variables of each rank on this machine: which GPU it has, and how it is reached.
+
+    Raises :class:`ConfigError` for more ranks than GPUs.
+    """
+    count = config.placement.learner.ranks
+    # Ranks of one machine need no network.
+    common = {} if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform != "linux" else {"GLOO_SOCKET_IFNAME": "lo"}
+    if choose_device(config.learner.device).type == "cpu":
+        return [common] * count
+    there = torch.cuda.device_count()
+    if there < count:
+        raise ConfigError(
+            f"placement.learner.ranks {count}: each rank needs a GPU of its own, and this machine has {there}; lower "
+            "it, set learner.device to 'cpu', or use cluster 'ray' for several machines"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(there)]
+    return [{**common, "CUDA_VISIBLE_DEVICES": name} for name in names[:count]]

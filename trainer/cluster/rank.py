@@ -1,0 +1,188 @@
+"""One rank of the learner: does what the driver says, one call at a time, until the driver is gone.
+
+:func:`main` is one in a process of this machine; an actor of a Ray cluster is another. What a call changes are a
+:class:`Rank`'s learner, critic and reference, which agree with those of the other ranks by collectives.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Literal
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import TCPStore
+from transformers import AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from roll_envs.errors import RollError
+from trainer.cluster.frames import Answer, Call, Failure, Item, Stream, Where, packed, unpacked
+from trainer.cluster.ranked import make_phase_learner
+from trainer.config import CriticConfig
+from trainer.config.load import parse_config
+from trainer.learner.gradients import Ranks
+from trainer.model.forward import load_weights
+from trainer.model.network import LanguageModel, choose_device
+
+_STORE_S = 300.0
+
+PartName = Literal["learner", "critic", "reference"]
+
+
+class Rank:
+    """A share of the learner, and the critic and reference that stand beside it."""
+
+    def __init__(self, rank: int, count: int, host: str = "127.0.0.1") -> None:
+        """``host`` is where the other ranks reach this one."""
+        self._rank, self._count, self._host = rank, count, host
+        self._ranks = Ranks()
+        self._parts: dict[str, Any] = {}
+
+    def meet(self) -> tuple[str, int] | None:
+        """Where the ranks shall meet: rank 0 listens there from now on."""
+        if self._rank:
+            return None
+        self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        return self._host, int(self._store.port)
+
+    def join(self, host: str, port: int, device: str, timeout_s: float) -> None:
+        """Meet the other ranks. ``timeout_s`` bounds every collective that follows."""
+        if self._rank:
+            self._store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_STORE_S))
+        cuda = choose_device(device).type == "cuda"
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=self._store,
+            rank=self._rank,
+            world_size=self._count,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self._ranks = Ranks(distributed.group.WORLD)
+
+    def make(
+        self,
+        text: str,
+        warm_start: bool,
+        model_config: Any,
+        threads: int,
+        weights: Iterable[tuple[str, torch.Tensor]],
+    ) -> None:
+        """Make the learner of a phase of the configuration ``text`` anew, of ``weights`` for a network of Hugging Face
+        configuration ``model_config``."""
+        torch.set_num_threads(threads)
+        self._parts.clear()  # before the next ones take memory
+        gc.collect()
+        with no_init_weights():
+            network = AutoModelForCausalLM.from_config(model_config, attn_implementation="sdpa").float()
+        network.tie_weights()  # which waits for first weights otherwise
+        load_weights(network, weights, "the driver's stream")
+        model = LanguageModel(network=network, tokenizer=None)  # learners have no use for one
+        self._parts["learner"] = make_phase_learner(
+            parse_config(text), model, warm_start=warm_start, threads=threads, ranks=self._ranks
+        )
+
+    def add_critic(self, settings: dict[str, Any]) -> None:
+        """A critic of the configuration's class, with these ``settings``."""
+        self._parts["critic"] = self._parts["learner"].critic(CriticConfig(**settings))
+
+    def add_reference(self, fixed: bool) -> None:
+        self._parts["reference"] = self._parts["learner"].reference(fixed=fixed)
+
+    def part(self, name: PartName, method: str, *arguments: Any, **named: Any) -> Any:
+        """What a method of a part gives."""
+        return getattr(self._parts[name], method)(*arguments, **named)
+
+    def copy(self, source: PartName, name: PartName) -> None:
+        """Give a part the weights of another one."""
+        self._parts[name].load_weights(self._parts[source].weights())
+
+    def step(self, name: PartName, batches: Any, denominators: Any, named: dict[str, Any]) -> Any:
+        """An optimiser step of a part."""
+        return self._parts[name].step(batches, denominators, **named)
+
+    def state(self, name: PartName) -> dict[str, Any]:
+        """The state of a part's optimiser, on rank 0; the others take part and give nothing."""
+        state: dict[str, Any] = self._parts[name].optimizer_state()
+        return {} if self._rank else state
+
+
+def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callable[[memoryview], None]) -> None:
+    """Run the calls that ``receive`` gives, as methods of ``rank``, until it raises EOFError or OSError: the process
+    ends then, whatever it does. An iterator that a method of rank 0 returns is sent item by item."""
+    calls: SimpleQueue[Call | Item] = SimpleQueue()
+    working = threading.get_ident()
+    lock = threading.Lock()
+
+    def answer(call: int, kind: Any, value: Any = None) -> None:
+        frame = packed(Answer(call, kind, value))
+        try:
+            with lock:
+                send(frame)
+        except OSError:  # the driver is gone
+            os._exit(1)
+
+    def listen() -> None:
+        try:
+            while True:
+                message = unpacked(receive())
+                if isinstance(message, Where):
+                    stack = traceback.format_stack(sys._current_frames()[working])
+                    answer(message.number, "where", "".join(stack))
+                else:
+                    calls.put(message)
+        except (EOFError, OSError):
+            os._exit(1)
+
+    threading.Thread(target=listen, daemon=True, name="listen").start()
+    pending: Call | None = None
+
+    def items(call: int) -> Iterator[Any]:
+        nonlocal pending
+        while True:
+            answer(call, "more")
+            message = calls.get()
+            if isinstance(message, Call):
+                pending = message
+                raise RuntimeError("the driver ended the stream before its last item")
+            if message.number == call:
+                if message.value is None:
+                    return
+                yield message.value
+
+    while True:
+        message: Call | Item = pending or calls.get()
+        pending = None
+        if isinstance(message, Item):  # of a stream that a failed call does not read any more
+            continue
+        call, method, arguments = message
+        try:
+            given = [items(call) if isinstance(argument, Stream) else argument for argument in arguments]
+            result = getattr(rank, method)(*given)
+            if isinstance(result, Iterator):
+                for item in result:
+                    if number == 0:
+                        answer(call, "item", item)
+                    del item  # the next one may be gathered from all ranks; no two are alive
+                result = None
+            answer(call, "done", result)
+        except Exception as error:
+            ours = error if isinstance(error, RollError) else None
+            answer(call, "error", Failure(ours, traceback.format_exc()))
+        del message, arguments
+
+
+def main() -> None:
+    """With the arguments FD RANK COUNT: serve the driver at the other end of the pipe FD."""
+    fd, rank, count = map(int, sys.argv[1:4])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when a rank ends
+    connection: Connection[Any, Any] = Connection(fd)
+    serve(Rank(rank, count), rank, connection.recv_bytes, connection.send_bytes)

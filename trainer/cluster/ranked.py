@@ -1,0 +1,226 @@
+"""A learner of several ranks, seen as one: the driver deals micro-batches to the ranks and puts results together again.
+
+The training loop sees a :class:`~trainer.learner.Learner`. What a rank computes is that learner's backend, which agrees
+with the other ranks through :class:`~trainer.learner.gradients.Ranks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from roll_envs.types import Metrics
+from trainer.cluster.crew import Crew
+from trainer.cluster.frames import Stream
+from trainer.config import CriticConfig, LossConfig, RunConfig
+from trainer.config.load import dump_config
+from trainer.data.batches import Batch, Denominators, balance, cost
+from trainer.learner import Learner, make_learner
+from trainer.learner.gradients import Ranks
+from trainer.model.forward import weights_of
+from trainer.model.network import LanguageModel
+
+PartName: TypeAlias = Literal["learner", "critic", "reference"]
+
+_PIECES = 4
+"""Micro-batches are cut into lines until there are so many for each rank: then the loads of ranks are about equal."""
+
+
+def make_phase_learner(
+    config: RunConfig, model: LanguageModel, *, warm_start: bool, threads: int, ranks: Ranks | None = None
+) -> Learner:
+    """The learner of the warm start, or of the training that ``config`` asks for."""
+    settings = config.learner
+    if warm_start and hasattr(settings, "lora_rank"):  # adapters are for what a model can do already
+        settings = settings.model_copy(update={"lora_rank": 0})
+    return make_learner(
+        model,
+        # Cross-entropy on demonstrations is the policy gradient with advantages of 1.
+        loss=LossConfig(name="reinforce") if warm_start else config.loss,
+        optimizer=config.optimizer,
+        temperature=1.0 if warm_start else config.sampling.temperature,
+        correction=None if warm_start else config.correction,
+        settings=settings,
+        threads=threads,
+        device=settings.device,
+        ranks=ranks,
+    )
+
+
+# -- dealing -----------------------------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """Some lines of a micro-batch."""
+
+    source: int
+    """Which micro-batch."""
+    first: int
+    last: int
+    """Behind the last line."""
+
+
+class Deal(NamedTuple):
+    """Which rank runs what."""
+
+    pieces: list[list[Piece]]
+    """Of each rank."""
+    loads: list[float]
+    """Of each rank, in tokens."""
+
+    @property
+    def imbalance(self) -> float:
+        """The longest rank's load over the mean; 1 where there is nothing to do."""
+        mean = sum(self.loads) / len(self.loads)
+        return max(self.loads) / mean if mean else 1.0
+
+
+def deal(batches: Sequence[Batch], ranks: int) -> Deal:
+    """The lines of ``batches`` over ``ranks``, by the work of their sequences; whole micro-batches where there are
+    enough of them, so that each rank runs as few as can be."""
+    works = [_line_works(batch) for batch in batches]
+    pieces = [Piece(i, 0, len(lines)) for i, lines in enumerate(works)]
+
+    def work(piece: Piece) -> float:
+        return sum(works[piece.source][piece.first : piece.last])
+
+    while len(pieces) < _PIECES * ranks:
+        cuttable = [piece for piece in pieces if piece.last - piece.first > 1]
+        if not cuttable:
+            break
+        longest = max(cuttable, key=work)
+        middle = (longest.first + longest.last) // 2
+        place = pieces.index(longest)
+        pieces[place : place + 1] = [longest._replace(last=middle), longest._replace(first=middle)]
+    shares = balance([round(work(piece)) for piece in pieces], ranks, quadratic=0.0)
+    dealt = [[pieces[i] for i in share] for share in shares]
+    return Deal(dealt, [sum(map(work, share)) for share in dealt])
+
+
+def _line_works(batch: Batch) -> list[float]:
+    """The work of each line, in tokens: of the sequences in it, each of which sees itself only."""
+    return [
+        sum(cost(int(n)) for n in torch.bincount(line[line >= 0]).tolist() if n) for line in batch.segments.unbind(0)
+    ]
+
+
+def cut(batch: Batch, piece: Piece) -> Batch:
+    """Lines of a micro-batch; all its tensors are [..., B, T]."""
+    present = {f.name: getattr(batch, f.name) for f in fields(batch) if getattr(batch, f.name) is not None}
+    return Batch(**{name: column[..., piece.first : piece.last, :] for name, column in present.items()})
+
+
+def gather(
+    batches: Sequence[Batch], pieces: Sequence[Sequence[Piece]], found: Sequence[Sequence[torch.Tensor]]
+) -> list[torch.Tensor]:
+    """What the ranks gave for their pieces, [B, T] for each of ``batches``."""
+    parts: list[dict[int, torch.Tensor]] = [{} for _ in batches]
+    for mine, values in zip(pieces, found, strict=True):
+        for piece, value in zip(mine, values, strict=True):
+            parts[piece.source][piece.first] = value
+    return [torch.cat([part[first] for first in sorted(part)]) for part in parts]
+
+
+# -- what stands for the parts of the ranks ----------------------------------------------------------------------------
+
+
+class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
+    """The weights of a part, and whose they are."""
+
+    def __init__(self, crew: Crew, name: PartName) -> None:
+        self.crew, self.name = crew, name
+        self._stream = crew.stream("part", name, "weights")
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        found: tuple[str, torch.Tensor] = next(self._stream)
+        return found
+
+
+class RankedScorer:
+    """Stands for a scorer of every rank."""
+
+    def __init__(self, crew: Crew, name: PartName) -> None:
+        self._crew, self._name = crew, name
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """One number for each label, [B, T] per batch."""
+        dealt = deal(batches, self._crew.count)
+        shares = [(self._name, "score", [cut(batches[p.source], p) for p in mine]) for mine in dealt.pieces]
+        return gather(batches, dealt.pieces, self._crew.call_each("part", shares))
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and weights, one at a time; copies."""
+        return _WeightsOf(self._crew, self._name)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take other weights; those of another part of the same ranks do not leave them. Raises
+        :class:`CheckpointError` when they do not fit."""
+        if isinstance(weights, _WeightsOf) and weights.crew is self._crew:
+            self._crew.call("copy", weights.name, self._name)
+            return
+        self._crew.call_each("part", [(self._name, "load_weights", Stream())] * self._crew.count, weights)
+
+
+class _Trained(RankedScorer):
+    def _step(self, batches: Sequence[Batch], denominators: Denominators, **named: Any) -> tuple[list[Any], Deal]:
+        """What the ranks return for an optimiser step, and who ran what."""
+        dealt = deal(batches, self._crew.count)
+        # Ranks add theirs up; lengths are looked up by all.
+        none = replace(denominators, tokens=0, sequences=0)
+        shares = [
+            (self._name, [cut(batches[p.source], p) for p in mine], none if rank else denominators, named)
+            for rank, mine in enumerate(dealt.pieces)
+        ]
+        return self._crew.call_each("step", shares), dealt
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The state of the optimiser: that of all ranks, from rank 0."""
+        state: dict[str, Any] = self._crew.call("state", self._name)[0]
+        return state
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put the optimiser back to a saved state, of as many ranks as it was. Raises :class:`CheckpointError`."""
+        self._crew.call("part", self._name, "load_optimizer_state", state)
+
+
+class RankedCritic(_Trained):
+    """Stands for the critics of the ranks."""
+
+    def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics:
+        """One optimiser step of all ranks."""
+        results, _ = self._step(batches, denominators, lr=lr)
+        metrics: Metrics = results[0]
+        return metrics
+
+
+class RankedLearner(_Trained):
+    """Stands for the learners of the ranks: a :class:`~trainer.learner.Learner`."""
+
+    def __init__(self, crew: Crew, config: RunConfig, model: LanguageModel, *, warm_start: bool, threads: int) -> None:
+        """A learner of the weights that ``model`` has now, which stay as they are; learners made before on these ranks
+        are gone. Each rank runs ``threads`` micro-batches side by side."""
+        super().__init__(crew, "learner")
+        made = (dump_config(config), warm_start, model.network.config, threads, Stream())
+        crew.call_each("make", [made] * crew.count, weights_of(model.network))
+
+    def step(
+        self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
+    ) -> tuple[Metrics, list[torch.Tensor]]:
+        """One optimiser step of all ranks; metrics, and the log-probs before it. ``learner/rank_imbalance`` is the
+        longest rank's work over the mean."""
+        results, dealt = self._step(batches, denominators, lr=lr, on_policy=on_policy)
+        metrics: Metrics = {**results[0][0], "learner/rank_imbalance": dealt.imbalance}
+        return metrics, gather(batches, dealt.pieces, [before for _, before in results])
+
+    def reference(self, *, fixed: bool = True) -> RankedScorer:
+        """A scorer of every rank with the current weights."""
+        self._crew.call("add_reference", fixed)
+        return RankedScorer(self._crew, "reference")
+
+    def critic(self, config: CriticConfig) -> RankedCritic:
+        """A critic of every rank, with a copy of the current weights."""
+        self._crew.call("add_critic", config.model_dump())
+        return RankedCritic(self._crew, "critic")
