@@ -177,8 +177,8 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         return _Worker(number, self._connect(), self._limits, self._ended, self._attention)
 
     def _watch(self) -> None:
-        """Retire workers in which an operation hangs, end them when the others had their time, and give up those that do
-        not start."""
+        """Retire workers in which an operation hangs, end them when the others had their time, and give up those
+        that do not start."""
         while not self._closed:
             self._attention.wait()
             time.sleep(_WATCH_S)

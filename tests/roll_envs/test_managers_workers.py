@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,10 +20,10 @@ from worker_envs import OBEDIENT, obedient
 import roll_envs
 from roll_envs.errors import ConfigError, RollError, UnknownNameError, WorkerLostError
 from roll_envs.managers import EpisodeLimits
-from roll_envs.managers.episode import CloseRequest, ResetRequest, StepRequest, perform
-from roll_envs.managers.host import RemoteTraceback
-from roll_envs.managers.processes import ProcessLink
 from roll_envs.managers import workers as workers_module
+from roll_envs.managers.episode import CloseRequest, ResetRequest, StepRequest, perform
+from roll_envs.managers.host import EnvHost, RemoteTraceback
+from roll_envs.managers.processes import ProcessLink
 from roll_envs.managers.workers import EnvWorkers, WorkerEnv
 from roll_envs.types import Task
 
@@ -135,6 +136,14 @@ def test_what_is_left_open_is_closed_with_the_workers(tmp_path: Path) -> None:
         workers.make(obedient())
 
 
+def test_what_environments_print_is_not_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    with EnvWorkers(ProcessLink, 1, LIMITS) as workers:
+        env = made(workers)
+        reset(env)
+        step(env, "print hello")
+    assert capfd.readouterr() == ("", "hello\n")
+
+
 # -- slow operations ---------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +171,29 @@ def test_operations_that_wait_are_done_at_the_same_time(one: EnvWorkers, action:
         for asked in [env.ask(StepRequest(action)) for env in envs]:
             asked.result(WAIT_S)
     assert time.monotonic() - started < 10  # one after the other: 15 s and more
+
+
+def test_operations_wait_no_longer_than_the_grace_of_the_one_before_them() -> None:
+    """One thread is enough as long as operations are quick; another begins soon after one that is not."""
+    host, started = EnvHost(), time.monotonic()
+    made_first = [(slot, slot, "make", (OBEDIENT, pickle.dumps({}))) for slot in range(2)]
+    host.put(pickle.dumps(made_first))
+    answered = 0
+    while answered < 2:
+        answered += len(pickle.loads(host.take()))
+    host.put(pickle.dumps([(2 + i, i % 2, "step", "compute 0.002") for i in range(100)]))
+    answered = 0
+    while answered < 100:
+        answered += len(pickle.loads(host.take()))
+    assert host._threads <= 1 + (time.monotonic() - started) / 0.2
+    waits = []
+    for _ in range(5):  # the best of some, for a machine that is busy
+        host.put(pickle.dumps([(0, 0, "step", "sleep 1"), (1, 1, "step", "")]))
+        started = time.monotonic()
+        assert pickle.loads(host.take())[0][0] == 1
+        waits.append(time.monotonic() - started)
+        assert pickle.loads(host.take())[0][0] == 0
+    assert min(waits) < 0.5
 
 
 # -- death and replacement ---------------------------------------------------------------------------------------------
