@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roll_envs.errors import MissingExtraError, RollError
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
+    from trainer.run.evaluate import PhaseResult
     from trainer.run.folder import RunFolder
     from trainer.run.report import Report
 
@@ -240,25 +241,29 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer.run.report import Report
 
     chosen = {name: getattr(options, name) for name in ("tasks", "seed", "temperature")} | {"env_id": options.env}
-    if Path(options.path).is_file() or options.path.endswith((".yaml", ".yml")):
-        from trainer.config.load import load_config
-        from trainer.run.evaluate import evaluate_config
-
-        result = evaluate_config(load_config(options.path, options.overrides), **chosen)
-    elif options.overrides:
-        raise RollError(
-            f"{options.overrides[0]!r}: keys are laid over a YAML file, and {options.path!r} is none; a run is "
-            "evaluated as it was trained"
-        )
-    else:
-        from trainer.run.evaluate import evaluate_run
-
-        result = evaluate_run(options.path, **chosen)
+    with contextlib.redirect_stdout(sys.stderr):  # for what environments print
+        result = _evaluated(options, chosen)
     if options.json:
         print(json.dumps(asdict(result)))
     else:
         Report().print_evaluation_table([result])
     return OK
+
+
+def _evaluated(options: argparse.Namespace, chosen: dict[str, Any]) -> PhaseResult:
+    if Path(options.path).is_file() or options.path.endswith((".yaml", ".yml")):
+        from trainer.config.load import load_config
+        from trainer.run.evaluate import evaluate_config
+
+        return evaluate_config(load_config(options.path, options.overrides), **chosen)
+    if options.overrides:
+        raise RollError(
+            f"{options.overrides[0]!r}: keys are laid over a YAML file, and {options.path!r} is none; a run is "
+            "evaluated as it was trained"
+        )
+    from trainer.run.evaluate import evaluate_run
+
+    return evaluate_run(options.path, **chosen)
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -368,7 +373,8 @@ def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> in
     from trainer.run.checkpoint import list_checkpoints
 
     try:
-        work()
+        with contextlib.redirect_stdout(sys.stderr):  # for what environments print; the report has its own
+            work()
     except KeyboardInterrupt:
         if list_checkpoints(folder.checkpoints_path):
             report.print_closing(str(folder.path), finished=False)

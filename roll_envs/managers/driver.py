@@ -46,11 +46,11 @@ _CLOSE_WAIT_S = 0.5
 """How long closing waits for threads, so that those that can end do so before the process does."""
 _CLOSERS = 8
 """Threads that close environments at the end."""
-_MAX_LOSSES = 10
+_MAX_LOSSES = 6
 """How often an episode is tried again because a worker was lost, beside its attempts."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Episode:
     """An episode that somebody waits for, through all its attempts."""
 
@@ -91,6 +91,8 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         self._answers: dict[Future[Any], Attempt] = {}
         """Who waits for which future. One that was given up is in here no longer, so that its answer is not heard."""
         self._pending: deque[_Episode] = deque()
+        self._lost: list[_Episode] = []
+        """Those to try again because a worker was lost."""
         self._running: dict[Attempt, _Episode] = {}
         self._streams: set[GroupStream] = set()
         self._envs: defaultdict[str, list[tuple[Env | RemoteEnv, int]]] = defaultdict(list)
@@ -238,8 +240,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
                     self._streams.discard(stream)
 
     def _admit(self) -> None:
-        while self._pending and len(self._running) < self._limits.max_running:
-            episode = self._pending.popleft()
+        while len(self._running) < self._limits.max_running and (episode := self._next_episode()) is not None:
             episode.attempts, episode.started = episode.attempts + 1, time.monotonic()
             # After a loss a new one: others may have been lost with the same worker.
             kept = self._envs[episode.env_key] if not episode.losses else None
@@ -247,6 +248,20 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             attempt.begin(kept.pop() if kept else None, self._limits.recycle_after)
             self._running[attempt] = episode
             self._inbox.put(attempt)
+
+    def _next_episode(self) -> _Episode | None:
+        """The next one to begin, if there is one.
+
+        One of those that were lost with their workers may be the reason. From the second loss on a quarter as many of
+        them run at a time with each loss, so that it is soon alone and takes no others with it.
+        """
+        if self._lost:
+            first = min(self._lost, key=lambda episode: episode.losses)
+            suspects = sum(episode.losses > 1 for episode in self._running.values())
+            if suspects < max(1, self._limits.max_running >> 2 * (first.losses - 1)):
+                self._lost.remove(first)
+                return first
+        return self._pending.popleft() if self._pending else None
 
     def _take(self, item: _Item) -> bool:
         """Go on with an attempt; False when this thread was relieved."""
@@ -276,7 +291,7 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
         again = episode.losses <= _MAX_LOSSES and episode.attempts - episode.losses < self._limits.attempts
         if failed and episode.cancelled is None and again:
             episode.failed.append(replace(trajectory, attempts=episode.attempts))
-            self._pending.append(episode)
+            (self._lost if attempt.lost else self._pending).append(episode)
         else:
             self._end(episode, trajectory)
         self._admit()
@@ -297,10 +312,11 @@ class EpisodeDriver(contextlib.AbstractContextManager["EpisodeDriver"]):
             return episode.stream is order.stream and episode.number in order.numbers
 
         with self._starting:  # no others begin to wait meanwhile
-            waiting = [episode for episode in self._pending if concerned(episode)]
-            kept = [episode for episode in self._pending if not concerned(episode)]
-            self._pending.clear()
-            self._pending.extend(kept)
+            waiting = [episode for episode in chain(self._pending, self._lost) if concerned(episode)]
+            for waits in (self._pending, self._lost):
+                kept = [episode for episode in waits if not concerned(episode)]
+                waits.clear()
+                waits.extend(kept)
         for episode in waiting:
             self._end(episode, episode.new_attempt().ended("cancelled", order.reason))
         for attempt, episode in list(self._running.items()):

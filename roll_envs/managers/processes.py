@@ -21,8 +21,9 @@ _MAIN = (
 class ProcessLink:
     """Starts a worker process; a :class:`~roll_envs.managers.workers.Link` to it.
 
-    It has the environment variables, the working folder and ``sys.path`` of this process, and a session of its own, so
-    that Ctrl-C does not reach it, and what its environments have started ends with it.
+    It has the environment variables, the working folder, stderr and ``sys.path`` of this process, and a session of its
+    own, so that Ctrl-C does not reach it, and what its environments have started ends with it. What they print goes to
+    stderr: stdout belongs to the command.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class ProcessLink:
                 [sys.executable, "-c", _MAIN, *map(str, fds), *sys.path],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
+                stdout=2,  # stderr
                 start_new_session=True,
             )
         except BaseException:

@@ -32,6 +32,8 @@ _RETIRE_S = 5.0
 _WATCH_S = 0.1
 _MAX_FAILED_STARTS = 3
 """So many workers in a row that ended before they were ready are enough."""
+_LEAST_START_S = 30.0
+"""How long a replacement may take to start at least."""
 _CLOSE_WAIT_S = 3.0
 """How long workers have to close their environments at the end."""
 _DOING = {
@@ -63,6 +65,8 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
     """``size`` workers, over links that ``connect`` makes. Use it as a context manager, or call :meth:`close`.
 
     ``limits`` are those of the driver. Raises :class:`RollError` when a worker does not come up in ``start_timeout_s``.
+    A replacement has less time, so that who waits for it is told that it did not start before their own deadline; one
+    that is late (a cluster that has lost its room) counts as one that has ended.
     """
 
     def __init__(
@@ -71,8 +75,9 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         self._connect, self._limits, self._closed, self._broken = connect, limits, False, ""
         self._replacing = threading.Lock()
         self._failed_starts = 0
+        self._restart_s = min(start_timeout_s, max(_LEAST_START_S, 0.8 * limits.of_env("make")))
         self._attention = threading.Event()
-        """Whether an operation was given up or a worker retires; the watch sleeps otherwise."""
+        """Whether an operation was given up or a worker starts or retires; the watch sleeps otherwise."""
         self._workers: list[_Worker] = []
         """Those that take new environments, by number."""
         self._retired: set[_Worker] = set()
@@ -154,7 +159,7 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         self._retired.discard(worker)
         self._failed_starts = 0 if was_ready else self._failed_starts + 1
         if self._failed_starts >= _MAX_FAILED_STARTS:
-            self._broken = f"{reason} before it was ready, as {_MAX_FAILED_STARTS} in a row did; no other is started"
+            self._broken = f"{reason}; {_MAX_FAILED_STARTS} in a row were never ready, so that no other is started"
         self._replace(worker)
 
     def _replace(self, worker: _Worker) -> None:
@@ -164,6 +169,7 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
                 return  # replaced before, or nobody wants another
             try:
                 self._workers[worker.number] = self._worker(worker.number)
+                self._attention.set()
             except Exception as error:  # no memory for a process, a cluster that is gone
                 self._broken = f"{worker.title} could not be replaced: {type(error).__name__}: {error}"
 
@@ -171,12 +177,21 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
         return _Worker(number, self._connect(), self._limits, self._ended, self._attention)
 
     def _watch(self) -> None:
-        """Retire workers in which an operation hangs, and end them when the others had their time."""
+        """Retire workers in which an operation hangs, end them when the others had their time, and give up those
+        that do not start."""
         while not self._closed:
             self._attention.wait()
             time.sleep(_WATCH_S)
             now, uneasy = time.monotonic(), bool(self._retired)
             for worker in list(self._workers):
+                if worker.starting:  # nothing hangs in it
+                    uneasy = True
+                    if now - worker.since > self._restart_s:
+                        reason = f"{worker.title} did not start within {self._restart_s:g} s"
+                        self._ended(worker, reason, was_ready=False)
+                        worker.lose(reason)
+                        worker.link.end(0.0)
+                    continue
                 given_up = worker.given_up()
                 uneasy |= bool(given_up)
                 hanging = [answer for answer in given_up if answer.hangs(now)]
@@ -191,7 +206,7 @@ class EnvWorkers(contextlib.AbstractContextManager["EnvWorkers"]):
                     worker.link.end(0.0)
             if not uneasy:
                 self._attention.clear()
-                if any(worker.given_up() for worker in self._workers):
+                if any(worker.starting or worker.given_up() for worker in self._workers):
                     self._attention.set()
 
 
@@ -319,7 +334,7 @@ class _Worker:
         attention: threading.Event,
     ) -> None:
         self.number, self.link, self.attention, self._limits = number, link, attention, limits
-        self.title = f"environment worker {number}"
+        self.title, self.since = f"environment worker {number}", time.monotonic()
         self.slots: set[int] = set()
         """Of its environments."""
         self.settled = threading.Event()
@@ -335,6 +350,11 @@ class _Worker:
         self._outbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         for target in (self._send, self._receive):
             threading.Thread(target=target, name=f"env-worker-{number}", daemon=True).start()
+
+    @property
+    def starting(self) -> bool:
+        """Whether it may become ready yet."""
+        return not (self.settled.is_set() or self.lost)
 
     def ask(self, name: str, slot: int, env_id: str, argument: Any, made: WorkerEnv | None = None) -> _Answer:
         """Have an operation done."""
@@ -400,7 +420,8 @@ class _Worker:
         except BaseException as error:  # a mistake of this file, or a link that breaks its contract: nobody may wait
             reason = f"{self.title} cannot be heard any more ({type(error).__name__}: {error})"
             self.link.end(0.0)
-        self._on_end(self, reason, was_ready)  # first, so that who is told finds another one
+        if not self.lost:
+            self._on_end(self, reason, was_ready)  # first, so that who is told finds another one
         self.lose(reason)
         self.settled.set()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -18,8 +20,9 @@ from worker_envs import OBEDIENT, obedient
 import roll_envs
 from roll_envs.errors import ConfigError, RollError, UnknownNameError, WorkerLostError
 from roll_envs.managers import EpisodeLimits
+from roll_envs.managers import workers as workers_module
 from roll_envs.managers.episode import CloseRequest, ResetRequest, StepRequest, perform
-from roll_envs.managers.host import RemoteTraceback
+from roll_envs.managers.host import EnvHost, RemoteTraceback
 from roll_envs.managers.processes import ProcessLink
 from roll_envs.managers.workers import EnvWorkers, WorkerEnv
 from roll_envs.types import Task
@@ -133,6 +136,14 @@ def test_what_is_left_open_is_closed_with_the_workers(tmp_path: Path) -> None:
         workers.make(obedient())
 
 
+def test_what_environments_print_is_not_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    with EnvWorkers(ProcessLink, 1, LIMITS) as workers:
+        env = made(workers)
+        reset(env)
+        step(env, "print hello")
+    assert capfd.readouterr() == ("", "hello\n")
+
+
 # -- slow operations ---------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +171,24 @@ def test_operations_that_wait_are_done_at_the_same_time(one: EnvWorkers, action:
         for asked in [env.ask(StepRequest(action)) for env in envs]:
             asked.result(WAIT_S)
     assert time.monotonic() - started < 10  # one after the other: 15 s and more
+
+
+@pytest.mark.parametrize("action", ["sleep 1", "compute 1"])
+def test_an_operation_waits_a_moment_for_a_slow_one(action: str) -> None:
+    """Another thread begins when one operation takes longer than 50 ms, whether it waits or computes."""
+    waits = []
+    for _ in range(3):  # the best of some, for a machine that is busy
+        host = EnvHost()
+        for slot in range(2):
+            host.put(pickle.dumps([(slot, slot, "make", (OBEDIENT, pickle.dumps({})))]))
+            assert pickle.loads(host.take()) == [(slot, False, pickle.dumps(None))]
+        started = time.monotonic()
+        host.put(pickle.dumps([(2, 0, "step", action), (3, 1, "step", "")]))
+        numbers = [number for number, _, _ in pickle.loads(host.take())]
+        waits.append(time.monotonic() - started if numbers == [3] else 1.0)
+        if numbers == [3]:
+            host.take()
+    assert min(waits) < 0.5
 
 
 # -- death and replacement ---------------------------------------------------------------------------------------------
@@ -353,6 +382,70 @@ def test_workers_that_can_no_longer_start_are_not_started_for_ever(monkeypatch: 
         assert eventually(given_up)
         assert len(starts) == 4
         assert isinstance(env.ask(ResetRequest(1, "train")).exception(WAIT_S), WorkerLostError)
+
+
+class Silent:
+    """A link to a worker for which there is no room: it never says that it is ready."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def send(self, frame: bytes) -> None:
+        pass
+
+    def receive(self) -> bytes:
+        self.over.wait()
+        raise EOFError
+
+    def ended(self) -> str:
+        return "was ended"
+
+    def end(self, wait_s: float) -> None:
+        self.over.set()
+
+
+def with_room_for(count: int) -> tuple[list[Any], Callable[[], Any]]:
+    """Links until now, and what connects: ``count`` workers start, and none after them."""
+    links: list[Any] = []
+
+    def connect() -> Any:
+        links.append(ProcessLink() if len(links) < count else Silent())
+        return links[-1]
+
+    return links, connect
+
+
+def test_a_replacement_that_never_starts_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "_LEAST_START_S", 0.5)
+    links, connect = with_room_for(2)
+    with EnvWorkers(connect, 2, EpisodeLimits(env_timeout_s=0.6)) as workers:
+        envs = [made(workers) for _ in range(4)]
+        pids = {reset(env) for env in envs}
+        os.kill(min(pids), signal.SIGKILL)
+        assert eventually(lambda: len(links) == 5)  # three tries
+        assert eventually(lambda: all(link.over.is_set() for link in links[2:]))
+        time.sleep(1.0)
+        assert len(links) == 5
+        assert [reset(env) for env in envs] == [max(pids)] * 4
+        assert reset(made(workers)) == max(pids)
+
+
+def test_who_waits_for_a_replacement_is_told_that_it_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "_LEAST_START_S", 0.5)
+    _, connect = with_room_for(1)
+    with EnvWorkers(connect, 1, EpisodeLimits(env_timeout_s=0.6)) as workers:
+        os.kill(reset(made(workers)), signal.SIGKILL)
+        said: list[str] = []
+
+        def broken() -> bool:
+            try:
+                said.append(str(workers.make(obedient()).exception(WAIT_S)))
+            except RollError as error:
+                return str(error).startswith("environment worker 0 did not start within 0.5 s; 3 in a row were never")
+            return False
+
+        assert eventually(broken)
+        assert f"environment worker 0 did not start within 0.5 s during the making of {OBEDIENT}" in said
 
 
 def test_an_environment_that_workers_cannot_make_is_told_with_the_remedy(workers: EnvWorkers) -> None:

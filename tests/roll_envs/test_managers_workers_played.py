@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,36 @@ def test_a_worker_that_dies_uses_up_no_attempts(action: str) -> None:
     assert any(t.attempts > 1 for t in played)
     assert len(set(policy.pids)) == 2
     assert os.getpid() not in policy.pids
+
+
+class Killer:
+    """Ends its worker in the first step of every episode of seed 13; others take four steps."""
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+        self.pids: set[int] = set()
+
+    def __call__(self, ids: tuple[int, ...]) -> str:
+        messages = CharRenderer().messages(ids)
+        pid, seed = re.findall(r"(\d+) (\d+)", " ".join(message.content for message in messages))[0]
+        self.pids.add(int(pid))
+        if int(seed) == 13:
+            self.killed.append(int(pid))
+            return "exit 3"
+        return "sleep 0.05" if len(messages) < 8 else "end"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_environment_that_kills_its_workers_takes_no_neighbour_with_it(size: int) -> None:
+    with EnvWorkers(ProcessLink, size, LIMITS) as workers:
+        policy = Killer()
+        tasks = [replace(obedient(), index=index, seed=13 if index == 3 else index) for index in range(12)]
+        played = play(workers.make, tasks, policy, attempts=1)
+    assert [t.outcome.kind for t in played if t.task.seed != 13] == ["completed"] * 22
+    assert [t.outcome.kind for t in played if t.task.seed == 13] == ["failed"] * 2
+    assert all("ended with exit code 3" in t.outcome.reason for t in played if t.task.seed == 13)
+    assert len(set(policy.killed)) <= 2 * 7
+    assert max(t.attempts for t in played if t.task.seed != 13) <= 6
 
 
 def test_a_hung_step_is_named_and_its_worker_replaced() -> None:

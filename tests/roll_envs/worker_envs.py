@@ -53,6 +53,8 @@ class Obedient(gymnasium.Env[str, str]):
             raise SystemExit(int(value))
         elif word == "raise":
             raise LookupError(value)
+        elif word == "print":
+            print(value, flush=True)
         elif word == "sleep":
             time.sleep(float(value))
         elif word == "lock":  # for ever, and no other thread of the process has a turn

@@ -77,6 +77,14 @@ def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1", ":6379", "head-node", "local"])
+def test_an_address_that_cannot_be_checked_is_refused(address: str) -> None:
+    pytest.importorskip("ray", reason="needs the optional part 'ray'")
+    config = parse_config(RUN, ["rollout.manager=ray", f"rollout.ray.address='{address}'"]).rollout
+    with pytest.raises(ConfigError, match=f"address is '{address}'; allowed: host:port .*6379"):
+        check_manager(config)
+
+
 def test_what_is_no_cluster_is_told_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="needs the optional part 'ray'")
     monkeypatch.setattr(ray_envs, "_ANSWER_S", 1.0)
@@ -196,6 +204,33 @@ def test_a_node_that_goes_takes_no_more_than_its_environments(ray_folder: Any) -
             cluster.remove_node(node)
             assert eventually(lambda: any(lost(env) for env in envs))
             assert [reset(env) for env in envs] == first
+            assert not any(lost(env) for env in envs)
+    finally:
+        ray_folder.shutdown()
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_node_that_never_comes_back_leaves_the_other_actors(ray_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setattr("roll_envs.managers.workers._LEAST_START_S", 2.0)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    small = {"object_store_memory": 100 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **small})
+    try:
+        node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        wanted = {"address": cluster.address}
+        config = RolloutConfig(manager="ray", workers=2, env_timeout_s=2.5, ray=wanted)  # type: ignore[arg-type]
+        with env_workers(config, []) as workers:
+            assert workers is not None
+            envs = [made(workers) for _ in range(4)]
+            first = [reset(env) for env in envs]
+            cluster.remove_node(node)
+            assert eventually(lambda: "were never ready" in workers._broken)
+            assert [reset(env) for env in envs] == first
+            assert reset(made(workers)) == first[0]
             assert not any(lost(env) for env in envs)
     finally:
         ray_folder.shutdown()

@@ -79,6 +79,29 @@ def test_explain_says_where_each_setting_is_from() -> None:
     assert "critic: not used (grpo needs no values)" in shown
 
 
+def test_explain_shows_what_is_different_for_an_entry_of_a_mix() -> None:
+    mix = """format: 1
+name: mix
+steps: 1
+curriculum: {by: success}
+filter: {zero_variance: true}
+envs:
+  - {id: roll/FrozenLake-v0}
+  - id: roll/Sokoban-v0
+    filter:
+      zero_variance: false
+      top_share: 0.5
+"""
+    shown = explain(parse_resolved(mix, ["envs.1.filter.top_share=0.25"], source="mix.yaml"))
+    tables = {part.partition("\n")[0]: part.split() for part in shown.split("\n\n")}
+    words = "filter of Sokoban, otherwise as above: zero_variance false mix.yaml:10 top_share 0.25 override"
+    assert " ".join(tables["filter of Sokoban, otherwise as above:"]).startswith(words)
+    assert "FrozenLake" not in shown
+    assert "zero_variance true mix.yaml:5" in " ".join(tables["filter:"])
+    assert "by success mix.yaml:4" in " ".join(tables["curriculum:"])
+    assert "curriculum: not used (there is one environment)" in explain(parse_resolved(MINIMAL, source="run.yaml"))
+
+
 def test_every_default_of_learning_says_where_it_is_from() -> None:
     for path, key in built_in_keys().items():
         if len(path) == 2 and path[0] in SECTIONS:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from disks import fill, small_disk
-from loop_runs import configured, run
+from loop_runs import configured, run, the_run, write_config
 from word_env import CARD, fault_of
 
 import roll_envs
@@ -145,6 +145,40 @@ def test_failed_attempts_are_listed_with_what_they_did(tmp_path: Path, word: str
     (kept,) = [e for e in stream(path).find("train", 1).episodes if e.outcome.kind == "failed"][:1]
     assert "the planted fault" in kept.outcome.traceback
     assert len(kept.failed_attempts) == 1
+
+
+def test_redundant_groups_are_recorded_and_those_never_learnt_from_are_told(
+    tmp_path: Path, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of five groups are left over in each of two steps; the command's lines stay free of what is printed."""
+    config = write_config(
+        tmp_path,
+        env={"id": word, "kwargs": {"prints": "NOISE"}},
+        advantage={"name": "remax"},
+        warm_start={"steps": 0},
+        evaluation={"tasks": 2, "every": 0},
+        rollout={"groups_per_step": 3, "group_size": 2, "redundancy": 2},
+        steps=2,
+    )
+    assert main([str(config)]) == 0
+    said = capsys.readouterr()
+    assert "Never learnt from: 4 tasks" in said.out
+    assert "Held-out evaluation" in said.out
+    assert ("NOISE" in said.out.splitlines(), "NOISE" in said.err.splitlines()) == (False, True)
+    path = the_run(tmp_path)
+    assert path is not None
+    assert json.loads((path / "summary.json").read_text())["tasks_never_learnt_from"] == 4
+    records = [stream(path).find("train", number) for number in (1, 2)]
+    assert [len(record.cancelled) for record in records] == [2, 2]
+    played = [group.task.index for record in records for group in (*record.groups, *record.cancelled)]
+    assert sorted(played) == list(range(10))
+    assert [len(record.episodes) for record in records] == [3 * 2 + 3 + 2 * 2] * 2
+    counted = load_checkpoint(path).progress["episodes"]
+    assert (sum(counted.values()), counted["greedy_completed"]) == (10 * 2 + 6, 6)
+    assert main_eval([str(config), "--tasks", "2", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["tasks"] == 2
+    assert "NOISE" in said.err
 
 
 def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ def records(draw: st.DrawFn) -> StepRecord:
         groups=tuple(groups),
         kept=tuple(kept),
         greedy=tuple(draw(st.lists(episodes(), max_size=2))),
+        # Of a task that may have been played in the same step.
+        cancelled=tuple(Group(task=TASK, trajectories=(e,)) for e in draw(st.lists(episodes(), max_size=2))),
     )
 
 

@@ -96,6 +96,19 @@ def test_a_resume_drops_what_came_after_and_the_line_cut_off(tmp_path: Path) -> 
     assert len(events(again, "warm start/loss")) == 10
 
 
+def test_a_resume_drops_failed_attempts_that_are_played_again(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        for phase, step in (("train", 1), ("evaluation", 1), ("train", 2), ("evaluation", 2)):
+            folder.record_failures([trajectory(turn(anchor=phase))], step=step, phase=phase)
+        with folder.failed_path.open("a") as file:
+            file.write('{"phase": "train", "st')
+        before = folder.failed_path.read_text().splitlines()
+        folder.rewind({"train": 1, "evaluation": 1})
+        assert folder.failed_path.read_text().splitlines() == before[:2]
+        folder.rewind({"train": 1, "evaluation": -1})
+        assert folder.failed_path.read_text().splitlines() == before[:1]
+
+
 def test_a_resume_makes_the_folders_again_that_were_deleted(tmp_path: Path) -> None:
     with RunFolder.create(config(tmp_path)) as folder:
         folder.episodes_path.rmdir()

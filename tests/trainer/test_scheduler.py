@@ -89,9 +89,14 @@ class Plays:
         self.config, self.lengths, self.mix = config, lengths, Mix(config)
         self.asked: list[list[int]] = []
         self.clock, self.versions, self.version = 0.0, dict[int, int](), 0
+        self.failing: set[int] = set()
+        """Tasks whose episodes fail."""
 
     def training_tasks(self, indices: Sequence[int]) -> list[Task]:
         return draw_tasks(self.config.env, seed=self.config.seed, indices=indices)
+
+    def collect_greedy(self, tasks: Sequence[Task]) -> list[Any]:
+        return [ended_group(task, 1).trajectories[0] for task in tasks]
 
     def start(self, tasks: Sequence[Task], group_size: int, into: Any = None) -> Any:
         self.asked.append([task.index for task in tasks])
@@ -126,7 +131,8 @@ class _Stream:
         when, number = self.waiting.pop(0)
         cut = number in self.cancelled
         self.session.clock = self.session.clock if cut else max(self.session.clock, when)
-        return ended_group(self.tasks[number], 3, kind="cancelled" if cut else "completed")
+        failed = self.tasks[number].index in self.session.failing
+        return ended_group(self.tasks[number], 3, kind="cancelled" if cut else "failed" if failed else "completed")
 
 
 def _long_tailed(index: int) -> float:
@@ -157,6 +163,45 @@ def test_redundancy_learns_from_every_task_in_the_end(tmp_path: Path) -> None:
     assert sum(late) / len(late) > 1.5 * sum(rest) / len(rest)
     assert ledger.episodes["completed"] == 3 * len(learnt)
     assert ledger.episodes["cancelled"] == 3 * sum(len(asked) - 8 for asked in session.asked)
+
+
+def test_every_group_of_a_redundant_round_is_accounted_for_once(tmp_path: Path) -> None:
+    config = configured(tmp_path, rollout={"groups_per_step": 4, "redundancy": 2}, advantage={"name": "remax"})
+    session, ledger = Plays(config, _long_tailed), Ledger()
+    source = GroupSource(cast(Any, session), ledger, lambda: None)
+    for step in range(12):
+        asked = len(session.asked)
+        found = source.next_step(step)
+        ledger.settle(found.indices)
+        ended = [group.task.index for group in (*found.played, *found.cancelled)]
+        assert sorted(ended) == sorted(index for indices in session.asked[asked:] for index in indices)
+        assert not {group.task.index for group in found.cancelled} & set(found.indices)
+    assert ledger.episodes["greedy_completed"] == 12 * 4
+    assert ledger.episodes["cancelled"] == 3 * sum(len(asked) - 4 for asked in session.asked) > 0
+    assert ledger.episodes["completed"] == 3 * 12 * 4
+
+
+def test_groups_that_fail_at_once_take_no_place_of_slow_ones(tmp_path: Path) -> None:
+    """A fifth of the tasks fail immediately, fewer than are begun in addition, most of the time."""
+    config = configured(tmp_path, rollout={"groups_per_step": 8, "redundancy": 4})
+    failing = {index for index in range(2000) if random.Random(index + 7).random() < 0.2}
+    session, ledger = Plays(config, lambda index: 0.0 if index in failing else _long_tailed(index)), Ledger()
+    session.failing = failing
+    source = GroupSource(cast(Any, session), ledger, lambda: None)
+    first: list[int] = []
+    for step in range(60):
+        asked = len(session.asked)
+        found = source.next_step(step)
+        ledger.settle(found.indices)
+        whole = [index for index in found.indices if index not in failing]
+        (indices,) = session.asked[asked:]
+        assert len(whole) == min(8, sum(index not in failing for index in indices))
+        assert failing & set(indices) <= set(found.indices), "they are settled, and are not played again"
+        first += whole if len(indices) > 8 else []
+    # The share of the tasks that end in time is that of a run in which none fails and 8 of about 10 are needed.
+    late = [index for asked in session.asked if len(asked) == 8 for index in asked]
+    assert not failing & set(late)
+    assert 0.1 < len(late) / (len(late) + len(first)) < 0.25
 
 
 def test_tasks_that_were_late_come_first_after_a_kill(tmp_path: Path) -> None:
@@ -233,6 +278,12 @@ def test_groups_that_a_step_could_not_refill_are_refilled_by_the_next(tmp_path: 
         kept.append(len(found.kept))
     assert kept == [2] * 8
     assert ledger.in_flight == set()
+
+
+def test_staleness_is_for_steps_that_do_not(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout.max_staleness is 3, but in rollout.mode sync .*leave .* out"):
+        configured(tmp_path, rollout={"max_staleness": 3})
+    configured(tmp_path, rollout={"mode": "sync", "max_staleness": 1})  # as every config.yaml says
 
 
 def test_redundancy_is_for_steps_that_wait(tmp_path: Path) -> None:

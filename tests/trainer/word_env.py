@@ -25,8 +25,8 @@ class WordEnv(TextEnv):
 
     max_turns = 1
 
-    def __init__(self, *, fail_share: float = 0.0) -> None:
-        self.fail_share = fail_share
+    def __init__(self, *, fail_share: float = 0.0, prints: str = "") -> None:
+        self.fail_share, self._prints = fail_share, prints
         self.action_format = make_action_format("word", WORDS)
         self.action_space = AnyText(WORDS)
         self.observation_space = AnyText()
@@ -43,6 +43,8 @@ class WordEnv(TextEnv):
         return self._word, {"success": False}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._prints:
+            print(self._prints)
         if self._fails:
             raise OSError("the planted fault")
         read = self.action_format.parse(action)

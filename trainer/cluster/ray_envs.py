@@ -41,9 +41,14 @@ def check_ray(config: RolloutConfig) -> None:
     if importlib.util.find_spec("ray") is None:
         raise MissingExtraError("rollout.manager 'ray'", "ray")
     address = config.ray.address
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if not port.isdigit():  # 'auto', a name, or none
+    if address in (None, "auto"):
         return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"rollout.ray.address is {address!r}; allowed: host:port (`ray start --head` prints it; its port is 6379 "
+            "where none was chosen), ray://host:port, 'auto', or null to start a cluster here"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
@@ -120,7 +125,7 @@ def _connect(config: RolloutConfig) -> None:
 
 def _check_cluster(address: str) -> None:
     """Raise :class:`ConfigError` where something listens that is no cluster: Ray would try for minutes."""
-    if address.startswith("ray://") or not address.rpartition(":")[2].isdigit():
+    if address.startswith("ray://") or address == "auto":
         return
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:

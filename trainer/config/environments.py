@@ -90,7 +90,8 @@ class CurriculumConfig(Section):
 
     by: Literal["none", "success"] = "none"
     """success: each weight is multiplied with 4p(1-p), with p a running share of successes, so that what is always or
-    never solved is played less (ProCuRL, arXiv:2304.12877; as learnability for language models in arXiv:2502.12272)."""
+    never solved is played less (ProCuRL, arXiv:2304.12877; as learnability for language models in arXiv:2502.12272).
+    Default: ours."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
     """The least that a weight is multiplied with. Default: ours."""
     memory: Positive = 32

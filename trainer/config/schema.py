@@ -302,6 +302,11 @@ class RolloutConfig(Section):
 
     @model_validator(mode="after")
     def _mode_fits(self) -> Self:
+        if self.mode == "sync" and self.max_staleness != 1:
+            raise ValueError(
+                f"rollout.max_staleness is {self.max_staleness}, but in rollout.mode sync a step learns from what it "
+                "has just played; set rollout.mode to 'overlap' or 'async', or leave rollout.max_staleness out"
+            )
         if self.redundancy and self.mode != "sync":
             raise ValueError(
                 f"rollout.redundancy {self.redundancy} is for rollout.mode sync; in mode {self.mode} late groups go "

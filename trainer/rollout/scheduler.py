@@ -28,6 +28,8 @@ class Collected:
     greedy: tuple[Trajectory, ...]
     """The greedy episode of each kept group's task; empty where none was asked for."""
     metrics: Metrics
+    cancelled: tuple[Group, ...] = ()
+    """Groups that the step did not wait for; their tasks wait for a round of their own."""
 
     @property
     def greedy_returns(self) -> tuple[float | None, ...]:
@@ -113,6 +115,8 @@ class GroupSource:
         self._needs_greedy: bool = ESTIMATORS.find(config.advantage.name).needs_greedy
         self._late: list[int] = []
         """Tasks whose groups did not end in time, for a round of their own."""
+        self._cancelled: list[Group] = []
+        """Groups that were cancelled since the last step."""
         self._window = Window(self._batch, config.rollout.max_staleness)
         self._stream: GroupStream | None = None
         self._open: dict[int, Group] = {}
@@ -133,7 +137,11 @@ class GroupSource:
         greedy: Sequence[Trajectory] = ()
         if self._needs_greedy and kept:
             greedy = self._session.collect_greedy([group.task for group in kept])
-        return Collected(played=tuple(played), kept=tuple(kept), greedy=tuple(greedy), metrics=metrics)
+            self._ledger.count(greedy, "greedy_")
+        cancelled, self._cancelled = tuple(self._cancelled), []
+        return Collected(
+            played=tuple(played), kept=tuple(kept), greedy=tuple(greedy), metrics=metrics, cancelled=cancelled
+        )
 
     def update(self) -> None:
         """Bring the newest weights to the engine; in mode ``overlap`` once no episode runs that began with others."""
@@ -158,7 +166,8 @@ class GroupSource:
 
         With ``rollout.redundancy`` more are begun than are needed. Those that end last are cancelled and their tasks
         kept for a round of their own, which waits for all (RollPacker, Gao et al. 2025, arXiv:2509.21009, section 4):
-        so each task is learnt from, however long its episodes are.
+        so each task is learnt from, however long its episodes are. A group in which an episode failed comes in
+        addition to the ``count``: failing is often quick, and would take the place of groups that take longer.
         """
         more = self._config.rollout.redundancy
         if more and len(self._late) >= count:
@@ -167,15 +176,18 @@ class GroupSource:
             indices = self._ledger.draw(count + more)
         stream = self._start(indices)
         played: list[Group] = []
+        whole = 0
         for group in stream:
-            self._ledger.count(group)
-            if len(played) < count:
+            self._ledger.count(group.trajectories)
+            if whole < count:
                 played.append(group)
-                if len(played) == count < len(indices):
+                whole += all(episode.outcome.kind != "failed" for episode in group.trajectories)
+                if whole == count and len(played) < len(indices):
                     ended = {group.task.index for group in played}
                     stream.cancel([place for place, index in enumerate(indices) if index not in ended])
             else:  # one that ended all the same just now is played again, too
                 self._late.append(group.task.index)
+                self._cancelled.append(group)
         return self._in_order(played, indices)
 
     @staticmethod
@@ -220,7 +232,7 @@ class GroupSource:
         """Wait for the next group that ends."""
         assert self._stream is not None
         group = next(self._stream)
-        self._ledger.count(group)
+        self._ledger.count(group.trajectories)
         if not self._drops(group):
             self._window.end(group.task.index)
             self._open[group.task.index] = group

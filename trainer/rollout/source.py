@@ -76,7 +76,8 @@ class Ledger:
     """Index of the next task that was never drawn."""
     in_flight: set[int] = field(default_factory=set)
     episodes: Counter[str] = field(default_factory=Counter)
-    """How many episodes of training tasks ended in each way. One that a kill cut off is in none."""
+    """How many episodes of training tasks ended in each way, greedy ones (``greedy_completed``) by themselves. One that
+    a kill cut off is in none."""
     _again: list[int] = field(default_factory=list)
     """What was in flight when the ledger was saved and has not been drawn again."""
 
@@ -103,9 +104,9 @@ class Ledger:
         self.cursor = fresh.stop  # last: a task that counts as drawn is in flight, also where Ctrl-C comes in between
         return [*again, *fresh]
 
-    def count(self, group: Group) -> None:
-        """Note how the episodes of ``group`` ended."""
-        self.episodes.update(episode.outcome.kind for episode in group.trajectories)
+    def count(self, episodes: Iterable[Trajectory], prefix: str = "") -> None:
+        """Note how ``episodes`` ended; ``prefix`` tells them from others."""
+        self.episodes.update(prefix + episode.outcome.kind for episode in episodes)
 
     def settle(self, indices: Iterable[int]) -> None:
         """Note that these were trained on or dropped. Raises ValueError when one is not in flight."""

@@ -1,8 +1,8 @@
 """The stream of a run's episodes: one file that is only appended to, compact and loss-free, with an index beside it.
 
 The file is a gzip member for each training step or evaluation, one after the other, so that ``zcat`` reads it. A member
-is lines of JSON: a header (format, phase, step, ...), then each group, then the greedy episodes. What follows from what
-stands before it in the line is not repeated:
+is lines of JSON: a header (format, phase, step, ...), then each group, greedy episode and cancelled group. What follows
+from what stands before it in the line is not repeated:
 
 - ``shown``, the observation that a turn answers, is left out where it is the one after the turn before;
 - ``same`` is how many ids the prompt shares with the prompt and completion before; ``prompt`` has those after them;
@@ -52,18 +52,25 @@ class StepRecord:
     """What the step learnt from: episodes of ``groups``."""
     greedy: tuple[Trajectory, ...] = ()
     """The greedy episode of each kept group's task; empty where none was asked for."""
+    cancelled: tuple[Group, ...] = ()
+    """Groups that the step did not wait for; their tasks are played again."""
     planned_steps: int | None = None
     """Training steps of the whole run as it was planned then, which learning rates follow; None where it is unknown."""
 
     @property
     def episodes(self) -> tuple[Trajectory, ...]:
-        """Every episode, greedy ones last."""
-        return (*(t for group in self.groups for t in group.trajectories), *self.greedy)
+        """Every episode; greedy ones and those of cancelled groups follow."""
+        return (*episodes_of(self.groups), *self.greedy, *episodes_of(self.cancelled))
 
     @property
     def greedy_returns(self) -> tuple[float | None, ...]:
         """Of the greedy episodes; None where one failed."""
         return tuple(episode.total_reward if episode.scored else None for episode in self.greedy)
+
+
+def episodes_of(groups: Iterable[Group]) -> Iterator[Trajectory]:
+    """The episodes of groups, in order."""
+    return (trajectory for group in groups for trajectory in group.trajectories)
 
 
 class Member(NamedTuple):
@@ -259,8 +266,10 @@ def _lines(record: StepRecord) -> Iterator[bytes]:
         kept.append([place, [played.index(trajectory) for trajectory in group.trajectories]])
     header = {"format": FORMAT, "phase": record.phase, "step": record.step, "version": record.version}
     header |= {"planned_steps": record.planned_steps} if record.planned_steps is not None else {}
+    header |= {"cancelled": len(record.cancelled)} if record.cancelled else {}
     yield _line({**header, "episodes": len(record.episodes), "groups": len(record.groups), "kept": kept})
-    for group in (*record.groups, *(Group(task=t.task, trajectories=(t,)) for t in record.greedy)):
+    greedy = (Group(task=t.task, trajectories=(t,)) for t in record.greedy)
+    for group in (*record.groups, *greedy, *record.cancelled):
         start, episodes = _Seen(), []
         for trajectory in group.trajectories:
             episodes.append(_write_episode(trajectory, group.task, start))
@@ -277,7 +286,9 @@ def _read_record(lines: Sequence[Mapping[str, Any]]) -> StepRecord:
             episodes.append(_read_episode(episode, task, start))
             start = _start(episodes[-1], start)
         groups.append(Group(task=task, trajectories=tuple(episodes)))
-    played, greedy = groups[: header["groups"]], groups[header["groups"] :]
+    played, others = groups[: header["groups"]], groups[header["groups"] :]
+    count = len(others) - header.get("cancelled", 0)
+    greedy, cancelled = others[:count], others[count:]
     kept = [replace(played[i], trajectories=tuple(played[i].trajectories[j] for j in js)) for i, js in header["kept"]]
     return StepRecord(
         phase=header["phase"],
@@ -286,6 +297,7 @@ def _read_record(lines: Sequence[Mapping[str, Any]]) -> StepRecord:
         groups=tuple(played),
         kept=tuple(kept),
         greedy=tuple(group.trajectories[0] for group in greedy),
+        cancelled=tuple(cancelled),
         planned_steps=header.get("planned_steps"),
     )
 

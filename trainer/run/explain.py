@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from trainer.config import RunConfig
 from trainer.config.algorithm import Section
@@ -14,6 +14,7 @@ from trainer.config.recipes import find_preset
 from trainer.config.yaml_text import value_text
 
 SECTIONS = (
+    "curriculum",
     "reward",
     "filter",
     "mask",
@@ -54,18 +55,38 @@ def _lines(resolved: Resolved) -> Iterator[str]:
         yield f"{section}:"
         chosen: Section = getattr(config, section)
         # The model of the section has the keys of the part that it chooses, too.
-        shown = [
-            (key.path[-1], value_text(getattr(chosen, key.path[-1])), _source(resolved, key))
+        yield from _table(
+            (key.path[-1], getattr(chosen, key.path[-1]), _source(resolved, key))
             for key in keys_of(type(chosen), section).values()
-        ]
-        names, values = max(len(name) for name, _, _ in shown), max(len(value) for _, value, _ in shown)
-        for name, value, source in shown:
-            yield f"  {name:<{names}}  {value:<{values}}  {source}"
+        )
+        if section == "filter":
+            yield from _filters_of_entries(resolved)
+
+
+def _filters_of_entries(resolved: Resolved) -> Iterator[str]:
+    """What the entries of a mix say otherwise than the section filter."""
+    for number, env in enumerate(resolved.config.envs):
+        own = {key: value for key, value in env.filter if value is not None}
+        if own:
+            yield ""
+            yield f"filter of {env.short_name}, otherwise as above:"
+            path = ("envs", number, "filter")
+            yield from _table((key, value, resolved.places.get((*path, key), "given")) for key, value in own.items())
+
+
+def _table(rows: Iterable[tuple[str, object, str]]) -> Iterator[str]:
+    """Names, values and sources as columns."""
+    shown = [(name, value_text(value), source) for name, value, source in rows]
+    names, values = max(len(name) for name, _, _ in shown), max(len(value) for _, value, _ in shown)
+    for name, value, source in shown:
+        yield f"  {name:<{names}}  {value:<{values}}  {source}"
 
 
 def _idle(config: RunConfig) -> dict[str, str]:
     """Sections that nothing of this configuration reads, and why."""
     idle = {}
+    if config.curriculum.by == "none":
+        idle["curriculum"] = "curriculum.by is none" if config.envs else "there is one environment"
     if not ESTIMATORS.find(config.advantage.name).needs_values:
         idle["critic"] = f"{config.advantage.name} needs no values"
     correction = config.correction

@@ -109,7 +109,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
 
     def rewind(self, last_steps: Mapping[str, int]) -> None:
         """For a resume: remove what a killed process left half-written, and drop the metrics and recorded episodes of
-        each named phase beyond its last step. Failed attempts stay listed.
+        each named phase beyond its last step, failed attempts too.
 
         ``{"train": 20}`` keeps train steps up to 20 and other phases as they are. A line cut off by a crash is dropped
         too. The TensorBoard events are written anew from what is left.
@@ -120,6 +120,10 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             clean_unfinished(part)
         kept = [r for r in read_metrics(self.path) if r["step"] <= last_steps.get(r["phase"], r["step"])]
         write_atomic(self.metrics_path, "".join(_line(record) for record in kept))
+        if self.failed_path.exists():
+            listed = _read_steps(self.failed_path)
+            still = (each for each in listed if each["step"] <= last_steps.get(each["phase"], each["step"]))
+            write_atomic(self.failed_path, "".join(json.dumps(each) + "\n" for each in still))
         if self.stream_path.exists():
             with disk_errors(self.stream_path):
                 self._stream = RecordWriter(self.stream_path)
@@ -167,13 +171,18 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
 def read_metrics(path: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:
     """The records of metrics.jsonl in the run folder ``path`` (default: of all phases), in the order logged; a line cut
     off by a crash is left out."""
-    file, records = Path(path) / "metrics.jsonl", []
+    return [record for record in _read_steps(Path(path) / "metrics.jsonl") if phase in (None, record["phase"])]
+
+
+def _read_steps(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file, each an object with the step and the phase that it is of."""
+    records = []
     for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             record = json.loads(line)
             if isinstance(record["step"], int) and isinstance(record["phase"], str):
                 records.append(record)
-    return [record for record in records if phase in (None, record["phase"])]
+    return records
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from trainer.model.forward import load_weights
 from trainer.model.network import save_model
 from trainer.rollout.scheduler import Collected, GroupSource, check_mode
 from trainer.rollout.source import Ledger, Session
-from trainer.rollout.stream import StepRecord
+from trainer.rollout.stream import StepRecord, episodes_of
 from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
 from trainer.run.evaluate import PhaseResult, evaluation_metrics, play_evaluation, summary
 from trainer.run.folder import RunFolder
@@ -240,6 +240,7 @@ class _Run:
                         groups=found.played,
                         kept=found.kept,
                         greedy=found.greedy,
+                        cancelled=found.cancelled,
                         planned_steps=config.steps,
                     )
                     # Before the update, which can then be looked into where it fails.
@@ -263,8 +264,9 @@ class _Run:
         with self._saving():
             found = self.source.next_step(self.counters.steps)
             seconds = time.monotonic() - started
-            episodes = [*(t for g in found.played for t in g.trajectories), *found.greedy]
-            self.recorder.write_failures(episodes, step=self.counters.steps + 1, phase=TRAIN)
+            episodes = [*episodes_of(found.played), *found.greedy]
+            everything = (*episodes, *episodes_of(found.cancelled))
+            self.recorder.write_failures(everything, step=self.counters.steps + 1, phase=TRAIN)
             failed = self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
         measured = {"rollout/failed_share": failed, "time/rollout_s": seconds}
         per_environment = self.session.mix.metrics(found.played)
@@ -383,6 +385,13 @@ class _Run:
         result = summary(
             self.config, counters.evaluations, counters.seconds, steps=counters.steps, parameters=model.parameters
         )
+        # Only redundancy leaves tasks for rounds that do not come any more.
+        result["tasks_never_learnt_from"] = waiting = len(counters.ledger.in_flight)
+        if waiting:
+            self.report.say(
+                f"Never learnt from: {waiting} tasks, begun beyond what their steps needed (rollout.redundancy) and "
+                "left for later ones; `roll-train resume RUN --steps N` plays them first."
+            )
         self.folder.save_summary(result)
         self._take_weights()  # merged, where a copy with adapters was trained
         save_model(model, self.folder.path / "model")

@@ -100,7 +100,8 @@ class Report:
 
     def __init__(self, console: Console | None = None, *, interval_s: float = 10.0) -> None:
         # A log file has no width of its own; 100 columns keep tables and boards whole.
-        self.console = console or Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+        # The stdout of this moment, which stays the report's own when what environments print goes elsewhere.
+        self.console = console or Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 100)
         self.interval_s = interval_s
         """Seconds between plain progress lines."""
 
