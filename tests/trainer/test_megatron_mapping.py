@@ -17,7 +17,9 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 CONFIGS = {
     "llama": LlamaConfig(**SHAPE, tie_word_embeddings=True),
-    "qwen2": Qwen2Config(**{n: v for n, v in SHAPE.items() if n != "head_dim"}, tie_word_embeddings=False),
+    "qwen2": Qwen2Config(
+        **{**{n: v for n, v in SHAPE.items() if n != "head_dim"}, "hidden_size": 48}, tie_word_embeddings=False
+    ),
     "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),
     "qwen3_moe": Qwen3MoeConfig(
         **SHAPE, moe_intermediate_size=16, num_experts=3, num_experts_per_tok=2, norm_topk_prob=True,
@@ -89,11 +91,11 @@ def test_queries_and_their_key_and_value_stand_together() -> None:
     config = CONFIGS["qwen2"]
     network = AutoModelForCausalLM.from_config(config)
     attention = network.model.layers[1].self_attn
-    each, head = 2, 3
-    core = torch.empty((8 + 8) * head // 2, 24)
+    each, head = 2, 6
+    core = torch.empty((8 + 8) * head // 2, 48)
     for part in (p for p in parts_of(config) if p.cores == ("decoder.layers.1.self_attention.linear_qkv.weight",)):
         write(part, [core], dict(network.named_parameters())[part.name], rank=1, ranks=2)
-    group = core.view(2, (each + 2) * head, 24)[1]
+    group = core.view(2, (each + 2) * head, 48)[1]
     q, k, v = (p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     expected = torch.cat([q[6 * head : 8 * head], k[3 * head :], v[3 * head :]])
     assert torch.equal(group, expected)
