@@ -3,10 +3,12 @@ plain PyTorch learner takes."""
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from test_megatron_mapping import CONFIGS
 from torch import distributed
 from transformers import AutoModelForCausalLM
 
-from roll_envs.errors import CheckpointError, ConfigError, RollError
+from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
 from trainer.learner import Learner, make_learner
 from trainer.learner.gradients import Ranks
@@ -29,7 +31,6 @@ pytestmark = [
     pytest.mark.megatron,
     pytest.mark.filterwarnings("ignore:Warning. tp_group is None:DeprecationWarning"),  # Megatron-Core of itself
 ]
-DENSE = ["llama", "qwen2", "qwen3"]
 STEPS, TEMPERATURE = 3, 0.7
 
 
@@ -37,7 +38,7 @@ def a_model(family: str) -> LanguageModel:
     """Large first weights, so that its distribution is far from even; norms and biases are no constants either."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = AutoModelForCausalLM.from_config(CONFIGS[family], attn_implementation="sdpa")
+        network = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[family]), attn_implementation="sdpa")
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.normal_(float(parameter.ndim == 1), 0.3)
@@ -75,7 +76,7 @@ class Scene(NamedTuple):
     family: str
     dealt: Sequence[Sequence[int]]
     """Sequences of each rank."""
-    settings: dict[str, Any] = {}
+    settings: Mapping[str, Any] = MappingProxyType({})
     resume: bool = False
     """Whether a new learner goes on from the state of the first after each step."""
     spoil: tuple[int, ...] = ()
@@ -263,3 +264,82 @@ def test_four_processes_take_the_steps_of_one(four: list[dict[str, Any]], name: 
     for rank, mine in enumerate(scene.dealt):
         assert_alike(four[rank][name], alone, mine)
     assert_same_state(four[0][name]["states"], alone["states"])
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def stepped(learner: Learner, times: int) -> list[dict[str, float]]:
+    rows, advantages = rows_of(range(9))
+    kept = [np.full(len(r.ids), -4.0) for r in rows]
+    batches = batches_of(rows, advantages, pack_tokens=20, tokens_per_microbatch=40, reference_logp=kept)
+    return [learner.step(batches, counted(rows), lr=1e-3)[0] for _ in range(times)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("saver", "taker"), [("torch", "megatron"), ("megatron", "torch")])
+def test_a_run_goes_on_under_another_backend(saver: str, taker: str, precision: str) -> None:
+    model = a_model("qwen2")
+    learner = a_learner(model, backend=saver, precision=precision)
+    stepped(learner, 2)
+    state, weights = learner.optimizer_state(), {name: w.clone() for name, w in learner.weights()}
+    other_model = a_model("qwen2")
+    other = a_learner(other_model, backend=taker, precision=precision)
+    with torch.no_grad():
+        for name, weight in weights.items():
+            other_model.network.get_parameter(name).copy_(weight)
+    other.load_optimizer_state(state)
+    assert all(torch.equal(weight, weights[name]) for name, weight in other.weights())
+    again = other.optimizer_state()
+    assert again.keys() == state.keys()
+    assert ("masters" in state) == (precision == "bfloat16")
+    (one,), (two,) = state["parts"], again["parts"]
+    assert one["param_groups"] == two["param_groups"]
+    for i, entry in one["state"].items():
+        assert all(torch.equal(value, two["state"][i][key]) for key, value in entry.items())
+    assert all(torch.equal(a, b) for a, b in zip(state.get("masters", []), again.get("masters", []), strict=True))
+    (expected,), (found,) = stepped(learner, 1), stepped(other, 1)
+    close = 1e-5 if precision == "float32" else 2e-2
+    assert found["learner/grad_norm"] == pytest.approx(expected["learner/grad_norm"], rel=close)
+    assert found["loss/total"] == pytest.approx(expected["loss/total"], rel=close, abs=close)
+
+
+def test_with_one_rank_the_given_model_is_trained_in_place() -> None:
+    model = a_model("llama")
+    learner = a_learner(model)
+    stepped(learner, 1)
+    trained = dict(learner.weights())
+    assert not torch.equal(trained["model.norm.weight"], a_model("llama").network.model.norm.weight)
+    assert all(torch.equal(weight, trained[name]) for name, weight in model.network.named_parameters())
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    learner = a_learner(a_model("llama"))
+    stepped(learner, 1)
+    state = learner.optimizer_state()
+    (part,) = state["parts"]
+    for spoilt, problem in [
+        ({**state, "lora": {}}, "has LoRA adapters"),
+        ({**state, "parts": [part, part]}, "has 2 optimisers"),
+        ({**state, "masters": [torch.zeros(1)]}, "has 1 float32 copies of weights and the learner needs 0"),
+        ({**state, "parts": [{**part, "state": {0: part["state"][0]}}]}, "has 1 weights, which are not the model's"),
+        ({}, "has no state of the optimiser"),
+    ]:
+        with pytest.raises(CheckpointError, match=problem):
+            learner.load_optimizer_state(spoilt)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_more_parallel_than_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learner.tensor_parallel 2 times .* is 2, and there are 1 ranks"):
+        a_learner(a_model("llama"), tensor_parallel=2)
+
+
+def test_an_optimiser_of_whole_matrices_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.name 'muon' may not see whole; allowed: adamw"):
+        make_learner(
+            a_model("llama"), loss=LossConfig(), optimizer=OptimizerConfig(name="muon"), temperature=1.0,
+            settings=LearnerConfig(backend="megatron"),
+        )  # fmt: skip

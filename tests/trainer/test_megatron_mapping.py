@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from roll_envs.errors import ConfigError
+from trainer.learner.megatron import MegatronSettings
 from trainer.learner.megatron_mapping import Part, join, padded, parts_of, read, shape_of, write
+from trainer.learner.megatron_stage import build_network, core
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 51, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -130,3 +134,28 @@ def test_what_the_table_lacks_is_refused_by_name() -> None:
     ]:
         with pytest.raises(ConfigError, match=f"{config.model_type} model with {key}"):
             parts_of(config)
+
+
+# -- before anything of Megatron-Core is loaded ------------------------------------------------------------------------
+
+
+def test_where_the_library_is_missing_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    core.cache_clear()
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    with pytest.raises(ConfigError, match=r"pip install 'roll-envs\[megatron\]'"):
+        core()
+    core.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor", "pipeline", "problem"),
+    [
+        ("llama", 3, 1, "learner.tensor_parallel 3 does not divide the model's num_key_value_heads, 4"),
+        ("qwen3", 1, 4, "learner.pipeline_parallel 4 does not divide the model's num_hidden_layers, 2"),
+        ("qwen3_moe", 2, 1, "learner.tensor_parallel 2: qwen3_moe has experts"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused(family: str, tensor: int, pipeline: int, problem: str) -> None:
+    grid: Any = SimpleNamespace(tensor=SimpleNamespace(count=tensor), pipeline=SimpleNamespace(count=pipeline))
+    with pytest.raises(ConfigError, match=problem):
+        build_network(CONFIGS[family], MegatronSettings(), grid)

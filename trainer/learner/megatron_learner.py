@@ -200,9 +200,8 @@ class MegatronLearner:
 
     def _new_stage(self, parts: Sequence[Part], *, value: bool = False) -> Stage:
         network = self._given
-        return Stage(
-            network.config, network.base_model.rotary_emb, self._settings, self._grid, parts=parts, value=value
-        )
+        settings = self._settings.model_copy(update={"precision": "float32"}) if value else self._settings
+        return Stage(network.config, network.base_model.rotary_emb, settings, self._grid, parts=parts, value=value)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
@@ -275,11 +274,9 @@ class MegatronLearner:
                 "saved with"
             )
         changed = {name for name, version in self._given_versions().items() if self._versions[name] != version}
-        for part in self._stage.parts:
-            if part.name in changed:
-                self._stage.put(self._stage.parameters, part, dict(weights_of(self._given))[part.name])
-        masters = {"masters": state["masters"]} if "masters" in state else {}
-        self._optimizer.load(parts[0], masters)
+        for part in (p for p in self._stage.parts if p.name in changed):
+            self._stage.put(self._stage.parameters, part, self._given.get_parameter(part.name).detach())
+        self._optimizer.load(parts[0], state.get("masters", []))
         (skipped,) = self._ranks.most([float(state.get("skipped", 0))])
         self._guard.skipped_in_a_row = int(skipped)
         self._versions = self._given_versions()
@@ -395,4 +392,4 @@ class MegatronCritic:
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back; all ranks take part, those but the first may give an empty state."""
-        self._optimizer.load(state, {})
+        self._optimizer.load(state, [])

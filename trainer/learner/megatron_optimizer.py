@@ -8,7 +8,7 @@ that the result is that of whole weights. Replicas of a share hold equal states.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,57 +100,74 @@ class ShardedAdamW:
         ]
         return ({"state": found, "param_groups": groups}, masters) if first else ({}, {})
 
-    def load(self, saved: Mapping[str, Any], masters: Mapping[str, Any]) -> None:
-        """Put a state back. All ranks take part; those but the first may give empty ones.
+    def load(self, saved: Mapping[str, Any], masters: Sequence[torch.Tensor]) -> None:
+        """Put a state back. All ranks take part; those but the first may give empty ones, and are sent one tensor at a
+        time.
 
         Raises :class:`CheckpointError` when it is not of these weights, or of another precision.
         """
-        saved, masters = self._everywhere(saved, masters)
-        shapes = {p.name: shape_of(p) for p in self._stage.parts}
-        half = bool(self.masters.state())
-        if [tuple(m.shape) for m in masters.get("masters", [])] != (list(shapes.values()) if half else []):
-            raise CheckpointError(
-                f"the checkpoint has {len(masters.get('masters', []))} float32 copies of weights and the learner needs "
-                f"{len(shapes) if half else 0}; resume with the learner.precision it was saved with"
-            )
-        state = saved["state"]
-        if state and {i: tuple(s["exp_avg"].shape) for i, s in state.items()} != {
-            i: shapes[name] for i, name in enumerate(self._order)
-        }:
-            raise CheckpointError(
-                f"the checkpoint's optimiser has {len(state)} weights of other shapes than the model's {len(shapes)}"
-            )
-        parts = {p.name: p for p in self._stage.parts}
-        for name, master in zip(shapes, masters.get("masters", []), strict=False):
-            self._stage.put(self.values, parts[name], master)
+        ranks, send = self._grid.all, self._grid.all.any(not saved)
+        if send and ranks.any(ranks.rank == 0 and not saved):
+            raise CheckpointError("the checkpoint has no state of the optimiser; start a new run")
+        form: list[Any] = [_form_of(saved, masters) if saved else None]
+        if send:
+            distributed.broadcast_object_list(form, src=0)
+        groups, steps, shapes, master_shapes = form[0]
+        self._check(shapes, master_shapes)
+
+        def whole(place: int, key: str, shape: tuple[int, ...]) -> torch.Tensor:
+            given = None if not saved else masters[place] if key == "masters" else saved["state"][place][key]
+            if not send:
+                return given  # type: ignore[return-value]
+            there = given if ranks.rank == 0 else torch.empty(shape)
+            sent = there.to(self._grid.device, torch.float32).contiguous()  # type: ignore[union-attr]
+            distributed.broadcast(sent, src=0)
+            return sent
+
+        for i, (part, shape) in enumerate(zip(self._stage.parts, master_shapes, strict=False)):
+            self._stage.put(self.values, part, whole(i, "masters", shape))
         self.masters.write_back()
+        parts = {p.name: p for p in self._stage.parts}
+        moments = {key: {n: torch.zeros_like(v) for n, v in self.values.items()} for key in MOMENTS}
+        for i, shape in shapes.items():
+            for key in MOMENTS:
+                self._stage.put(moments[key], parts[self._order[i]], whole(i, key, shape))
         own = self._adamw.state_dict()
         names = {id(v): n for n, v in self.values.items()}
         local = [names[id(v)] for group in self._adamw.param_groups for v in group["params"]]
-        moments = {key: {n: torch.zeros_like(v) for n, v in self.values.items()} for key in MOMENTS}
-        for i, entry in state.items():
-            for key in MOMENTS:
-                self._stage.put(moments[key], parts[self._order[i]], entry[key])
-        if state:
-            step = next(iter(state.values()))["step"]
+        if steps:
+            step = next(iter(steps.values()))
             own["state"] = {
-                i: {"step": step.clone(), **{k: moments[k][n] for k in MOMENTS}} for i, n in enumerate(local)
+                i: {"step": torch.tensor(step), **{k: moments[k][n] for k in MOMENTS}} for i, n in enumerate(local)
             }
-        groups = zip(saved["param_groups"], own["param_groups"], strict=True)
-        own["param_groups"] = [{**given, "params": mine["params"]} for given, mine in groups]
+        mine = [group["params"] for group in own["param_groups"]]
+        own["param_groups"] = [{**group, "params": params} for group, params in zip(groups, mine, strict=True)]
         self._adamw.load_state_dict(own)
 
-    def _everywhere(
-        self, saved: Mapping[str, Any], masters: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """What the first rank was given, on all of them, unless each has it."""
-        if not self._grid.all.any(not saved):
-            return saved, masters
-        given: list[Any] = [(saved, masters)]
-        distributed.broadcast_object_list(given, src=0)
-        if not given[0][0]:
-            raise CheckpointError("the checkpoint has no state of the optimiser; start a new run")
-        return given[0]  # type: ignore[no-any-return]
+    def _check(self, shapes: Mapping[int, tuple[int, ...]], master_shapes: Sequence[tuple[int, ...]]) -> None:
+        wanted = {p.name: shape_of(p) for p in self._stage.parts}
+        needed = list(wanted.values()) if self.masters.state() else []
+        if list(master_shapes) != needed:
+            raise CheckpointError(
+                f"the checkpoint has {len(master_shapes)} float32 copies of weights and the learner needs "
+                f"{len(needed)}, each of its weight's shape; resume with the learner.precision it was saved with"
+            )
+        if shapes and shapes != {i: wanted[name] for i, name in enumerate(self._order)}:
+            raise CheckpointError(
+                f"the checkpoint's optimiser has {len(shapes)} weights, which are not the model's {len(wanted)}; "
+                "resume with the model it was saved with"
+            )
+
+
+def _form_of(saved: Mapping[str, Any], masters: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Of a saved state: settings of groups, steps and shapes by number, shapes of the float32 copies."""
+    state = saved["state"]
+    return (
+        saved["param_groups"],
+        {i: float(entry["step"]) for i, entry in state.items()},
+        {i: tuple(entry["exp_avg"].shape) for i, entry in state.items()},
+        [tuple(m.shape) for m in masters],
+    )
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,10 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -27,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from roll_envs.errors import ConfigError
-from trainer.learner.gradients import DTYPES, Ranks
+from trainer.learner.gradients import DTYPES, Ranks, cast_weights
 from trainer.learner.megatron import MegatronSettings
 from trainer.learner.megatron_mapping import (
     EMBEDDING,
@@ -72,7 +73,8 @@ def core() -> Any:
     )
 
 
-class Axis(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Axis:
     """The ranks that differ from this one in one respect only."""
 
     group: distributed.ProcessGroup
@@ -108,7 +110,8 @@ class Grid:
         state = core().state
         if not distributed.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+            store = distributed.HashStore()  # type: ignore[attr-defined]
+            distributed.init_process_group(backend, store=store, rank=0, world_size=1)
         if distributed.get_world_size() != ranks.count:
             raise ConfigError(
                 f"learner.backend 'megatron' takes all {distributed.get_world_size()} processes of the group that "
@@ -185,7 +188,7 @@ def _silently() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
+def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
     """A ``GPTModel`` for this rank, its weights not yet set. Raises :class:`ConfigError` when it cannot be cut."""
     family, tensor = family_of(config), grid.tensor.count
     for key, by, parallel in (
@@ -252,7 +255,7 @@ def _network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
             # Over several stages the two copies are kept equal by the optimiser here.
             share_embeddings_and_output_weights=bool(config.tie_word_embeddings) and grid.pipeline.count == 1,
         )
-    return network.to(grid.device).eval()
+    return cast_weights(network.to(grid.device), DTYPES[settings.precision]).eval()  # norms too
 
 
 def _routing(config: Any) -> dict[str, Any]:
@@ -275,7 +278,7 @@ class Stage:
         """``config`` and ``rotary`` are the Hugging Face model's; ``parts`` its weights that are wanted. ``value``: a
         head of one number per position instead of one per id."""
         self.config, self.grid, self.parts = config, grid, list(parts)
-        self.network = _network(config, settings, grid)
+        self.network = build_network(config, settings, grid)
         self._frequencies = rotary.inv_freq.to(grid.device, torch.float32)
         self._checkpointing = settings.gradient_checkpointing
         self._passed: tuple[torch.Tensor | None, torch.Tensor] | None = None
