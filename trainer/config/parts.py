@@ -101,7 +101,10 @@ ENGINES: Registry[Any] = Registry(
     },
 )
 BACKENDS: Registry[Any] = Registry(
-    "learner backend", "roll_envs.learners", _part, built_in={"torch": "trainer.learner:TORCH"}
+    "learner backend",
+    "roll_envs.learners",
+    _part,
+    built_in={"megatron": "trainer.learner.megatron:MEGATRON", "torch": "trainer.learner:TORCH"},
 )
 """Learner backends by the name that ``learner.backend`` uses."""
 

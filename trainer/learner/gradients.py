@@ -190,13 +190,18 @@ class StepGuard:
         self._config, self._ranks = config, ranks
         self.skipped_in_a_row = 0
 
-    def admits(self, values: Sequence[torch.nn.Parameter]) -> tuple[bool, float]:
+    def admits(
+        self, values: Sequence[torch.nn.Parameter], total_norm: torch.Tensor | None = None
+    ) -> tuple[bool, float]:
         """Whether the step with these gradients (summed over the ranks) is to be taken, and their norm; they are cut
-        where it is.
+        where it is. ``total_norm``: the norm of the whole, where ``values`` are shards of it.
 
         Raises :class:`RollError` when too many steps in a row were skipped.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(values, self._config.max_grad_norm))
+        if total_norm is None:
+            total_norm = torch.nn.utils.get_total_norm([v.grad for v in values if v.grad is not None])
+        torch.nn.utils.clip_grads_with_norm_(values, self._config.max_grad_norm, total_norm)
+        norm = float(total_norm)
         limit = math.inf if self._config.skip_norm is None else self._config.skip_norm
         if not self._ranks.any(not (math.isfinite(norm) and norm <= limit)):
             self.skipped_in_a_row = 0

@@ -1,0 +1,395 @@
+"""The learner of the Megatron-Core backend: log-probs over a vocabulary that is cut, and steps of policy and critic.
+
+Every rank is given micro-batches of its own, as in every backend. Those of the ranks that hold one replica of the model
+together (``tensor_parallel`` times ``pipeline_parallel``) are run by all of them, one after the other.
+
+Left out: adapters, and optimisers that need whole matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.utils.checkpoint import checkpoint
+
+from roll_envs.errors import CheckpointError, ConfigError, RollError
+from roll_envs.types import Metrics
+from trainer.algorithms.losses.objective import make_objective, policy_loss
+from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
+from trainer.data.batches import Batch, Denominators
+from trainer.learner.critic import value_loss
+from trainer.learner.gradients import Ranks, StepGuard
+from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron_mapping import HEAD, Part, parts_of
+from trainer.learner.megatron_optimizer import ShardedAdamW
+from trainer.learner.megatron_stage import Grid, Stage, core
+from trainer.model.attention import choose_attention
+from trainer.model.forward import (
+    Head,
+    head_of,
+    label_scores,
+    label_states,
+    load_weights,
+    positions_within,
+    spread,
+    weights_of,
+)
+from trainer.model.network import LanguageModel, choose_device
+
+Job = tuple[Batch, Denominators]
+"""A micro-batch, and the denominators of the sequences of the rank that it is of."""
+
+
+def sharded_logprobs(
+    hidden: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, start: int, group: Any, *, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of ``labels`` [n] and entropies [n] after ``hidden`` [n, D], where this rank has the rows ``weight``
+    [v, D] of the head, from id ``start`` on; float32, and the same on all ranks of ``group``.
+
+    Logits stay where they are: ranks tell each other the largest, and then three sums.
+    """
+    parallel = core().tensor_parallel
+    hidden = parallel.copy_to_tensor_model_parallel_region(hidden, group)
+    z = (hidden.float() / temperature) @ weight.float().T
+    top = z.detach().amax(-1)
+    distributed.all_reduce(top, distributed.ReduceOp.MAX, group)
+    z = z - top[:, None]
+    powers = z.exp()
+    here = (labels >= start) & (labels < start + len(weight))
+    chosen = z.gather(1, (labels - start).clamp(0, len(weight) - 1)[:, None])[:, 0]
+    sums = torch.stack([powers.sum(-1), (powers * z).sum(-1), torch.where(here, chosen, 0.0)])
+    total, moment, chosen = parallel.reduce_from_tensor_model_parallel_region(sums, group)
+    return chosen - total.log(), total.log() - moment / total
+
+
+class MegatronScorer:
+    """A model cut over ranks, and how it is run over batches; by itself a frozen policy, the reference of KL terms."""
+
+    def __init__(self, stage: Stage, temperature: float, settings: MegatronSettings) -> None:
+        self._stage, self._grid = stage, stage.grid
+        self._temperature, self._settings = temperature, settings
+        weight = next(stage.network.parameters())
+        self._attention = choose_attention(settings.attention, weight.device, weight.dtype)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs of the labels and entropies [B, T]; on the last stage, the others give zeros."""
+        stage, grid = self._stage, self._grid
+        head = stage.head
+        if grid.tensor.count == 1 and head is not None:
+            return label_scores(
+                stage,
+                Head(head),
+                batch,
+                temperature=self._temperature,
+                attention=self._attention,
+                logits_mib=self._settings.logits_mib,
+            )
+        hidden = label_states(stage, batch, self._attention)
+        if head is None:
+            return (torch.zeros(batch.ids.shape, device=grid.device),) * 2
+        start = grid.tensor.rank * len(head)
+        rows = head[: stage.config.vocab_size - start]
+        chunk = positions_within(self._settings.logits_mib, len(rows))
+        labels = batch.labels[batch.label_mask]
+        parts = [slice(i, i + chunk) for i in range(0, len(labels), chunk)] or [slice(0, 0)]
+
+        def scored(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return sharded_logprobs(hidden, labels, rows, start, grid.tensor.group, temperature=self._temperature)
+
+        again = len(parts) > 1 and torch.is_grad_enabled()
+        found = [
+            checkpoint(scored, hidden[p], labels[p], use_reentrant=False, preserve_rng_state=False)
+            if again
+            else scored(hidden[p], labels[p])
+            for p in parts
+        ]
+        logp, entropy = (spread(torch.cat(column), batch.label_mask) for column in zip(*found, strict=True))
+        return logp, entropy
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
+        return scores_of(self._stage, batches, lambda batch: self.forward(batch)[0])
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and whole weights, one at a time; all ranks iterate along."""
+        return self._stage.stream(self._stage.parameters)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take other weights, of which all ranks are given all. Raises :class:`CheckpointError` when they do not
+        fit."""
+        self._stage.load(self._stage.parameters, weights, "the checkpoint's reference")
+
+
+@torch.no_grad()
+def scores_of(stage: Stage, batches: Sequence[Batch], forward: Callable[[Batch], torch.Tensor]) -> list[torch.Tensor]:
+    """What ``forward`` gives on the last stage for this rank's batches, [B, T] each."""
+    shared = stage.grid.exchange(list(batches))
+    everything = [batch for one in shared for batch in one]
+    found: list[torch.Tensor] = []
+
+    def run(i: int) -> None:
+        found.append(forward(everything[i].to(stage.grid.device)))
+
+    stage.pipeline(len(everything), run)
+    return own_of(stage.grid, shared, found)
+
+
+def own_of(grid: Grid, shared: Sequence[Sequence[Any]], found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of the results of all micro-batches, which the last stage has, those of this rank."""
+    if grid.pipeline.count > 1:
+        for tensor in found:
+            distributed.broadcast(tensor, group=grid.pipeline.group, group_src=grid.pipeline.count - 1)
+    place = distributed.get_rank(grid.model.group)
+    before = sum(len(one) for one in shared[:place])
+    return list(found[before : before + len(shared[place])])
+
+
+def jobs_of(grid: Grid, batches: Sequence[Batch], own: Denominators) -> tuple[list[list[Job]], Denominators]:
+    """The micro-batches of each rank of this replica, with denominators of all ranks; and those of this rank."""
+    total = grid.all.denominators(own)
+    shared = grid.exchange((list(batches), own.sequence_tokens))
+    return [[(batch, replace(total, sequence_tokens=tokens)) for batch in given] for given, tokens in shared], total
+
+
+class MegatronLearner:
+    """Holds this rank's share of the model being trained, and of the state of its optimiser.
+
+    With one rank the model that was given is kept up to date in place. With several it keeps its first weights, and
+    :meth:`weights` is where the trained ones are; what is loaded into it before :meth:`load_optimizer_state` is taken.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        loss: LossConfig,
+        optimizer: OptimizerConfig,
+        temperature: float,
+        correction: CorrectionConfig | None = None,
+        settings: MegatronSettings | None = None,
+        threads: int = 1,
+        device: str = "auto",
+        ranks: Ranks | None = None,
+    ) -> None:
+        """``threads`` changes nothing: micro-batches are run one after the other.
+
+        Raises :class:`ConfigError` when ``settings`` ask for what this model, these ranks or this machine lack.
+        """
+        self._settings, self._temperature, self._given = settings or MegatronSettings(), temperature, model.network
+        self._objective = make_objective(loss, correction)
+        self._ranks = ranks or Ranks()
+        parts = parts_of(model.network.config)
+        try:
+            head = head_of(model.network)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if head.bias is not None or head.softcap is not None:
+            raise ConfigError("learner.backend 'megatron' does not know heads with a bias or a soft cap")
+        self._grid = Grid(self._settings, self._ranks, choose_device(device))
+        self._stage = self._new_stage(parts)
+        self._policy = MegatronScorer(self._stage, temperature, self._settings)
+        self._stage.load(self._stage.parameters, weights_of(model.network), "the model")
+        self._optimizer = ShardedAdamW(self._stage, optimizer, outer=True)
+        self._guard = StepGuard(optimizer, self._ranks)
+        self._versions = self._given_versions()
+
+    def _new_stage(self, parts: Sequence[Part], *, value: bool = False) -> Stage:
+        network = self._given
+        settings = self._settings.model_copy(update={"precision": "float32"}) if value else self._settings
+        return Stage(network.config, network.base_model.rotary_emb, settings, self._grid, parts=parts, value=value)
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
+        return self._policy.score(batches)
+
+    def step(
+        self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
+    ) -> tuple[Metrics, list[torch.Tensor]]:
+        """One optimiser step over the ``batches`` of all ranks, as :meth:`trainer.learner.torch.TorchLearner.step`."""
+        shared, _ = jobs_of(self._grid, batches, denominators)
+        jobs = [job for one in shared for job in one]
+        self._optimizer.masters.clear_gradients()
+        before: list[torch.Tensor] = []
+        losses: list[torch.Tensor] = []
+        sums: dict[str, float] = {}
+
+        def forward(i: int) -> torch.Tensor | None:
+            batch, whole = jobs[i][0].to(self._grid.device), jobs[i][1]
+            logp, entropies = self._policy.forward(batch)
+            before.append(logp.detach())
+            if not self._grid.last:
+                return None
+            if not bool(batch.label_mask.any()):  # backward all the same: other stages wait for it
+                return (logp.sum() + entropies.sum()) * 0.0
+            used = replace(batch, old_logp=logp.detach()) if on_policy else batch
+            loss, metrics = policy_loss(self._objective, used, logp, whole, entropies)
+            losses.append(loss.detach())
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            return loss
+
+        self._stage.pipeline(len(jobs), forward, self._optimizer.add_gradients)
+        norm = self._optimizer.reduce_gradients()
+        admitted, measured = self._guard.admits(self._optimizer.masters.values, norm)
+        if admitted:
+            self._optimizer.step(lr)
+            self._write_back()
+        known = {"total": float(sum(map(float, losses))), **sums} if self._grid.speaks else {}
+        seen = sum(int(batch.label_mask.sum()) for batch in batches)
+        counted = self._ranks.sum({"tokens": seen, **known})
+        tokens, loss = max(counted.pop("tokens"), 1.0), counted.pop("total")
+        result = {name: value / tokens for name, value in counted.items()}
+        result |= {"loss/total": loss, "learner/grad_norm": measured, "learner/lr": lr}
+        if not admitted:  # numbers that are not finite would spoil the means of a training step
+            result = {name: value for name, value in result.items() if math.isfinite(value)}
+        return {**result, "learner/skipped_steps": float(not admitted)}, own_of(self._grid, shared, before)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and whole weights in Hugging Face form, one at a time; all ranks iterate along."""
+        return self._policy.weights()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """State of the optimiser and of float32 copies in the form of the plain PyTorch backend, which resumes from it
+        as this one does from its. All ranks take part; those but the first get an empty one."""
+        parts, masters = self._optimizer.state()
+        return {"parts": [parts], "skipped": self._guard.skipped_in_a_row, **masters} if parts else {}
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put the optimiser back; weights that were loaded into the given model are taken before. All ranks take part;
+        those but the first may give an empty state.
+
+        Raises :class:`CheckpointError` when the state was saved with another precision or optimiser, or adapters.
+        """
+        if "lora" in state:
+            raise CheckpointError("the checkpoint has LoRA adapters, which learner.backend 'megatron' does not train")
+        parts = state.get("parts", [{}])
+        if len(parts) != 1:
+            raise CheckpointError(
+                f"the checkpoint has {len(parts)} optimisers, and AdamW is one; resume with the optimizer.name it was "
+                "saved with"
+            )
+        changed = {name for name, version in self._given_versions().items() if self._versions[name] != version}
+        for part in (p for p in self._stage.parts if p.name in changed):
+            self._stage.put(self._stage.parameters, part, self._given.get_parameter(part.name).detach())
+        self._optimizer.load(parts[0], state.get("masters", []))
+        (skipped,) = self._ranks.most([float(state.get("skipped", 0))])
+        self._guard.skipped_in_a_row = int(skipped)
+        self._versions = self._given_versions()
+
+    def _given_versions(self) -> dict[str, int]:
+        """How often each weight of the given model was written."""
+        return {name: weight._version for name, weight in self._given.named_parameters()}
+
+    def _write_back(self) -> None:
+        if self._ranks.count == 1:
+            load_weights(self._given, self.weights(), "the trained model")
+            self._versions = self._given_versions()
+
+    def reference(self, *, fixed: bool = True) -> MegatronScorer:
+        """A frozen policy with the current weights."""
+        stage = self._new_stage(self._stage.parts)
+        copy_parameters(self._stage, stage)
+        stage.network.requires_grad_(False)
+        return MegatronScorer(stage, self._temperature, self._settings)
+
+    def critic(self, config: CriticConfig) -> MegatronCritic:
+        """A critic whose body begins as a copy of the current policy's."""
+        body = [p for p in parts_of(self._given.config) if p.cores != (HEAD,)]
+        width = self._given.config.hidden_size
+        value = [
+            Part("head.weight", ("value_head.weight",), (1, width)),
+            Part("head.bias", ("value_head.bias",), (1,)),
+        ]
+        named = [p._replace(name=p.name.replace("model.", "body.", 1)) for p in body]
+        stage = self._new_stage([*named, *value], value=True)
+        copy_parameters(self._stage, stage)
+        return MegatronCritic(stage, config)
+
+
+@torch.no_grad()
+def copy_parameters(source: Stage, target: Stage) -> None:
+    """What both have; the head of a critic becomes 0."""
+    for name, parameter in target.parameters.items():
+        if name in source.parameters:
+            parameter.copy_(source.parameters[name])
+        else:
+            parameter.zero_()
+
+
+class MegatronCritic:
+    """Holds this rank's share of the value network and of the state of its optimiser (AdamW); float32.
+
+    The head begins at 0, so that the first values are 0 everywhere.
+    """
+
+    def __init__(self, stage: Stage, config: CriticConfig) -> None:
+        self._stage, self._grid, self._config = stage, stage.grid, config
+        adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
+        self._optimizer = ShardedAdamW(stage, adamw, outer=False)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Values [B, T] at the positions that have a label, 0 elsewhere; on the last stage, the others give zeros."""
+        states = label_states(self._stage, batch)
+        if not self._grid.last:
+            return torch.zeros(batch.ids.shape, device=self._grid.device)
+        return spread(self._stage.network.value_head(states).squeeze(-1).float(), batch.label_mask)
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """The value of the state in which each label was sampled, [B, T] per batch."""
+        return scores_of(self._stage, batches, self._forward)
+
+    def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics:
+        """One optimiser step; the mean is over the tokens of the whole step, however it was cut.
+
+        Raises :class:`RollError` when the gradient is not finite; the weights are then as before.
+        """
+        shared, total = jobs_of(self._grid, batches, denominators)
+        jobs = [job for one in shared for job in one]
+        tokens = max(total.tokens, 1)
+        self._optimizer.masters.clear_gradients()
+        sums: dict[str, float] = {}
+
+        def forward(i: int) -> torch.Tensor | None:
+            batch = jobs[i][0].to(self._grid.device)
+            if batch.values is None or batch.returns is None or batch.return_mask is None:
+                raise ValueError("the critic needs values and returns in every batch")
+            values = self._forward(batch)
+            if not self._grid.last:
+                return None
+            losses, metrics = value_loss(values, batch.values, batch.returns, batch.return_mask, self._config.clip)
+            for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            return losses.sum() / tokens
+
+        self._stage.pipeline(len(jobs), forward, self._optimizer.add_gradients)
+        norm = self._optimizer.reduce_gradients()
+        if self._grid.all.any(not math.isfinite(float(norm))):
+            raise RollError(
+                f"the critic's gradient norm is {float(norm)}; the step was not taken. Lower critic.lr and resume"
+            )
+        torch.nn.utils.clip_grads_with_norm_(self._optimizer.masters.values, self._config.max_grad_norm, norm)
+        self._optimizer.step(lr)
+        counted = self._grid.all.sum(sums if self._grid.speaks else {})
+        return {**{name: value / tokens for name, value in counted.items()}, "critic/grad_norm": float(norm)}
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and whole weights, body and head; all ranks iterate along."""
+        return self._stage.stream(self._stage.parameters)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Put saved weights back, of which all ranks are given all. Raises :class:`CheckpointError` when they do not
+        fit."""
+        self._stage.load(self._stage.parameters, weights, "the checkpoint's critic")
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """State of the optimiser; all ranks take part, those but the first get an empty one."""
+        return self._optimizer.state()[0]
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put the optimiser back; all ranks take part, those but the first may give an empty state."""
+        self._optimizer.load(state, [])

@@ -1,0 +1,440 @@
+"""A rank's share of a model in Megatron-Core: its place among the ranks, its layers, and the stream of whole weights.
+
+The layers are Megatron-Core's own, built from its local specification; what goes over tokens alone is theirs. Attention
+is that of :mod:`trainer.model.attention`, since Megatron-Core's own takes packed sequences with Transformer Engine
+only; with it, sequences are run end to end as in every other backend. Rotary angles are the Hugging Face model's.
+
+Left out: sequence, context and expert parallelism, interleaved stages.
+
+Shapes: N tokens of a micro-batch, D width of the model, E width of a head.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from roll_envs.errors import ConfigError
+from trainer.learner.gradients import DTYPES, Ranks, cast_weights
+from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron_mapping import (
+    EMBEDDING,
+    HEAD,
+    Part,
+    family_of,
+    join,
+    read,
+    shape_of,
+    width_of_heads,
+    write,
+)
+from trainer.model.attention import NAME
+from trainer.model.forward import fitting
+
+T = TypeVar("T")
+
+
+@cache
+def core() -> Any:
+    """What is used of Megatron-Core, imported once. Raises :class:`ConfigError` where it is not installed."""
+    # Its overlap of products with sums over ranks counts on one queue; read when CUDA begins.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the optional libraries that it misses
+            from megatron.core import parallel_state, tensor_parallel
+            from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+            from megatron.core.models.gpt.gpt_model import GPTModel
+            from megatron.core.transformer.transformer_config import TransformerConfig
+    except ImportError as error:
+        raise ConfigError(
+            "learner.backend 'megatron' needs the megatron-core library, which cannot be imported "
+            f"({error}): pip install 'roll-envs[megatron]'"
+        ) from error
+    return SimpleNamespace(
+        state=parallel_state,
+        tensor_parallel=tensor_parallel,
+        spec=get_gpt_layer_local_spec,
+        GPTModel=GPTModel,
+        TransformerConfig=TransformerConfig,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The ranks that differ from this one in one respect only."""
+
+    group: distributed.ProcessGroup
+
+    @property
+    def rank(self) -> int:
+        return distributed.get_rank(self.group)
+
+    @property
+    def count(self) -> int:
+        return distributed.get_world_size(self.group)
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(self.group if self.count > 1 else None)
+
+
+class Grid:
+    """Where this rank stands: which share of each matrix, which stage, which replica."""
+
+    def __init__(self, settings: MegatronSettings, ranks: Ranks, device: torch.device) -> None:
+        """``ranks`` are all processes of the group that torch.distributed was started with; without one, this process
+        starts a group of its own.
+
+        Raises :class:`ConfigError` when the ranks cannot be divided as ``settings`` ask.
+        """
+        tensor, pipeline = settings.tensor_parallel, settings.pipeline_parallel
+        if ranks.count % (tensor * pipeline):
+            raise ConfigError(
+                f"learner.tensor_parallel {tensor} times learner.pipeline_parallel {pipeline} is {tensor * pipeline}, "
+                f"and there are {ranks.count} ranks; allowed: what divides the number of ranks"
+            )
+        state = core().state
+        if not distributed.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            store = distributed.HashStore()  # type: ignore[attr-defined]
+            distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        if distributed.get_world_size() != ranks.count:
+            raise ConfigError(
+                f"learner.backend 'megatron' takes all {distributed.get_world_size()} processes of the group that "
+                f"torch.distributed was started with, and was given {ranks.count}; start a group of the learner's own"
+            )
+        if not state.model_parallel_is_initialized():
+            with _silently():
+                state.initialize_model_parallel(tensor, pipeline)
+        self.all, self.device = ranks, device
+        self.tensor = Axis(state.get_tensor_model_parallel_group())
+        self.pipeline = Axis(state.get_pipeline_model_parallel_group())
+        self.data = Axis(state.get_data_parallel_group())
+        self.model = Axis(state.get_model_parallel_group())
+        self.embedding = state.get_embedding_group(check_initialized=False)
+        """First and last stage, on those."""
+        if (self.tensor.count, self.pipeline.count) != (tensor, pipeline):
+            raise ConfigError(
+                f"learner.tensor_parallel {tensor} and learner.pipeline_parallel {pipeline}: this process has begun "
+                f"with {self.tensor.count} and {self.pipeline.count}, and keeps to them"
+            )
+        self.first, self.last = self.pipeline.rank == 0, self.pipeline.rank == pipeline - 1
+        self.backward = self._reverse() if pipeline > 1 else self.pipeline.group
+        """The stages again: with NCCL, what goes back would wait for what goes ahead in the same group."""
+
+    def _reverse(self) -> Any:
+        lines: list[Any] = [None] * self.all.count
+        distributed.all_gather_object(lines, distributed.get_process_group_ranks(self.pipeline.group))
+        groups = {tuple(line): distributed.new_group(line) for line in sorted({tuple(line) for line in lines})}
+        return groups[tuple(lines[distributed.get_rank()])]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank counts what all ranks of its replica know."""
+        return self.last and self.tensor.rank == 0
+
+    def exchange(self, own: T) -> list[T]:
+        """What the ranks of this replica have, which run each other's micro-batches, in their order."""
+        if self.model.count == 1:
+            return [own]
+        found: list[Any] = [None] * self.model.count
+        distributed.all_gather_object(found, own, group=self.model.group)
+        return found
+
+
+class _PackedAttention(torch.nn.Module):
+    """Attention between the projections; ``attention_mask`` is the :class:`trainer.model.attention.Layout`."""
+
+    is_causal = True
+
+    def __init__(self, config: Any, **unused: Any) -> None:
+        super().__init__()
+        self._scaling = config.kv_channels**-0.5
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **unused: Any
+    ) -> torch.Tensor:
+        """[N, 1, heads, E] each; gives [N, 1, heads * E]."""
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        out, _ = ALL_ATTENTION_FUNCTIONS[NAME](self, q, k, v, None, layout=attention_mask, scaling=self._scaling)
+        return out.flatten(2).transpose(0, 1)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _silently() -> Iterator[None]:
+    """Without the warnings and log lines of Megatron-Core about what it will change."""
+    logger = logging.getLogger("megatron.core")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
+    """A ``GPTModel`` for this rank, its weights not yet set. Raises :class:`ConfigError` when it cannot be cut."""
+    family, tensor = family_of(config), grid.tensor.count
+    for key, by, parallel in (
+        ("num_key_value_heads", tensor, "tensor"),
+        ("intermediate_size", tensor, "tensor"),
+        ("num_hidden_layers", grid.pipeline.count, "pipeline"),
+    ):
+        if getattr(config, key) % by:
+            raise ConfigError(
+                f"learner.{parallel}_parallel {by} does not divide the model's {key}, {getattr(config, key)}; "
+                "choose one that does"
+            )
+    if family.experts and tensor > 1:
+        raise ConfigError(
+            f"learner.tensor_parallel {tensor}: {config.model_type} has experts, which are not cut; allowed: 1"
+        )
+    experts = config.num_experts if family.experts else None
+    half = settings.precision == "bfloat16"
+    with _silently():
+        transformer = core().TransformerConfig(
+            num_layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            num_query_groups=config.num_key_value_heads,
+            kv_channels=width_of_heads(config),
+            ffn_hidden_size=config.intermediate_size,
+            layernorm_epsilon=config.rms_norm_eps,
+            normalization="RMSNorm",
+            gated_linear_unit=True,
+            activation_func=torch.nn.functional.silu,
+            add_bias_linear=False,
+            add_qkv_bias=family.qkv_bias,
+            qk_layernorm=family.qk_norm,
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=grid.pipeline.count,
+            pipeline_dtype=DTYPES[settings.precision],
+            params_dtype=DTYPES[settings.precision],
+            bf16=half,
+            use_cpu_initialization=grid.device.type == "cpu",
+            perform_initialization=False,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            # Plain operations, which have the numbers of the Hugging Face model.
+            bias_activation_fusion=False,
+            masked_softmax_fusion=False,
+            bias_dropout_fusion=False,
+            apply_rope_fusion=False,
+            gradient_accumulation_fusion=False,
+            persist_layer_norm=False,
+            **({} if experts is None else _routing(config)),
+        )
+        spec = core().spec(
+            num_experts=experts, moe_grouped_gemm=False, qk_layernorm=family.qk_norm, normalization="RMSNorm"
+        )
+        spec.submodules.self_attention.submodules.core_attention = _PackedAttention
+        network = core().GPTModel(
+            transformer,
+            spec,
+            vocab_size=-(-config.vocab_size // tensor) * tensor,
+            max_sequence_length=config.max_position_embeddings,
+            pre_process=grid.first,
+            post_process=grid.last,
+            position_embedding_type="none",  # given to the layers here
+            # Over several stages the two copies are kept equal by the optimiser here.
+            share_embeddings_and_output_weights=bool(config.tie_word_embeddings) and grid.pipeline.count == 1,
+        )
+    return cast_weights(network.to(grid.device), DTYPES[settings.precision]).eval()  # norms too
+
+
+def _routing(config: Any) -> dict[str, Any]:
+    return {
+        "num_moe_experts": config.num_experts,
+        "moe_router_topk": config.num_experts_per_tok,
+        "moe_ffn_hidden_size": config.moe_intermediate_size,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
+        "moe_token_dispatcher_type": "allgather",
+    }
+
+
+class Stage:
+    """This rank's layers, called as the body of a Hugging Face model is; and its share of the weights."""
+
+    def __init__(
+        self, config: Any, rotary: Any, settings: MegatronSettings, grid: Grid, *, parts: Sequence[Part], value: bool
+    ) -> None:
+        """``config`` and ``rotary`` are the Hugging Face model's; ``parts`` its weights that are wanted. ``value``: a
+        head of one number per position instead of one per id."""
+        self.config, self.grid, self.parts = config, grid, list(parts)
+        self.network = build_network(config, settings, grid)
+        self._frequencies = rotary.inv_freq.to(grid.device, torch.float32)
+        self._checkpointing = settings.gradient_checkpointing
+        self._passed: tuple[torch.Tensor | None, torch.Tensor] | None = None
+        self._sending: deque[tuple[Any, torch.Tensor]] = deque()
+        if value and grid.last:
+            self.network.output_layer = None
+            self.network.value_head = torch.nn.Linear(config.hidden_size, 1, device=grid.device)
+        layers = self.network.decoder.layers
+        self.parameters: dict[str, torch.nn.Parameter] = {}
+        """By Megatron-Core's names, with layers counted over the whole model."""
+        for name, parameter in self.network.named_parameters():
+            place = name.split(".")
+            if name.startswith("decoder.layers."):
+                place[2] = str(layers[int(place[2])].layer_number - 1)
+            self.parameters[".".join(place)] = parameter
+        self.tied = EMBEDDING if grid.first else HEAD
+        """This rank's copy of the weights that first and last stage share, where they do."""
+        self.shares_embedding = (
+            bool(config.tie_word_embeddings) and not value and grid.pipeline.count > 1 and (grid.first or grid.last)
+        )
+        self._cut = {name: part.cut is not None for part in self.parts for name in part.cores}
+        self._expected = SimpleNamespace(
+            state_dict=lambda keep_vars: {p.name: torch.empty(shape_of(p), device="meta") for p in self.parts}
+        )
+
+    # -- forward and backward ----------------------------------------------------------------------------------------
+
+    def __call__(
+        self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, layout: Any, **unused: Any
+    ) -> SimpleNamespace:
+        """Run [1, N] ids, or what the stage before makes of them; the next stage is sent the result.
+
+        The ``last_hidden_state`` [1, N, D] means something on the last stage only.
+        """
+        entered = None
+        if self.grid.first:
+            hidden = self.network.embedding(input_ids, position_ids)
+        else:
+            shape = (input_ids.shape[1], 1, self.config.hidden_size)
+            dtype = next(self.network.parameters()).dtype
+            entered = hidden = torch.empty(shape, dtype=dtype, device=self.grid.device)
+            distributed.recv(hidden, group=self.grid.pipeline.group, group_src=self.grid.pipeline.rank - 1)
+            hidden.requires_grad_(torch.is_grad_enabled())
+        angles = position_ids[0, :, None].float() * self._frequencies
+        angles = torch.cat([angles, angles], -1)[:, None, None]
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        for layer in self.network.decoder.layers:
+            run = partial(again, layer) if self._checkpointing and torch.is_grad_enabled() else layer
+            hidden, _ = run(hidden, attention_mask=layout, rotary_pos_emb=angles)
+        if self.grid.last:
+            hidden = self.network.decoder.final_layernorm(hidden)
+        else:
+            self._send(hidden.detach(), self.grid.pipeline.group, self.grid.pipeline.rank + 1)
+        self._passed = entered, hidden
+        return SimpleNamespace(last_hidden_state=hidden.transpose(0, 1))
+
+    def _send(self, tensor: torch.Tensor, group: Any, to: int) -> None:
+        tensor = tensor.contiguous()  # kept until it is sent
+        self._sending.append((distributed.isend(tensor, group=group, group_dst=to), tensor))
+        while len(self._sending) > 2 * self.grid.pipeline.count:
+            self._sending.popleft()[0].wait()
+
+    def pipeline(
+        self, count: int, forward: Callable[[int], torch.Tensor | None], learnt: Callable[[], None] | None = None
+    ) -> None:
+        """Run ``count`` micro-batches, each by ``forward(i)``, which calls this stage once and gives the loss on the
+        last one. With ``learnt``, backward too, after each of which it is called.
+
+        A stage is as many micro-batches ahead of its backward passes as there are stages behind it (1F1B, Narayanan et
+        al. 2021, arXiv:2104.04473).
+        """
+        ahead = self.grid.pipeline.count - 1 - self.grid.pipeline.rank if learnt else 0
+        flying: deque[tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]] = deque()
+        for i in range(count + ahead):
+            if i < count:
+                loss = forward(i)
+                assert self._passed is not None
+                if learnt:
+                    flying.append((*self._passed, loss))
+                self._passed = None
+            if learnt and i >= ahead:
+                self._backward(*flying.popleft())
+                learnt()
+        while self._sending:
+            self._sending.popleft()[0].wait()
+
+    def _backward(self, entered: torch.Tensor | None, left: torch.Tensor, loss: torch.Tensor | None) -> None:
+        place = self.grid.pipeline.rank
+        if self.grid.last:
+            assert loss is not None
+            torch.autograd.backward(loss)
+        else:
+            gradient = torch.empty_like(left)
+            distributed.recv(gradient, group=self.grid.backward, group_src=place + 1)
+            torch.autograd.backward(left, gradient)
+        if entered is not None:
+            assert entered.grad is not None
+            self._send(entered.grad, self.grid.backward, place - 1)
+
+    @property
+    def head(self) -> torch.Tensor | None:
+        """This rank's rows of the head, padding included; on the last stage only."""
+        if not self.grid.last:
+            return None
+        return self.parameters[EMBEDDING if self.config.tie_word_embeddings and self.grid.first else HEAD]
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    def counted(self, name: str) -> bool:
+        """Whether this rank's numbers of a weight are in norms: each number of the model is counted on one rank."""
+        if self.shares_embedding and name == HEAD:
+            return False
+        return self._cut[name] or self.grid.tensor.rank == 0
+
+    @torch.no_grad()
+    def stream(self, values: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole tensors, one at a time, under Hugging Face names, from ``values`` by the names of :attr:`parameters`:
+        the weights themselves, or what an optimiser keeps for each. All ranks iterate along, and all get them."""
+        tensor, pipeline = self.grid.tensor, self.grid.pipeline
+        for part in self.parts:
+            owner = self._owner(part)
+            if owner == pipeline.rank:
+                share = read(part, [values[name] for name in part.cores])
+                shares = [share]
+                if part.cut is not None and tensor.count > 1:
+                    shares = [torch.empty_like(share) for _ in range(tensor.count)]
+                    distributed.all_gather(shares, share, group=tensor.group)
+                whole = join(part, shares)
+            else:
+                whole = torch.empty(shape_of(part), dtype=next(iter(values.values())).dtype, device=self.grid.device)
+            if pipeline.count > 1:
+                whole = whole.contiguous()
+                distributed.broadcast(whole, group=pipeline.group, group_src=owner)
+            yield part.name, whole.detach()
+
+    def _owner(self, part: Part) -> int:
+        """The stage that has it."""
+        if part.layer is None:
+            return 0 if part.cores == (EMBEDDING,) else self.grid.pipeline.count - 1
+        return part.layer * self.grid.pipeline.count // int(self.config.num_hidden_layers)
+
+    def load(
+        self, values: Mapping[str, torch.Tensor], weights: Iterable[tuple[str, torch.Tensor]], source: str
+    ) -> None:
+        """Put this rank's shares of a whole stream into ``values``. Raises :class:`CheckpointError` when it does not
+        fit."""
+        by_name = {part.name: part for part in self.parts}
+        for name, weight in fitting(self._expected, weights, source):
+            self.put(values, by_name[name], weight)
+
+    def put(self, values: Mapping[str, torch.Tensor], part: Part, weight: torch.Tensor) -> None:
+        """Put this rank's share of one whole weight into ``values``, if it has one."""
+        rank, ranks = self.grid.tensor.rank, self.grid.tensor.count
+        copies = [part.cores]
+        if self.shares_embedding and part.cores == (EMBEDDING,):
+            copies = [(self.tied,)]
+        for names in copies:
+            if names[0] in values:
+                write(part, [values[name] for name in names], weight, rank=rank, ranks=ranks)
