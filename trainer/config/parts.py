@@ -101,7 +101,13 @@ ENGINES: Registry[Any] = Registry(
     },
 )
 BACKENDS: Registry[Any] = Registry(
-    "learner backend", "roll_envs.learners", _part, built_in={"torch": "trainer.learner:TORCH"}
+    "learner backend",
+    "roll_envs.learners",
+    _part,
+    built_in={
+        "deepspeed": "trainer.learner:DEEPSPEED",
+        "torch": "trainer.learner:TORCH",
+    },
 )
 """Learner backends by the name that ``learner.backend`` uses."""
 
