@@ -195,8 +195,8 @@ class DeepSpeedSettings(Settings):
     """Settings of the DeepSpeed backend. ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054."""
 
     stage: Literal[1, 2, 3] = 2
-    """What ranks hold a share of instead of all: 1 the optimiser's state and float32 weights; 2 gradients too; 3 weights
-    too. Default: 2, the most that costs no more communication than none."""
+    """What each rank holds a share of only: 1 the optimiser's state and float32 weights, 2 gradients too, 3 weights too.
+    Default: 2, the most that costs no more communication than 1."""
     offload_optimizer: bool = False
     """Keep the optimiser's state and float32 weights in the memory of the CPU, and step them there.
     Default: off: memory of the device against time."""

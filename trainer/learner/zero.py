@@ -10,6 +10,7 @@ import atexit
 import copy
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,13 +59,16 @@ def import_deepspeed(ranks: Ranks, device: torch.device) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("LOCAL_RANK", str(torch.cuda.current_device() if device.type == "cuda" else ranks.rank))
     try:
-        import deepspeed
+        with warnings.catch_warnings(action="ignore"):  # of what torch deprecates and DeepSpeed uses
+            import deepspeed
     except ImportError as error:
         raise ConfigError(
             "learner.backend 'deepspeed' needs the deepspeed library, which is not installed: "
             "pip install 'roll-envs[deepspeed]'"
         ) from error
     deepspeed.utils.logger.setLevel(logging.ERROR)
+    # Of its collectives, in each step.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not distributed.is_initialized():  # one rank, in the process of who asks: a group of its own
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
@@ -117,9 +121,10 @@ class ShardedModule:
             self._order = [p for group in plain.param_groups for p in group["params"]]
             self._adamw = _VetoedAdamW([dict(group) for group in plain.param_groups if group["params"]])
         configured = _configuration(settings, optimizer, half=self._half)
-        self._engine, self._zero, *_ = self._deepspeed.initialize(
-            model=module, optimizer=self._adamw, config=configured
-        )
+        with warnings.catch_warnings(action="ignore"):  # as above: it imports more
+            self._engine, self._zero, *_ = self._deepspeed.initialize(
+                model=module, optimizer=self._adamw, config=configured
+            )
         self._engine.eval()
         if self._adamw is not None:
             # All moments are there from the start, so that those of a checkpoint can be written into them.
