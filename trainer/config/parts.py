@@ -104,7 +104,11 @@ BACKENDS: Registry[Any] = Registry(
     "learner backend",
     "roll_envs.learners",
     _part,
-    built_in={"megatron": "trainer.learner.megatron:MEGATRON", "torch": "trainer.learner:TORCH"},
+    built_in={
+        "deepspeed": "trainer.learner:DEEPSPEED",
+        "megatron": "trainer.learner.megatron:MEGATRON",
+        "torch": "trainer.learner:TORCH",
+    },
 )
 """Learner backends by the name that ``learner.backend`` uses."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from roll_envs.settings import Part, Settings
 from roll_envs.types import Metrics
@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from trainer.learner.gradients import Ranks
     from trainer.model.network import LanguageModel
 
-__all__ = ["TORCH", "BackendPart", "Critic", "Learner", "Scorer", "TorchSettings", "make_learner"]
+__all__ = [
+    "DEEPSPEED",
+    "TORCH",
+    "BackendPart",
+    "Critic",
+    "DeepSpeedSettings",
+    "Learner",
+    "Scorer",
+    "TorchSettings",
+    "make_learner",
+]
 
 
 class Scorer(Protocol):
@@ -179,3 +189,49 @@ def _make_torch(model: LanguageModel, **arguments: Any) -> Learner:
 
 TORCH = BackendPart(settings=TorchSettings, make=_make_torch)
 """Plain PyTorch on one device. Declared here because looking a part up must not load torch."""
+
+
+class DeepSpeedSettings(Settings):
+    """Settings of the DeepSpeed backend. ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054."""
+
+    stage: Literal[1, 2, 3] = 2
+    """What each rank holds a share of only: 1 the optimiser's state and float32 weights, 2 gradients too, 3 weights too.
+    Default: 2, the most that costs no more communication than 1."""
+    offload_optimizer: bool = False
+    """Keep the optimiser's state and float32 weights in the memory of the CPU, and step them there.
+    Default: off: memory of the device against time."""
+    offload_param: bool = False
+    """Keep each rank's share of the weights in the memory of the CPU; stage 3 only.
+    Default: off: memory of the device against time."""
+    param_persistence_threshold: int = Field(100_000, ge=0)
+    """Weights of at most so many numbers stay whole on every rank; stage 3 only. Default: DeepSpeed's."""
+    attention: Literal["auto", "sdpa", "flash", "flex"] = "auto"
+    """Kernel for packed sequences; flash and flex need CUDA, auto is flash where it runs, else sdpa.
+    Default: speed alone."""
+    logits_mib: float = Field(256.0, gt=0)
+    """Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice.
+    Default: memory alone; changes nothing else."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of layers and compute the rest twice: less memory, more time.
+    Default: off: memory against time."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of weights and activations; bfloat16 has float32 master copies in the optimiser.
+    Default: exact; bfloat16 is for GPUs, and CPUs that compute in it."""
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> DeepSpeedSettings:
+        if self.offload_param and self.stage != 3:
+            raise ValueError(
+                f"offload_param needs stage 3, where ranks hold a share of the weights each; stage is {self.stage}"
+            )
+        return self
+
+
+def _make_deepspeed(model: LanguageModel, **arguments: Any) -> Learner:
+    from trainer.learner.deepspeed import DeepSpeedLearner
+
+    return DeepSpeedLearner(model, **arguments)
+
+
+DEEPSPEED = BackendPart(settings=DeepSpeedSettings, make=_make_deepspeed)
+"""ZeRO by the DeepSpeed library (extra ``deepspeed``)."""

@@ -188,6 +188,7 @@ class StepGuard:
         """Gradients are cut to ``max_grad_norm``. Steps with a norm that is not finite, or above ``skip_norm``, are
         skipped; after ``max_skipped`` in a row the next one is an error."""
         self._config, self._ranks = config, ranks
+        self._limit = math.inf if config.skip_norm is None else config.skip_norm
         self.skipped_in_a_row = 0
 
     def admits(
@@ -202,17 +203,24 @@ class StepGuard:
             total_norm = torch.nn.utils.get_total_norm([v.grad for v in values if v.grad is not None])
         torch.nn.utils.clip_grads_with_norm_(values, self._config.max_grad_norm, total_norm)
         norm = float(total_norm)
-        limit = math.inf if self._config.skip_norm is None else self._config.skip_norm
-        if not self._ranks.any(not (math.isfinite(norm) and norm <= limit)):
+        return self.count(self.refuses(norm), norm), norm
+
+    def refuses(self, norm: float) -> bool:
+        """Whether a step with a gradient of this ``norm`` is to be skipped, on any rank. Changes nothing."""
+        return self._ranks.any(not (math.isfinite(norm) and norm <= self._limit))
+
+    def count(self, refused: bool, norm: float) -> bool:
+        """Count a step that was taken or refused; returns whether it was taken. Raises as :meth:`admits` does."""
+        if not refused:
             self.skipped_in_a_row = 0
-            return True, norm
+            return True
         if self.skipped_in_a_row >= self._config.max_skipped:
             before = f", nor were the {self.skipped_in_a_row} before it" if self.skipped_in_a_row else ""
-            bound = f" (optimizer.skip_norm is {limit:g})" if math.isfinite(limit) else ""
+            bound = f" (optimizer.skip_norm is {self._limit:g})" if math.isfinite(self._limit) else ""
             raise RollError(
                 f"the gradient norm is {norm:g}{bound}; the step was not taken{before}. "
                 "Lower optimizer.lr (or warm_start.lr) in the config.yaml of the run's folder and resume; "
                 "optimizer.max_skipped is how many such steps in a row are passed over"
             )
         self.skipped_in_a_row += 1
-        return False, norm
+        return False

@@ -1,0 +1,276 @@
+"""The learner by DeepSpeed's ZeRO: the numbers of the PyTorch learner, with its memory shared out over the ranks.
+
+Each rank runs micro-batches of its own through the whole model, whose state, gradients and (stage 3) weights stand on
+all ranks together (:mod:`trainer.learner.zero`). Adapters, and optimisers that need whole matrices, are left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from roll_envs.errors import CheckpointError, ConfigError, RollError
+from roll_envs.types import Metrics
+from trainer.algorithms.losses.objective import make_objective, policy_loss
+from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
+from trainer.data.batches import Batch, Denominators
+from trainer.learner import DeepSpeedSettings, Scorer, TorchSettings
+from trainer.learner.critic import value_loss
+from trainer.learner.gradients import DTYPES, Ranks, StepGuard, cast_weights
+from trainer.learner.torch import TorchScorer, _checkpointed_layers, _checkpointing
+from trainer.learner.zero import ShardedModule, check_optimizer, import_deepspeed
+from trainer.model.attention import choose_attention, use_packed_attention
+from trainer.model.forward import head_of, label_scores, label_states, spread, weights_of
+from trainer.model.network import LanguageModel, choose_device
+
+
+class _Scores(torch.nn.Module):
+    """Log-probs of the labels and entropies [B, T] of a language model: what is run between two exchanges of weights,
+    the head's product included."""
+
+    def __init__(self, network: Any, *, temperature: float, settings: DeepSpeedSettings, device: torch.device) -> None:
+        """Raises :class:`ConfigError` when ``network`` has no head that is known."""
+        super().__init__()
+        use_packed_attention(network)
+        try:
+            self._head = head_of(network)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
+        self._attention = choose_attention(settings.attention, device, next(network.parameters()).dtype)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return label_scores(
+            self.network.base_model,
+            self._head,
+            batch,
+            temperature=self._temperature,
+            attention=self._attention,
+            logits_mib=self._logits_mib,
+        )
+
+    def sharded(self, **arguments: Any) -> ShardedModule:
+        head = self.network.get_output_embeddings()
+        return ShardedModule(self, self.network, outside=head.parameters(), **arguments)
+
+
+class DeepSpeedLearner:
+    """A rank's part in the model being trained and in the state of its optimiser."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        loss: LossConfig,
+        optimizer: OptimizerConfig,
+        temperature: float,
+        correction: CorrectionConfig | None = None,
+        settings: DeepSpeedSettings | None = None,
+        threads: int = 1,
+        device: str = "auto",
+        ranks: Ranks | None = None,
+    ) -> None:
+        """With ``ranks`` the network of ``model`` is taken over and not to be used any more. Without, there is one,
+        which trains a copy: ``model`` stays on the CPU, and its weights are what :meth:`load_optimizer_state` goes on
+        from. Micro-batches are run one after the other, whatever ``threads`` says.
+
+        Raises :class:`ConfigError` when ``settings`` or ``optimizer`` ask for what this model, backend or machine does
+        not have.
+        """
+        check_optimizer(optimizer)
+        self._settings = settings or DeepSpeedSettings()
+        self._ranks, self._device = ranks or Ranks(), choose_device(device)
+        import_deepspeed(self._ranks, self._device)
+        self._objective = make_objective(loss, correction)
+        self._temperature = temperature
+        self._source = model.network if ranks is None else None
+        # Never in training mode: dropout would make other log-probs than the sampler's.
+        plain = cast_weights(model.network.eval(), DTYPES[self._settings.precision])
+        network = plain if self._source is None else copy.deepcopy(plain)
+        self._checkpointed = _checkpointed_layers(network) if self._settings.gradient_checkpointing else []
+        self._policy = self._scores(network).sharded(**self._place, optimizer=optimizer)
+        self._guard = StepGuard(optimizer, self._ranks)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"settings": self._settings, "ranks": self._ranks, "device": self._device}
+
+    def _scores(self, network: Any) -> _Scores:
+        return _Scores(network, temperature=self._temperature, settings=self._settings, device=self._device)
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
+        return [logp for logp, _ in self._policy.run(batches)]
+
+    def step(
+        self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
+    ) -> tuple[Metrics, list[torch.Tensor]]:
+        """One optimiser step, as :meth:`trainer.learner.torch.TorchLearner.step` takes it."""
+        denominators = self._ranks.denominators(denominators)
+        sums: dict[str, float] = {}
+        before: list[torch.Tensor] = []
+
+        def loss(batch: Batch, scores: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            logp, entropies = scores
+            before.append(logp.detach())
+            if not bool(batch.label_mask.any()):
+                return (logp.sum() + entropies.sum()) * 0.0
+            used = replace(batch, old_logp=logp.detach()) if on_policy else batch
+            total, metrics = policy_loss(self._objective, used, logp, denominators, entropies)
+            for name, value in {**metrics, "total": total.detach()}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            return total
+
+        with _checkpointing(self._checkpointed):
+            self._policy.add_gradients(batches, loss)
+        refused, norm = self._policy.step(lr, self._guard.refuses)
+        admitted = self._guard.count(refused, norm)
+        seen = sum(int(batch.label_mask.sum()) for batch in batches)
+        counted = {"total": 0.0, **self._ranks.sum({"tokens": seen, **sums})}
+        tokens, whole = max(counted.pop("tokens"), 1.0), counted.pop("total")
+        # Means over the tokens that were run; sequences left out by the caller have no numbers.
+        result = {name: value / tokens for name, value in counted.items()}
+        result |= {"loss/total": whole, "learner/grad_norm": norm, "learner/lr": lr}
+        if not admitted:  # numbers that are not finite would spoil the means of a training step
+            result = {name: value for name, value in result.items() if math.isfinite(value)}
+        return {**result, "learner/skipped_steps": float(not admitted)}, before[: len(batches)]
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and current weights in Hugging Face form, put together one at a time; a collective."""
+        return self._policy.weights()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """On rank 0 the state of :class:`trainer.learner.torch.TorchLearner` at the same point, whole and on the CPU,
+        whatever the stage and the number of ranks; nothing on the others. A collective."""
+        part, masters = self._policy.optimizer_state(), self._policy.masters()
+        if self._ranks.rank:
+            return {}
+        state = {"parts": [part], "skipped": self._guard.skipped_in_a_row}
+        return {**state, **({"masters": masters} if masters else {})}
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put back a state that any backend saved, with any number of ranks: all of it on every rank.
+
+        Raises :class:`CheckpointError` when it was saved with another precision or optimiser, or with adapters.
+        """
+        if "lora" in state:
+            raise CheckpointError(
+                "the checkpoint has LoRA adapters, which learner.backend 'deepspeed' does not know; resume with the "
+                "learner.backend and learner.lora_rank it was saved with"
+            )
+        if len(state["parts"]) != 1:
+            raise CheckpointError(
+                f"the checkpoint has {len(state['parts'])} optimisers and learner.backend 'deepspeed' has one; resume "
+                "with the optimizer.name it was saved with"
+            )
+        if self._source is not None:
+            self._policy.load_weights(weights_of(self._source), "the model")
+        self._policy.load_optimizer_state(state["parts"][0], state.get("masters", []))
+        self._guard.skipped_in_a_row = int(state.get("skipped", 0))
+
+    def reference(self, *, fixed: bool = True) -> Scorer:
+        """A frozen policy with the current weights: whole on every rank, or with stage 3 shared out as they are."""
+        frozen = self._policy.whole_copy().requires_grad_(False)
+        if self._settings.stage == 3:
+            return _ShardedScorer(self._scores(frozen).sharded(**self._place))
+        settings = TorchSettings(attention=self._settings.attention, logits_mib=self._settings.logits_mib)
+        return TorchScorer(frozen.to(self._device), self._temperature, settings)
+
+    def critic(self, config: CriticConfig) -> DeepSpeedCritic:
+        """A critic whose body begins as a copy of the current policy's."""
+        return DeepSpeedCritic(self._policy.whole_copy(), config, **self._place)
+
+
+class _ShardedScorer:
+    """A frozen policy whose weights the ranks share."""
+
+    def __init__(self, policy: ShardedModule) -> None:
+        self._policy = policy
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        return [logp for logp, _ in self._policy.run(batches)]
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._policy.weights()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._policy.load_weights(weights, "the checkpoint's reference")
+
+
+class _Values(torch.nn.Module):
+    """Values [B, T] at the positions that have a label, 0 elsewhere. The head begins at 0, as in the plain critic."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.body = cast_weights(network.base_model, torch.float32)
+        use_packed_attention(self.body)
+        self.head = torch.nn.Linear(int(network.config.hidden_size), 1)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        states = label_states(self.body, batch)
+        return spread(self.head(states).squeeze(-1).float(), batch.label_mask)
+
+
+class DeepSpeedCritic:
+    """A rank's part in the value network and in the state of its optimiser (AdamW)."""
+
+    def __init__(
+        self, network: Any, config: CriticConfig, *, settings: DeepSpeedSettings, ranks: Ranks, device: torch.device
+    ) -> None:
+        """The body of ``network``, a causal language model, is taken over, in float32; its head is not used."""
+        self._config, self._ranks = config, ranks
+        adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
+        values = _Values(network)
+        self._values = ShardedModule(values, values, settings=settings, ranks=ranks, device=device, optimizer=adamw)
+
+    def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """The value of the state in which each label was sampled, [B, T] per batch."""
+        return self._values.run(batches)
+
+    def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics:
+        """One optimiser step, as :meth:`trainer.learner.critic.TorchCritic.step` takes it.
+
+        Raises :class:`RollError` when the gradient is not finite; the weights are then as before.
+        """
+        denominators = self._ranks.denominators(denominators)
+        sums: dict[str, float] = {}
+
+        def loss(batch: Batch, values: torch.Tensor) -> torch.Tensor:
+            if not bool(batch.label_mask.any()):
+                return values.sum() * 0.0
+            if batch.values is None or batch.returns is None or batch.return_mask is None:
+                raise ValueError("the critic needs values and returns in every batch")
+            losses, metrics = value_loss(values, batch.values, batch.returns, batch.return_mask, self._config.clip)
+            for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            return losses.sum() / max(denominators.tokens, 1)
+
+        self._values.add_gradients(batches, loss)
+        refused, norm = self._values.step(lr, lambda norm: self._ranks.any(not math.isfinite(norm)))
+        if refused:
+            raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")
+        result = {name: value / max(denominators.tokens, 1) for name, value in self._ranks.sum(sums).items()}
+        return {**result, "critic/grad_norm": norm}
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and current weights, body and head, put together one at a time; a collective."""
+        return self._values.weights()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Put saved weights back. Raises :class:`CheckpointError` when they do not fit."""
+        self._values.load_weights(weights, "the checkpoint's critic")
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """On rank 0 the state of the optimiser, for a checkpoint; nothing on the others."""
+        return self._values.optimizer_state()
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put the optimiser back to a saved state, all of it on every rank."""
+        self._values.load_optimizer_state(state)
