@@ -57,7 +57,8 @@ def _train_parser() -> argparse.ArgumentParser:
         description="Train an agent as a YAML file says; `roll-train resume RUN` goes on with a stopped run, "
         "`roll-train explain CONFIG` shows what a file learns by, `roll-train setup vllm` installs an engine, "
         "`roll-train episodes RUN` shows recorded episodes, `roll-train replay RUN --step N` learns from them again, "
-        "`roll-train export RUN DIR` writes a checkpoint's model for transformers and engines.",
+        "`roll-train export RUN DIR` writes a checkpoint's model for transformers and engines, `roll-train plan "
+        "CONFIG` says what would be where on how many GPUs.",
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
@@ -143,6 +144,28 @@ def _export_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="run folder (its last checkpoint), or one checkpoint in it")
     parser.add_argument("folder", metavar="DIR", help="folder to be made")
+    return parser
+
+
+def _plan_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train plan",
+        description="Show who would sit where on so many GPUs, the memory that each needs, and about how long a step "
+        "takes. Nothing is started; a run that cannot fit is refused.",
+    )
+    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file")
+    whole, positive = _number(int, 1), _number(float, 0)
+    parser.add_argument("--nodes", type=whole, default=1, metavar="N", help="machines (default: 1)")
+    parser.add_argument("--gpus", type=whole, default=8, metavar="N", help="GPUs of each (default: 8)")
+    parser.add_argument("--gpu-gib", type=positive, default=80.0, metavar="G", help="memory of a GPU (default: 80)")
+    parser.add_argument("--node-gib", type=positive, default=512.0, metavar="G", help="of a machine (default: 512)")
+    parser.add_argument(
+        "--tflops", type=positive, default=989.0, metavar="F", help="peak of a GPU (default: an H100's)"
+    )
+    parser.add_argument("--gib-s", type=positive, default=3100.0, metavar="B", help="its memory's bandwidth")
+    parser.add_argument("--mfu", type=positive, default=0.35, metavar="S", help="share of the peak that is reached")
+    parser.add_argument("--tokens", type=whole, metavar="T", help="of a step (default: half of the longest episodes)")
     return parser
 
 
@@ -286,6 +309,29 @@ def _export(options: argparse.Namespace) -> int:
     return OK
 
 
+def _plan(options: argparse.Namespace) -> int:
+    from trainer.config.load import load_config
+    from trainer.run.plan import Hardware, plan_cluster, plan_lines
+    from trainer.run.preflight import model_config
+
+    config, model = model_config(load_config(options.config, options.overrides))
+    rollout = config.rollout
+    episodes = rollout.groups_per_step * rollout.group_size
+    tokens = int(options.tokens or episodes * config.engine.max_tokens // 2)
+    hardware = Hardware(
+        nodes=int(options.nodes),
+        gpus=int(options.gpus),
+        gpu_gib=options.gpu_gib,
+        node_gib=options.node_gib,
+        tflops=options.tflops,
+        gpu_gib_s=options.gib_s,
+        mfu=options.mfu,
+    )
+    for line in plan_lines(plan_cluster(config, model, hardware, tokens=tokens), hardware, tokens=tokens):
+        print(line)
+    return OK
+
+
 def _episodes(options: argparse.Namespace) -> int:
     from trainer.rollout.records import episode_headline, episode_record, episode_text
     from trainer.rollout.stream import RecordReader
@@ -345,6 +391,7 @@ _COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argp
     "replay": (_replay_parser, _replay),
     "episodes": (_episodes_parser, _episodes),
     "export": (_export_parser, _export),
+    "plan": (_plan_parser, _plan),
 }
 _SHOWN = 10
 """Verdicts that changed and are printed."""

@@ -6,7 +6,7 @@ Looking a backend up loads nothing; making a learner loads what it needs. A new 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -32,6 +32,7 @@ __all__ = [
     "DeepSpeedSettings",
     "Learner",
     "Scorer",
+    "Shares",
     "TorchSettings",
     "make_learner",
 ]
@@ -117,12 +118,28 @@ class MakeLearner(Protocol):
     ) -> Learner: ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """Which share of the whole each rank holds, for plans of memory."""
+
+    weights: float = 1.0
+    gradients: float = 1.0
+    optimizer: float = 1.0
+    """State of the optimiser, and float32 copies of weights."""
+
+
+def _everything(settings: Any, ranks: int) -> Shares:
+    return Shares()
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackendPart(Part):
     """A learner backend that ``learner.backend`` chooses."""
 
     make: MakeLearner
     """Its ``settings`` are an instance of the part's own settings."""
+    shares: Callable[[Any, int], Shares] = _everything
+    """What each of so many ranks holds with these settings."""
 
 
 def make_learner(
@@ -233,5 +250,13 @@ def _make_deepspeed(model: LanguageModel, **arguments: Any) -> Learner:
     return DeepSpeedLearner(model, **arguments)
 
 
-DEEPSPEED = BackendPart(settings=DeepSpeedSettings, make=_make_deepspeed)
+def _shares_of_zero(settings: DeepSpeedSettings, ranks: int) -> Shares:
+    return Shares(
+        weights=1 / ranks if settings.stage == 3 else 1.0,
+        gradients=1 / ranks if settings.stage >= 2 else 1.0,
+        optimizer=1 / ranks,
+    )
+
+
+DEEPSPEED = BackendPart(settings=DeepSpeedSettings, make=_make_deepspeed, shares=_shares_of_zero)
 """ZeRO by the DeepSpeed library (extra ``deepspeed``)."""

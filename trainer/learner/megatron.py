@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from roll_envs.settings import Settings
-from trainer.learner import BackendPart
+from trainer.learner import BackendPart, Shares
 
 if TYPE_CHECKING:
     from trainer.learner import Learner
@@ -42,5 +42,11 @@ def _make_megatron(model: LanguageModel, **arguments: Any) -> Learner:
     return MegatronLearner(model, **arguments)
 
 
-MEGATRON = BackendPart(settings=MegatronSettings, make=_make_megatron)
+def _shares(settings: MegatronSettings, ranks: int) -> Shares:
+    # Replicas of the cut model do not share their optimiser's state.
+    cut = 1 / (settings.tensor_parallel * settings.pipeline_parallel)
+    return Shares(weights=cut, gradients=cut, optimizer=cut)
+
+
+MEGATRON = BackendPart(settings=MegatronSettings, make=_make_megatron, shares=_shares)
 """Megatron-Core: matrices cut over ranks, layers in a pipeline, and replicas of both."""

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from roll_envs.errors import ConfigError
 from trainer.config import RunConfig
-from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
+from trainer.config.parts import BACKENDS, ENGINES, ESTIMATORS, part_settings
 from trainer.engines import HFSettings
 from trainer.engines.prefix_cache import FIRST_PLACES, KEPT_LOGITS, LOGITS_BYTES, PASS_TOKENS
 from trainer.engines.preflight import RemoteSettings
@@ -49,7 +49,7 @@ class Item(NamedTuple):
     """Something that takes memory."""
 
     owner: str
-    """learner or engine."""
+    """learner, engine or driver."""
     what: str
     bytes: float
     when: str = ALWAYS
@@ -66,6 +66,8 @@ class MemoryPlan:
     """By the name of a device: cpu, cuda."""
     free: Mapping[str, float]
     """Bytes."""
+    parameters: int
+    """Of the model; tied weights once."""
 
     def phases(self, device: str) -> dict[str, float]:
         """Bytes in each phase: what is there always, and what is there in it."""
@@ -231,24 +233,31 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     half = getattr(settings, "precision", "float32") != "float32"
     lora, smaller = bool(getattr(settings, "lora_rank", 0)), ("learner.lora_rank",)
     precise = () if half else ("learner.precision",)
+    backend, ranks = BACKENDS.find(settings.backend), config.placement.learner.ranks
+    held = backend.shares(part_settings(settings, backend), ranks)
     item = partial(Item, "learner")
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
     apart = (counted.trained * (2 if half else 4)) * (threads if half or threads > 1 else 0)
     items = [
-        item("weights", counted.weights, keys=precise),
-        item("float32 copies of weights", counted.masters, keys=smaller),
-        item("gradients", 4 * counted.trained, keys=smaller),
-        item("optimiser state", counted.optimizer, keys=smaller),
+        item("weights", counted.weights * held.weights, keys=precise),
+        item(
+            "weights of two layers, put together", 2 * counted.weights / counted.layers * (held.weights < 1), BACKWARD
+        ),
+        item("float32 copies of weights", counted.masters * held.optimizer, keys=smaller),
+        item("gradients", 4 * counted.trained * held.gradients, keys=smaller),
+        item("optimiser state", counted.optimizer * held.optimizer, keys=smaller),
         item("gradients of micro-batches", apart, BACKWARD, (*smaller, *(("learner.threads",) if threads > 1 else ()))),
-        item("sums of the optimiser", 4 * counted.trained, STEP, smaller),
+        item("sums of the optimiser", 4 * counted.trained * held.optimizer, STEP, smaller),
     ]
     if config.reward.kl_coef or config.loss.kl_coef:
         moves = bool(config.reference.refresh_every)
         size = 0 if lora and not moves else counted.numbers * (2 if half else 4)
-        items.append(item("reference", size, keys=(*precise, "loss.kl_coef", "reward.kl_coef")))
+        items.append(item("reference", size * held.weights, keys=(*precise, "loss.kl_coef", "reward.kl_coef")))
     if ESTIMATORS.find(config.advantage.name).needs_values:
         body = counted.numbers - counted.head
-        items.append(item("critic: weights, gradients, optimiser, in float32", 16 * body, keys=("advantage.name",)))
+        share = (held.weights + held.gradients + 2 * held.optimizer) / 4
+        size = 16 * body * share
+        items.append(item("critic: weights, gradients, optimiser, in float32", size, keys=("advantage.name",)))
     tokens = settings.tokens_per_microbatch
     items += _microbatch(config, counted, tokens, threads)
     if device != "cpu":
@@ -392,8 +401,15 @@ def make_plan(
     counted = count(config, model)
     learner, engine = devices
     items: dict[str, list[Item]] = defaultdict(list)
+    ranks = config.placement.learner.ranks
+    # The ranks of a machine share its memory, and have a GPU each.
+    here = ranks if config.cluster == "local" else 1
     for item in _learner(config, counted, learner, threads(counted.numbers)):
-        items["cpu" if item.when == LOADING else learner].append(item)
+        place = "cpu" if item.when == LOADING else learner
+        many = item._replace(what=f"{item.what}, {here} ranks", bytes=item.bytes * here)
+        items[place].append(many if here > 1 and place == "cpu" else item)
+    if ranks > 1:
+        items["cpu"].append(Item("driver", "weights", 4 * counted.numbers))
     if free is None:
         free = {device: free_memory(device) for device in {learner, engine, "cpu"}}
         memory = free["cpu"] if engine == "cpu" else float(torch.cuda.mem_get_info()[1])
@@ -401,7 +417,7 @@ def make_plan(
         memory = free[engine]
     items[engine] += _engine(config, counted, engine, memory)
     there = {d: tuple(i for i in found if i.bytes) for d, found in items.items()}
-    return MemoryPlan(items=there, free={device: free[device] for device in there})
+    return MemoryPlan(items=there, free={device: free[device] for device in there}, parameters=counted.numbers)
 
 
 def read_model_config(folder: Path) -> Any:

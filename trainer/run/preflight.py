@@ -32,6 +32,16 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     and for a run that cannot fit.
     """
     check_manager(config.rollout)
+    config, model = model_config(config)
+    plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
+    return Ready(config, plan, plan.check())
+
+
+def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
+    """The configuration, with the commit of a model of the hub, and the Hugging Face configuration of its model.
+
+    Raises :class:`ConfigError` for a model that is not there or has no chat template.
+    """
     model: Any
     if config.model.path is None:
         words: list[str] = []
@@ -47,5 +57,4 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
         if found.commit is not None:
             pinned = config.model.model_copy(update={"revision": found.commit})
             config = config.model_copy(update={"model": pinned})
-    plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
-    return Ready(config, plan, plan.check())
+    return config, model

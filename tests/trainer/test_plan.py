@@ -1,0 +1,112 @@
+"""roll-train plan: who sits where on how many GPUs, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import Qwen2Config
+
+from roll_envs.errors import ConfigError
+from trainer.cli import MISTAKE, main
+from trainer.config.load import parse_config
+from trainer.run.memory_plan import GIB
+from trainer.run.plan import Hardware, active_parameters, plan_cluster, plan_lines
+
+SMALL = Qwen2Config(
+    hidden_size=896, intermediate_size=4864, num_hidden_layers=4, num_attention_heads=14, num_key_value_heads=2,
+    vocab_size=151_936, max_position_embeddings=32_768, tie_word_embeddings=True,
+)  # fmt: skip
+NODE = Hardware(
+    nodes=1, gpus=8, gpu_gib=80.0, node_gib=512.0, tflops=989.0, gpu_gib_s=3100.0, mfu=0.35
+)  # fmt: skip
+FILE = """
+format: 1
+name: planned
+steps: 1
+env: {id: roll/FrozenLake-v0}
+cluster: ray
+model: {max_positions: 2048, head_width: 32}
+engine: {name: vllm, dtype: bfloat16, max_tokens: 2048}
+learner: {precision: bfloat16}
+"""
+
+
+def planned(hardware: Hardware = NODE, **overrides: Any) -> Any:
+    config = parse_config(FILE, [f"{key}={value}" for key, value in overrides.items()])
+    return plan_cluster(config, SMALL, hardware, tokens=100_000)
+
+
+def keys(**named: Any) -> dict[str, Any]:
+    return {name.replace("__", "."): value for name, value in named.items()}
+
+
+def test_who_sits_where() -> None:
+    shared = planned(**keys(placement__learner__ranks=4, engine__replicas=2, engine__tensor_parallel_size=2))
+    assert shared.seats == tuple((f"learner {i}", f"engine {i // 2}") for i in range(4))
+    assert shared.colocated
+    assert shared.step_s == pytest.approx(shared.learn_s + shared.sample_s)
+    apart = planned(**keys(placement__learner__ranks=2, engine__replicas=3, engine__colocated="false"))
+    assert apart.seats == (("learner 0",), ("learner 1",), ("engine 0",), ("engine 1",), ("engine 2",))
+    assert apart.step_s == max(apart.learn_s, apart.sample_s)
+    lines = list(plan_lines(apart, replace(NODE, nodes=2, gpus=3), tokens=100_000))
+    assert lines[0] == "node 0, 3 GPUs: learner 0 | learner 1 | engine 0"
+    assert lines[1] == "node 1, 2 GPUs: engine 1 | engine 2"
+
+
+def test_memory_follows_the_backend_and_its_ranks() -> None:
+    def learner(backend: str, ranks: int, **more: Any) -> float:
+        plan = planned(**keys(learner__backend=backend, placement__learner__ranks=ranks, **more))
+        always = {"weights", "gradients", "optimiser state", "float32 copies of weights"}
+        return sum(i.bytes for i in plan.memory.items["cuda"] if i.owner == "learner" and i.what in always)
+
+    alone = learner("torch", 1)
+    assert learner("torch", 8) == alone
+    assert learner("deepspeed", 8, learner__stage=3) == pytest.approx(alone / 8)
+    assert alone / 8 < learner("deepspeed", 8, learner__stage=2) < learner("deepspeed", 8, learner__stage=1) < alone
+    cut = learner("megatron", 8, learner__tensor_parallel=2, learner__pipeline_parallel=2)
+    assert cut == pytest.approx(alone / 4)
+
+
+def test_an_engine_takes_its_share_of_one_gpu() -> None:
+    plan = planned(**keys(placement__learner__ranks=4, engine__replicas=4, engine__gpu_memory_utilization=0.3))
+    (served,) = [i for i in plan.memory.items["cuda"] if i.owner == "engine"]
+    assert served.bytes == pytest.approx(0.3 * 80 * GIB)
+
+
+def test_times_scale_as_the_formulas() -> None:
+    one = planned(**keys(placement__learner__ranks=1))
+    four = planned(**keys(placement__learner__ranks=4, engine__replicas=4))
+    assert one.learn_s == pytest.approx(4 * four.learn_s)
+    assert one.learn_s == pytest.approx(6 * one.memory.parameters * 100_000 / (0.35 * 989e12))
+    again = planned(**keys(placement__learner__ranks=1, learner__gradient_checkpointing="true"))
+    assert again.learn_s == pytest.approx(8 / 6 * one.learn_s)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"9 GPUs are needed for 9 ranks of the learner \(placement.learner.ranks\)"):
+        planned(**keys(placement__learner__ranks=9))
+    with pytest.raises(ConfigError, match="apart, and 1 nodes of 8 have 8"):
+        planned(**keys(placement__learner__ranks=6, engine__replicas=3, engine__colocated="false"))
+    with pytest.raises(ConfigError, match="tensor_parallel_size 4 is more than the 2 GPUs of a node"):
+        planned(replace(NODE, nodes=4, gpus=2), **keys(engine__tensor_parallel_size=4))
+    with pytest.raises(ConfigError, match="not enough memory"):
+        planned(replace(NODE, gpu_gib=4.0))
+
+
+def test_experts_that_a_token_does_not_meet_cost_no_time() -> None:
+    model = Qwen2Config(hidden_size=8, num_hidden_layers=4)
+    assert active_parameters(model, 1000) == 1000
+    model.num_experts, model.num_experts_per_tok, model.moe_intermediate_size = 8, 2, 4
+    assert active_parameters(model, 10_000) == 10_000 - 4 * 6 * 3 * 8 * 4
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "configs/frozenlake_tiny.yaml", "--nodes", "1", "--gpus", "2"]
+    assert main(given) == 0
+    said = capsys.readouterr().out
+    assert "node 0, 1 GPUs: learner 0" in said
+    assert "a step of" in said
+    assert main([*given, "cluster=ray", "placement.learner.ranks=3"]) == MISTAKE
+    assert "3 GPUs are needed" in capsys.readouterr().err
