@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -130,24 +131,40 @@ def losing(times: int, where: str) -> tuple[Counter[str], Callable[[Task], Any]]
 
 @pytest.mark.parametrize("where", ["make", "reset", "step"])
 def test_a_lost_worker_costs_no_attempt(start: Any, where: str) -> None:
-    counts, make = losing(10, where)
+    counts, make = losing(6, where)
     workers = start(make)
     (won,) = play(workers.make, [task()])
-    assert (won.outcome.kind, won.attempts, counts["made"]) == ("completed", 11, 11)
+    assert (won.outcome.kind, won.attempts, counts["made"]) == ("completed", 7, 7)
     assert all("worker 3 died" in t.outcome.reason for t in won.failed_attempts)
     workers.close()
-    assert workers.of("close") == [10], "what was lost cannot be closed"
+    assert workers.of("close") == [6], "what was lost cannot be closed"
 
 
 def test_losses_have_a_limit_and_failures_theirs(start: Any) -> None:
     counts, make = losing(99, "step")
     (lost,) = play(start(make).make, [task()], attempts=3)
-    assert (lost.outcome.kind, lost.attempts, counts["made"]) == ("failed", 11, 11)
+    assert (lost.outcome.kind, lost.attempts, counts["made"]) == ("failed", 7, 7)
     assert lost.outcome.reason == "step of test/Counter-v0 raised WorkerLostError: worker 3 died"
     counts, make = losing(2, "step")
     faulty = start(lambda t: FaultyEnv({"step": boom}, **t.kwargs) if counts["made"] >= 2 else make(t))
     (lost,) = play(faulty.make, [task()], attempts=3)
     assert (lost.outcome.kind, lost.attempts) == ("failed", 5)
+
+
+def test_those_that_were_lost_twice_are_played_alone_and_can_be_cancelled(start: Any) -> None:
+    made, held = Counter[int](), Held()
+
+    def make(t: Task) -> Any:
+        made[t.index] += 1
+        return FaultyEnv({"reset": lose} if made[t.index] <= 2 else {}, **t.kwargs)
+
+    with EpisodeDriver(start(make).make, EpisodeLimits(max_running=4)) as driver:
+        stream = driver.start([task(0), task(1)], 1, settings(), held)
+        held.wait(1)
+        time.sleep(0.3)
+        assert len(held.futures) == 1
+        stream.cancel(range(2))
+        assert [group.trajectories[0].outcome.kind for group in stream] == ["cancelled"] * 2
 
 
 def test_after_a_loss_no_kept_environment_is_tried(start: Any) -> None:
