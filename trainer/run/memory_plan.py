@@ -392,8 +392,15 @@ def make_plan(
     counted = count(config, model)
     learner, engine = devices
     items: dict[str, list[Item]] = defaultdict(list)
-    for item in _learner(config, counted, learner, threads(counted.numbers)):
-        items["cpu" if item.when == LOADING else learner].append(item)
+    here = config.placement.learner.ranks if config.cluster == "local" else 0
+    for item in _learner(config, counted, learner, max(1, threads(counted.numbers) // max(here, 1))):
+        where = "cpu" if item.when == LOADING else learner
+        if here > 1 and where == "cpu":  # GPUs have a rank each
+            keys = (*item.keys, "placement.learner.ranks")
+            item = item._replace(what=f"{item.what}, in {here} ranks", bytes=here * item.bytes, keys=keys)
+        items[where] += [item] if here else []
+    if here != 1:
+        items["cpu"].append(Item("driver", "weights in float32", 4 * counted.numbers))
     if free is None:
         free = {device: free_memory(device) for device in {learner, engine, "cpu"}}
         memory = free["cpu"] if engine == "cpu" else float(torch.cuda.mem_get_info()[1])

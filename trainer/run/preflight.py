@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import roll_envs
 from trainer.cluster import check_manager
+from trainer.cluster.learner_ranks import check_ranks
 from trainer.config import RunConfig
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
@@ -32,6 +33,7 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     and for a run that cannot fit.
     """
     check_manager(config.rollout)
+    check_ranks(config)
     model: Any
     if config.model.path is None:
         words: list[str] = []
