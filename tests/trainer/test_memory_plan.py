@@ -236,3 +236,19 @@ def test_a_model_that_is_built_here_is_planned_too() -> None:
     ready = preflight(config("engine.max_tokens=600"))
     assert ready.config.model.revision is None
     assert 0 < ready.plan.peak("cpu")[1] < GIB
+
+
+def test_ranks_of_this_machine_take_their_memory_each() -> None:
+    """On one GPU each, or all from the processor's; those of a cluster take none. The driver has the weights too."""
+    numbers = count(config(), MODEL).numbers
+    one, two = plan(), plan("placement.learner.ranks=2")
+    assert size(two, "optimiser state, in 2 ranks") == 2 * size(one, "optimiser state")
+    drivers = [item.bytes for item in two.items["cpu"] if item.owner == "driver"]
+    assert drivers == [4 * numbers]
+    gpu = plan("placement.learner.ranks=2", device="cuda")
+    assert [item for item in gpu.items["cuda"] if item.owner == "learner"] == [
+        item for item in plan(device="cuda").items["cuda"] if item.owner == "learner"
+    ]
+    assert sum(item.bytes for item in gpu.items["cpu"]) == (2 + 1) * 4 * numbers
+    elsewhere = plan("cluster=ray")
+    assert {item.owner for item in elsewhere.items["cpu"]} == {"driver", "engine"}

@@ -1,4 +1,6 @@
-"""Where a run's environments live: in the trainer's process, in processes beside it, or on a Ray cluster.
+"""Where a run's parts live: in the trainer's process, in processes beside it, or on a Ray cluster.
+
+Here are the environments; the learner's ranks are in :mod:`trainer.cluster.learner_ranks`.
 
 Episodes are driven in the trainer's process in every case, so prompts and ids do not depend on it.
 """
@@ -17,9 +19,9 @@ from roll_envs.managers.processes import ProcessLink
 from roll_envs.managers.workers import EnvWorkers
 from roll_envs.types import Task
 from trainer.cluster.ray_envs import check_ray, ray_workers
-from trainer.config import RolloutConfig
+from trainer.config import RolloutConfig, RunConfig
 
-__all__ = ["check_manager", "env_workers", "episode_limits", "manager_words"]
+__all__ = ["check_manager", "env_workers", "episode_limits", "manager_words", "rank_words"]
 
 
 def episode_limits(config: RolloutConfig) -> EpisodeLimits:
@@ -54,6 +56,14 @@ def manager_words(config: RolloutConfig) -> str:
     """Which workers hold the environments, for people; nothing for manager 'thread', which has none."""
     manager = _MANAGERS.get(config.manager)
     return "" if manager is None else manager.words(config)
+
+
+def rank_words(config: RunConfig) -> str:
+    """Which processes the learner is in, for people; nothing for this one."""
+    count, address = config.placement.learner.ranks, config.placement.address
+    if config.cluster == "ray":
+        return f"{count} Ray actors, " + (f"cluster {address}" if address else "cluster started here")
+    return f"{count} processes" if count > 1 else ""
 
 
 @contextlib.contextmanager

@@ -75,6 +75,16 @@ def _links(config: RunConfig) -> Links:
     return LocalLinks(config.placement.learner.ranks, local_environments(config), config.placement.learner.timeout_s)
 
 
+def check_ranks(config: RunConfig) -> None:
+    """Raise :class:`ConfigError` or :class:`MissingExtraError` for ranks that cannot be started, before anything is."""
+    if config.cluster == "ray":
+        from trainer.cluster.ray_ranks import check_cluster
+
+        check_cluster(config)
+    elif config.placement.learner.ranks > 1:
+        local_environments(config)
+
+
 def local_environments(config: RunConfig) -> list[dict[str, str]]:
     """The environment variables of each rank on this machine: which GPU it has, and how it is reached.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from queue import Queue, SimpleQueue
 from typing import Any
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, MissingExtraError
 from trainer.cluster.ray_envs import _connect, check_ray
 from trainer.config import RolloutConfig, RunConfig
 
@@ -135,27 +136,39 @@ class RankActor:
         self._says.put(bytes(frame))
 
 
+def check_cluster(config: RunConfig) -> None:
+    """Raise :class:`MissingExtraError` without Ray, :class:`ConfigError` where no cluster answers at its address."""
+    with _in_our_words():
+        check_ray(_as_workers(config))
+
+
 def _ready(config: RunConfig) -> bool:
     """Be connected to the cluster; whether it was done here."""
-    placed = config.placement.learner
-    # What the environments' workers need is said in other words, by other keys.
-    wanted = RolloutConfig.model_validate(
-        {
-            "manager": "ray",
-            "workers": placed.ranks,
-            "ray": {"address": config.placement.address, "num_cpus": placed.cpus},
-        }
-    )
-    try:
-        check_ray(wanted)
-        import ray
+    check_cluster(config)
+    import ray
 
-        if ray.is_initialized():
-            return False
-        _connect(wanted)
+    if ray.is_initialized():
+        return False
+    with _in_our_words():
+        _connect(_as_workers(config))
+    return True
+
+
+def _as_workers(config: RunConfig) -> RolloutConfig:
+    """The same wish as the workers of environments have it."""
+    placed = config.placement.learner
+    ray = {"address": config.placement.address, "num_cpus": placed.cpus}
+    return RolloutConfig.model_validate({"manager": "ray", "workers": placed.ranks, "ray": ray})
+
+
+@contextlib.contextmanager
+def _in_our_words() -> Iterator[None]:
+    try:
+        yield
+    except MissingExtraError as error:
+        raise MissingExtraError("cluster 'ray'", "ray") from error
     except ConfigError as error:
         raise ConfigError(str(error).replace("rollout.ray", "placement")) from error
-    return True
 
 
 def _check_room(bundle: dict[str, float], count: int, there: dict[str, float]) -> None:

@@ -192,6 +192,7 @@ class _Run:
         run = _Run(self.session, self.folder, self.report, self.interrupts, counters, self.ranks)
         run.load(state)
         run.rewind_folder()
+        run._before = self._before
         return run
 
     # -- phases ------------------------------------------------------------------------------------------------------

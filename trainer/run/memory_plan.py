@@ -390,26 +390,29 @@ def make_plan(
     devices: tuple[str, str] | None = None,
     free: Mapping[str, float] | None = None,
     threads: Callable[[int], int] = lambda numbers: 1,
+    here: int | None = None,
 ) -> MemoryPlan:
     """The plan of a run of ``config`` with a model of Hugging Face configuration ``model``.
 
     ``devices`` (the learner's, the engine's) and ``free`` bytes stand for those of this machine; ``threads`` says how
-    many micro-batches of a model of so many parameters run side by side.
+    many micro-batches of a model of so many parameters run side by side. ``here`` ranks of the learner are on the
+    planned machine, where that does not follow from ``cluster``.
     """
     if devices is None:
         devices = choose_device(config.learner.device).type, choose_device(config.engine.device).type
     counted = count(config, model)
     learner, engine = devices
     items: dict[str, list[Item]] = defaultdict(list)
-    ranks = config.placement.learner.ranks
-    # The ranks of a machine share its memory, and have a GPU each.
-    here = ranks if config.cluster == "local" else 1
-    for item in _learner(config, counted, learner, threads(counted.numbers)):
-        place = "cpu" if item.when == LOADING else learner
-        many = item._replace(what=f"{item.what}, {here} ranks", bytes=item.bytes * here)
-        items[place].append(many if here > 1 and place == "cpu" else item)
-    if ranks > 1:
-        items["cpu"].append(Item("driver", "weights", 4 * counted.numbers))
+    if here is None:
+        here = config.placement.learner.ranks if config.cluster == "local" else 0
+    for item in _learner(config, counted, learner, max(1, threads(counted.numbers) // max(here, 1))):
+        where = "cpu" if item.when == LOADING else learner
+        if here > 1 and where == "cpu":  # GPUs have a rank each
+            keys = (*item.keys, "placement.learner.ranks")
+            item = item._replace(what=f"{item.what}, in {here} ranks", bytes=here * item.bytes, keys=keys)
+        items[where] += [item] if here else []
+    if here != 1:
+        items["cpu"].append(Item("driver", "weights in float32", 4 * counted.numbers))
     if free is None:
         free = {device: free_memory(device) for device in {learner, engine, "cpu"}}
         memory = free["cpu"] if engine == "cpu" else float(torch.cuda.mem_get_info()[1])

@@ -94,7 +94,7 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
     seats = tuple(tuple(part[gpu] for part in parts if gpu < len(part)) for gpu in range(needed))
     alone = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": 1})}) if served else config
     free = {"cuda": hardware.gpu_gib * GIB, "cpu": hardware.node_gib * GIB}
-    memory = make_plan(alone, model, devices=("cuda", "cuda"), free=free)
+    memory = make_plan(alone, model, devices=("cuda", "cuda"), free=free, here=min(ranks, hardware.gpus))
     memory.check()
     numbers = active_parameters(model, memory.parameters)
     operations = (8 if getattr(config.learner, "gradient_checkpointing", False) else 6) * numbers * tokens

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import roll_envs
 from trainer.cluster import check_manager
+from trainer.cluster.learner_ranks import check_ranks
 from trainer.config import RunConfig
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
@@ -32,6 +33,7 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     and for a run that cannot fit.
     """
     check_manager(config.rollout)
+    check_ranks(config)
     config, model = model_config(config)
     plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
     return Ready(config, plan, plan.check())

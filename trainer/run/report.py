@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from roll_envs.types import Trajectory
-from trainer.cluster import manager_words
+from trainer.cluster import manager_words, rank_words
 from trainer.config import ModelConfig, RolloutConfig, RunConfig
 from trainer.rollout.records import episode_board, episode_headline
 
@@ -121,6 +121,7 @@ class Report:
             "environment": _environment_words(config),
             "episodes": _mode_words(config.rollout),
             "workers": manager_words(config.rollout),
+            "learner": rank_words(config),
             "model": _model_words(config.model, parameters),
             "learning": _algorithm_words(config),
             "files": folder or f"{config.output}/{config.name}-seed{config.seed}-<date>-<time>",
