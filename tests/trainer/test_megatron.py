@@ -164,7 +164,7 @@ def rank_process(rank: int, count: int, folder: str, names: Sequence[str]) -> No
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
     ranks, found = Ranks(distributed.group.WORLD), {}
     for name in names:
-        from trainer.learner.megatron_stage import core
+        from trainer.learner.megatron_grid import core
 
         scene = {**SCENES, **SCENES_OF_FOUR}[name]
         print(name, flush=True)
