@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .SUFFIXES:
-.PHONY: help quickstart learn-llm test test-slow test-browser test-docker test-vllm vllm check bench clean
+.PHONY: help quickstart learn-llm test test-slow test-browser test-docker test-vllm test-megatron vllm check bench clean
 
 PYTHON ?=
 ARGS ?=
@@ -38,10 +38,10 @@ PARALLEL := --dist loadfile --no-loadscope-reorder
 BROWSER := tests/envs/test_webshop_browser.py
 
 test: .venv/dev.stamp ## the quick tests
-	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm" $(ARGS)
+	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm and not megatron" $(ARGS)
 
 test-slow: .venv/dev.stamp ## the long tests, and those with real parts
-	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm" --ignore=$(BROWSER) $(ARGS); \
+	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not megatron" --ignore=$(BROWSER) $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
 
 test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
@@ -66,6 +66,9 @@ vllm: .venv-vllm/stamp ## vLLM (CPU) in an environment of its own
 
 test-vllm: .venv/dev.stamp .venv-vllm/stamp ## the tests of the vLLM engine, on a real vLLM
 	$(PYTEST) -m vllm $(ARGS)
+
+test-megatron: .venv/dev.stamp .venv-megatron/stamp ## the tests of the Megatron-Core backend, on a real one
+	$(subst .venv/,.venv-megatron/,$(PYTEST)) -m megatron tests/trainer/test_megatron.py $(ARGS)
 
 check: .venv/dev.stamp ## format, lint, types, imports
 	.venv/bin/ruff format --check .
@@ -95,6 +98,17 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 	@echo "Installing vLLM into .venv-vllm; this is done once (3.5 GB)."
 	.venv/bin/python -c "import aiohttp" 2>/dev/null || $(PIP) -e ".[train,vllm]"
 	.venv/bin/roll-train setup vllm || { echo "$$FAILED"; exit 1; }
+	@touch $@
+
+# Beside .venv, whose packages it sees: the release asks for Python 3.12, and for libraries that need CUDA.
+.venv-megatron/stamp: .venv/dev.stamp
+	@echo "Installing Megatron-Core into .venv-megatron; this is done once (0.3 GB)."
+	.venv/bin/python -m venv --clear --without-pip .venv-megatron
+	@.venv-megatron/bin/python -c 'import sys, sysconfig; print("import site; site.addsitedir(%r)" % sys.argv[1])' \
+		"$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" > \
+		"$$(.venv-megatron/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/trainer.pth"
+	$(subst .venv/,.venv-megatron/,$(PIP)) --no-deps --ignore-requires-python megatron-core==0.19.2 triton==3.9.0 \
+		|| { echo "$$FAILED"; exit 1; }
 	@touch $@
 
 models/smollm2-135m/config.json: | .venv/train.stamp

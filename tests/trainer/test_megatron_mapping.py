@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from roll_envs.errors import ConfigError
 from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron_grid import core
 from trainer.learner.megatron_mapping import Part, join, padded, parts_of, read, shape_of, write
-from trainer.learner.megatron_stage import build_network, core
+from trainer.learner.megatron_stage import build_network
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 51, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 8,

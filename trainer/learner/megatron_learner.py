@@ -25,9 +25,10 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner.critic import value_loss
 from trainer.learner.gradients import Ranks, StepGuard
 from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron_grid import Grid, core
 from trainer.learner.megatron_mapping import HEAD, Part, parts_of
 from trainer.learner.megatron_optimizer import ShardedAdamW
-from trainer.learner.megatron_stage import Grid, Stage, core
+from trainer.learner.megatron_stage import Stage
 from trainer.model.attention import choose_attention
 from trainer.model.forward import (
     Head,

@@ -1,4 +1,4 @@
-"""A rank's share of a model in Megatron-Core: its place among the ranks, its layers, and the stream of whole weights.
+"""A rank's share of a model in Megatron-Core: its layers, run in a pipeline, and the stream of whole weights.
 
 The layers are Megatron-Core's own, built from its local specification; what goes over tokens alone is theirs. Attention
 is that of :mod:`trainer.model.attention`, since Megatron-Core's own takes packed sequences with Transformer Engine
@@ -11,16 +11,11 @@ Shapes: N tokens of a micro-batch, D width of the model, E width of a head.
 
 from __future__ import annotations
 
-import logging
-import os
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import distributed
@@ -28,8 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from roll_envs.errors import ConfigError
-from trainer.learner.gradients import DTYPES, Ranks, cast_weights
+from trainer.learner.gradients import DTYPES, cast_weights
 from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron_grid import Grid, core, silently
 from trainer.learner.megatron_mapping import (
     EMBEDDING,
     HEAD,
@@ -43,117 +39,6 @@ from trainer.learner.megatron_mapping import (
 )
 from trainer.model.attention import NAME
 from trainer.model.forward import fitting
-
-T = TypeVar("T")
-
-
-@cache
-def core() -> Any:
-    """What is used of Megatron-Core, imported once. Raises :class:`ConfigError` where it is not installed."""
-    # Its overlap of products with sums over ranks counts on one queue; read when CUDA begins.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the optional libraries that it misses
-            from megatron.core import parallel_state, tensor_parallel
-            from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-            from megatron.core.models.gpt.gpt_model import GPTModel
-            from megatron.core.transformer.transformer_config import TransformerConfig
-    except ImportError as error:
-        raise ConfigError(
-            "learner.backend 'megatron' needs the megatron-core library, which cannot be imported "
-            f"({error}): pip install 'roll-envs[megatron]'"
-        ) from error
-    return SimpleNamespace(
-        state=parallel_state,
-        tensor_parallel=tensor_parallel,
-        spec=get_gpt_layer_local_spec,
-        GPTModel=GPTModel,
-        TransformerConfig=TransformerConfig,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The ranks that differ from this one in one respect only."""
-
-    group: distributed.ProcessGroup
-
-    @property
-    def rank(self) -> int:
-        return distributed.get_rank(self.group)
-
-    @property
-    def count(self) -> int:
-        return distributed.get_world_size(self.group)
-
-    @property
-    def ranks(self) -> Ranks:
-        return Ranks(self.group if self.count > 1 else None)
-
-
-class Grid:
-    """Where this rank stands: which share of each matrix, which stage, which replica."""
-
-    def __init__(self, settings: MegatronSettings, ranks: Ranks, device: torch.device) -> None:
-        """``ranks`` are all processes of the group that torch.distributed was started with; without one, this process
-        starts a group of its own.
-
-        Raises :class:`ConfigError` when the ranks cannot be divided as ``settings`` ask.
-        """
-        tensor, pipeline = settings.tensor_parallel, settings.pipeline_parallel
-        if ranks.count % (tensor * pipeline):
-            raise ConfigError(
-                f"learner.tensor_parallel {tensor} times learner.pipeline_parallel {pipeline} is {tensor * pipeline}, "
-                f"and there are {ranks.count} ranks; allowed: what divides the number of ranks"
-            )
-        state = core().state
-        if not distributed.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            store = distributed.HashStore()  # type: ignore[attr-defined]
-            distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-        if distributed.get_world_size() != ranks.count:
-            raise ConfigError(
-                f"learner.backend 'megatron' takes all {distributed.get_world_size()} processes of the group that "
-                f"torch.distributed was started with, and was given {ranks.count}; start a group of the learner's own"
-            )
-        if not state.model_parallel_is_initialized():
-            with _silently():
-                state.initialize_model_parallel(tensor, pipeline)
-        self.all, self.device = ranks, device
-        self.tensor = Axis(state.get_tensor_model_parallel_group())
-        self.pipeline = Axis(state.get_pipeline_model_parallel_group())
-        self.data = Axis(state.get_data_parallel_group())
-        self.model = Axis(state.get_model_parallel_group())
-        self.embedding = state.get_embedding_group(check_initialized=False)
-        """First and last stage, on those."""
-        if (self.tensor.count, self.pipeline.count) != (tensor, pipeline):
-            raise ConfigError(
-                f"learner.tensor_parallel {tensor} and learner.pipeline_parallel {pipeline}: this process has begun "
-                f"with {self.tensor.count} and {self.pipeline.count}, and keeps to them"
-            )
-        self.first, self.last = self.pipeline.rank == 0, self.pipeline.rank == pipeline - 1
-        self.backward = self._reverse() if pipeline > 1 else self.pipeline.group
-        """The stages again: with NCCL, what goes back would wait for what goes ahead in the same group."""
-
-    def _reverse(self) -> Any:
-        lines: list[Any] = [None] * self.all.count
-        distributed.all_gather_object(lines, distributed.get_process_group_ranks(self.pipeline.group))
-        groups = {tuple(line): distributed.new_group(line) for line in sorted({tuple(line) for line in lines})}
-        return groups[tuple(lines[distributed.get_rank()])]
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this rank counts what all ranks of its replica know."""
-        return self.last and self.tensor.rank == 0
-
-    def exchange(self, own: T) -> list[T]:
-        """What the ranks of this replica have, which run each other's micro-batches, in their order."""
-        if self.model.count == 1:
-            return [own]
-        found: list[Any] = [None] * self.model.count
-        distributed.all_gather_object(found, own, group=self.model.group)
-        return found
 
 
 class _PackedAttention(torch.nn.Module):
@@ -172,20 +57,6 @@ class _PackedAttention(torch.nn.Module):
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         out, _ = ALL_ATTENTION_FUNCTIONS[NAME](self, q, k, v, None, layout=attention_mask, scaling=self._scaling)
         return out.flatten(2).transpose(0, 1)  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _silently() -> Iterator[None]:
-    """Without the warnings and log lines of Megatron-Core about what it will change."""
-    logger = logging.getLogger("megatron.core")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
@@ -207,7 +78,7 @@ def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
         )
     experts = config.num_experts if family.experts else None
     half = settings.precision == "bfloat16"
-    with _silently():
+    with silently():
         transformer = core().TransformerConfig(
             num_layers=config.num_hidden_layers,
             hidden_size=config.hidden_size,
