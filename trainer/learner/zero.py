@@ -7,9 +7,12 @@ are refused, and whole tensors put together from the ranks' shares, one at a tim
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
+import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -67,6 +70,8 @@ def import_deepspeed(ranks: Ranks, device: torch.device) -> Any:
             "pip install 'roll-envs[deepspeed]'"
         ) from error
     deepspeed.utils.logger.setLevel(logging.ERROR)
+    # Collectives through shared memory, which it would compile; they are for inference.
+    deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
     # Of its collectives, in each step.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not distributed.is_initialized():  # one rank, in the process of who asks: a group of its own
@@ -121,11 +126,15 @@ class ShardedModule:
             self._order = [p for group in plain.param_groups for p in group["params"]]
             self._adamw = _VetoedAdamW([dict(group) for group in plain.param_groups if group["params"]])
         configured = _configuration(settings, optimizer, half=self._half)
-        with warnings.catch_warnings(action="ignore"):  # as above: it imports more
+        # It imports more, and prints its memory.
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             self._engine, self._zero, *_ = self._deepspeed.initialize(
                 model=module, optimizer=self._adamw, config=configured
             )
         self._engine.eval()
+        # A list of all modules of stage 3 there ever were, which would keep this one alive.
+        stack = sys.modules["deepspeed.runtime.zero.parameter_offload"].FWD_MODULE_STACK
+        stack[:] = [other for other in stack if other is not module]
         if self._adamw is not None:
             # All moments are there from the start, so that those of a checkpoint can be written into them.
             for share in self._shares():

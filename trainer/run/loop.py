@@ -167,6 +167,8 @@ class _Run:
                     counters.warm_steps += 1
                     counters.version += 1
                     if counters.warm_steps == total:
+                        # Not every learner trains the session's model in place.
+                        load_weights(self.session.model.network, self.parts.learner.weights())
                         self.parts = begin_phase(self.session, warm_start=False)
                     counters.spend(WARM_START, time.monotonic() - started)
                     self.folder.log(metrics, step=counters.warm_steps, phase=WARM_START)
