@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .SUFFIXES:
-.PHONY: help quickstart learn-llm test test-slow test-browser test-docker test-vllm test-megatron vllm check bench clean
+.PHONY: help quickstart learn-llm test test-slow test-cluster test-browser test-docker test-vllm test-megatron vllm check bench clean
 
 PYTHON ?=
 ARGS ?=
@@ -38,11 +38,14 @@ PARALLEL := --dist loadfile --no-loadscope-reorder
 BROWSER := tests/envs/test_webshop_browser.py
 
 test: .venv/dev.stamp ## the quick tests
-	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm and not megatron" $(ARGS)
+	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm and not cluster and not megatron" $(ARGS)
 
 test-slow: .venv/dev.stamp ## the long tests, and those with real parts
-	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not megatron" --ignore=$(BROWSER) $(ARGS); \
+	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not cluster and not megatron" --ignore=$(BROWSER) $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
+
+test-cluster: .venv/cluster.stamp ## the tests of backends for many GPUs
+	$(PYTEST) -m cluster tests/trainer $(ARGS)
 
 test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && \
@@ -120,6 +123,11 @@ models/smollm2-135m/config.json: | .venv/train.stamp
 .venv/docker.stamp: .venv/dev.stamp
 	@echo "Installing what the Docker sandbox needs into .venv; this is done once."
 	$(PIP) -e ".[train,dev,docker]" || { echo "$$FAILED"; exit 1; }
+	@touch $@
+
+.venv/cluster.stamp: .venv/dev.stamp
+	@echo "Installing the backends for many GPUs into .venv; this is done once."
+	$(PIP) -e ".[deepspeed]" || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
 # .venv/place holds the path that .venv was made for: a virtual environment does not survive a move.

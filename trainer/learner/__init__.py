@@ -212,7 +212,7 @@ class DeepSpeedSettings(Settings):
     """Settings of the DeepSpeed backend. ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054."""
 
     stage: Literal[1, 2, 3] = 2
-    """What each rank holds a share of only: 1 the optimiser's state and float32 weights, 2 gradients too, 3 weights too.
+    """What each rank holds but a share of: 1 the optimiser's state and float32 weights, 2 gradients too, 3 weights too.
     Default: 2, the most that costs no more communication than 1."""
     offload_optimizer: bool = False
     """Keep the optimiser's state and float32 weights in the memory of the CPU, and step them there.

@@ -7,10 +7,14 @@ are refused, and whole tensors put together from the ranks' shares, one at a tim
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
+import io
 import logging
 import os
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -67,6 +71,8 @@ def import_deepspeed(ranks: Ranks, device: torch.device) -> Any:
             "pip install 'roll-envs[deepspeed]'"
         ) from error
     deepspeed.utils.logger.setLevel(logging.ERROR)
+    # Collectives through shared memory, which it would compile; they are for inference.
+    deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
     # Of its collectives, in each step.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not distributed.is_initialized():  # one rank, in the process of who asks: a group of its own
@@ -121,11 +127,17 @@ class ShardedModule:
             self._order = [p for group in plain.param_groups for p in group["params"]]
             self._adamw = _VetoedAdamW([dict(group) for group in plain.param_groups if group["params"]])
         configured = _configuration(settings, optimizer, half=self._half)
-        with warnings.catch_warnings(action="ignore"):  # as above: it imports more
+        # It imports more, and prints its memory.
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             self._engine, self._zero, *_ = self._deepspeed.initialize(
                 model=module, optimizer=self._adamw, config=configured
             )
         self._engine.eval()
+        # Its hooks on gradients are in no sight of the garbage collector, and hold everything.
+        weakref.finalize(self, self._engine.destroy).atexit = False
+        # A list of all modules of stage 3 there ever were, which would keep this one alive.
+        stack = sys.modules["deepspeed.runtime.zero.parameter_offload"].FWD_MODULE_STACK
+        stack[:] = [other for other in stack if other is not module]
         if self._adamw is not None:
             # All moments are there from the start, so that those of a checkpoint can be written into them.
             for share in self._shares():
@@ -165,19 +177,22 @@ class ShardedModule:
         ``refuses`` is asked with that norm, infinity where it is not finite. A refused step leaves all as it was.
         """
         assert self._adamw is not None
-        verdict: list[bool] = []
+        zero, verdict = self._zero, list[bool]()
 
-        def vetoed() -> bool:
+        def vetoed() -> bool:  # does not hold this object: see where it ends
             if not verdict:
-                verdict.append(refuses(float(self._zero._global_grad_norm)))
+                verdict.append(refuses(float(zero._global_grad_norm)))
             return verdict[0]
 
         self._adamw.vetoed = vetoed
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._engine.step()
-        # Where the norm is not finite, DeepSpeed has not asked AdamW for a step.
-        return vetoed(), float(self._zero._global_grad_norm)
+        # Where the norm is not finite, DeepSpeed has not asked AdamW for a step, nor let go of all gradients.
+        if vetoed():
+            gradients = getattr(zero, "averaged_gradients", {})
+            gradients.update(dict.fromkeys(gradients))
+        return vetoed(), float(zero._global_grad_norm)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and current weights, whole; a weight with several names comes once, by the first."""
