@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from episode_builders import batches_of, counted
-from loop_runs import run, without_times
+from loop_runs import run
 from test_learner import some_rows
 from test_learner_ranks import BASE, SETTINGS, assert_same_numbers, steps_alone, steps_of_ranks
+from test_ranks_runs import learnt
 from tiny import tiny_model
 
 from roll_envs.errors import ConfigError
@@ -99,5 +100,5 @@ def test_a_run_on_a_cluster_that_is_started_for_it(tmp_path: Path) -> None:
         "placement": {"learner": {"ranks": 2}},
     }  # fmt: skip
     here, there = (run(tmp_path / cluster, cluster=cluster, **changes)[0] for cluster in ("local", "ray"))
-    assert without_times(here) == without_times(there)
+    assert learnt(here) == learnt(there)
     assert not ray.is_initialized()
