@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import HashStore
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import OptimizerConfig
@@ -77,7 +78,7 @@ def import_deepspeed(ranks: Ranks, device: torch.device) -> Any:
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not distributed.is_initialized():  # one rank, in the process of who asks: a group of its own
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         atexit.register(lambda: distributed.is_initialized() and distributed.destroy_process_group())
     if distributed.get_world_size() != ranks.count:
         raise ConfigError(
