@@ -67,6 +67,7 @@ def a_learner(
 def rows_of(mine: Sequence[int]) -> tuple[list[Any], list[np.ndarray]]:
     rows, advantages = some_rows()
     rows = [replace(row, ids=tuple(i % 51 for i in row.ids)) for row in rows]
+    assert any(CONFIGS["llama"].pad_token_id in row.ids for row in rows)  # whose embedding is not trained by it
     return [rows[i] for i in mine], [advantages[i] for i in mine]
 
 
@@ -200,12 +201,12 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def assert_alike(found: dict[str, Any], alone: dict[str, Any], mine: Sequence[int]) -> None:
-    """Metrics to 1e-6 in the first step and to 1e-5 later, log-probs and values to 1e-5, weights to 1e-5 of their norm
+    """Metrics to 1e-6 in the first step and to 3e-5 later, log-probs and values to 1e-5, weights to 1e-5 of their norm
     and 1e-3 of the way they went. (AdamW's first steps go by signs: a gradient of rounding errors moves its weight.)"""
     for step, (one, other) in enumerate(zip(found["metrics"], alone["metrics"], strict=True)):
         assert one.keys() == other.keys()
         for name, value in other.items():
-            assert one[name] == pytest.approx(value, rel=1e-5 if step else 1e-6, abs=1e-6 if step else 1e-8), name
+            assert one[name] == pytest.approx(value, rel=3e-5 if step else 1e-6, abs=3e-6 if step else 1e-8), name
     for step in range(STEPS):
         for i, numbers in zip(mine, found[f"numbers {step}"], strict=True):
             assert np.allclose(numbers, alone[f"numbers {step}"][i], rtol=1e-5, atol=2e-5), step

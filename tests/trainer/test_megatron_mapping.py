@@ -18,7 +18,7 @@ from trainer.learner.megatron_stage import build_network
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 51, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 6, "max_position_embeddings": 64,
+    "num_key_value_heads": 4, "head_dim": 6, "max_position_embeddings": 64, "pad_token_id": 7,
 }  # fmt: skip
 CONFIGS = {
     "llama": LlamaConfig(**SHAPE, tie_word_embeddings=True),

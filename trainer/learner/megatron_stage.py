@@ -187,6 +187,8 @@ class Stage:
         entered = None
         if self.grid.first:
             hidden = self.network.embedding(input_ids, position_ids)
+            if self.config.pad_token_id is not None:  # its row is not trained by being read, as in torch's Embedding
+                hidden = torch.where((input_ids == self.config.pad_token_id).T[..., None], hidden.detach(), hidden)
         else:
             shape = (input_ids.shape[1], 1, self.config.hidden_size)
             dtype = next(self.network.parameters()).dtype
