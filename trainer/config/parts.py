@@ -101,7 +101,10 @@ ENGINES: Registry[Any] = Registry(
     },
 )
 BACKENDS: Registry[Any] = Registry(
-    "learner backend", "roll_envs.learners", _part, built_in={"torch": "trainer.learner:TORCH"}
+    "learner backend",
+    "roll_envs.learners",
+    _part,
+    built_in={"torch": "trainer.learner:TORCH", "fsdp2": "trainer.learner:FSDP2"},
 )
 """Learner backends by the name that ``learner.backend`` uses."""
 

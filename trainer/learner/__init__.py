@@ -15,7 +15,7 @@ from pydantic import Field
 from roll_envs.settings import Part, Settings
 from roll_envs.types import Metrics
 from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
-from trainer.config.parts import BACKENDS, part_settings
+from trainer.config.parts import BACKENDS, OPTIMIZERS, part_settings
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from trainer.learner.gradients import Ranks
     from trainer.model.network import LanguageModel
 
-__all__ = ["TORCH", "BackendPart", "Critic", "Learner", "Scorer", "TorchSettings", "make_learner"]
+__all__ = [
+    "FSDP2",
+    "TORCH",
+    "BackendPart",
+    "Critic",
+    "FSDP2Settings",
+    "Learner",
+    "NetworkSettings",
+    "Scorer",
+    "TorchSettings",
+    "make_learner",
+]
 
 
 class Scorer(Protocol):
@@ -143,12 +154,9 @@ def make_learner(
     )
 
 
-class TorchSettings(Settings):
-    """Settings of the plain PyTorch backend."""
+class NetworkSettings(Settings):
+    """Settings of backends that train the Hugging Face network itself."""
 
-    threads: int = Field(0, ge=0)
-    """Micro-batches side by side, and torch threads of the engine; 0 chooses by size.
-    Default: speed alone; changes nothing else."""
     attention: Literal["auto", "sdpa", "flash", "flex"] = "auto"
     """Kernel for packed sequences; flash and flex need CUDA, auto is flash where it runs, else sdpa.
     Default: speed alone."""
@@ -171,6 +179,14 @@ class TorchSettings(Settings):
     Default: all linear layers, as QLoRA's paper."""
 
 
+class TorchSettings(NetworkSettings):
+    """Settings of the plain PyTorch backend."""
+
+    threads: int = Field(0, ge=0)
+    """Micro-batches side by side, and torch threads of the engine; 0 chooses by size.
+    Default: speed alone; changes nothing else."""
+
+
 def _make_torch(model: LanguageModel, **arguments: Any) -> Learner:
     from trainer.learner.torch import TorchLearner
 
@@ -179,3 +195,33 @@ def _make_torch(model: LanguageModel, **arguments: Any) -> Learner:
 
 TORCH = BackendPart(settings=TorchSettings, make=_make_torch)
 """Plain PyTorch on one device. Declared here because looking a part up must not load torch."""
+
+
+class FSDP2Settings(NetworkSettings):
+    """Settings of the backend whose ranks hold a share of every weight each (PyTorch FSDP2)."""
+
+    cpu_offload: bool = False
+    """Keep shards and the state of the optimiser in the CPU's memory, and step there; needs CUDA.
+    Default: off: memory against time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShardedPart(BackendPart):
+    def problems(self, config: Any) -> list[str]:
+        name = config.optimizer.name
+        if OPTIMIZERS.find(name).elementwise:
+            return []
+        return [
+            f"the fsdp2 backend cannot step shards of weights with optimizer.name {name!r}, which needs whole matrices; "
+            "use 'adamw', or learner.backend: torch"
+        ]
+
+
+def _make_fsdp2(model: LanguageModel, **arguments: Any) -> Learner:
+    from trainer.learner.fsdp2 import ShardedLearner
+
+    return ShardedLearner(model, **arguments)
+
+
+FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2)
+"""PyTorch FSDP2: weights, gradients and the state of the optimiser are cut into one shard for each rank."""
