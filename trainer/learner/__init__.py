@@ -212,8 +212,8 @@ class _ShardedPart(BackendPart):
         if OPTIMIZERS.find(name).elementwise:
             return []
         return [
-            f"the fsdp2 backend cannot step shards of weights with optimizer.name {name!r}, which needs whole matrices; "
-            "use 'adamw', or learner.backend: torch"
+            f"the fsdp2 backend cannot step shards of weights with optimizer.name {name!r}, which needs whole "
+            "matrices; use 'adamw', or learner.backend: torch"
         ]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -51,7 +52,7 @@ class ShardedRanks(Ranks):
         super().__init__(group)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if not distributed.is_initialized():
-            distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+            distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         if group is None or device.type == "cuda":  # numbers may be exchanged over gloo, shards of CUDA may not
             members = [distributed.get_rank()] if group is None else distributed.get_process_group_ranks(group)
             group = distributed.new_group(members, backend=backend, use_local_synchronization=True)
@@ -102,7 +103,9 @@ class ShardedRanks(Ranks):
         """The whole of a sharded tensor, on every rank; other tensors as they are. All ranks must ask."""
         if not isinstance(tensor, DTensor):
             return tensor
-        return tensor.detach().to(device=self.device, dtype=dtype or tensor.dtype).full_tensor()
+        placed: Any = tensor.detach().to(device=self.device, dtype=dtype or tensor.dtype)
+        full: torch.Tensor = placed.full_tensor()
+        return full
 
     def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """A state whose sharded tensors are whole, on the CPU of rank 0; nothing on the others. All must ask."""
@@ -237,7 +240,7 @@ class ShardedCritic(TorchCritic):
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         everything = [*batches, *self._ranks.empty_batches(len(batches))]
         found = [self._network(batch.to(self._device)) for batch in everything][: len(batches)]
-        self._network.reshard()  # type: ignore[operator]
+        self._network.reshard()
         return found
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -180,7 +180,8 @@ class TorchLearner:
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
-        return self._policy.score(batches)
+        found: list[torch.Tensor] = self._policy.score(batches)
+        return found
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
