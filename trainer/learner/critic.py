@@ -65,6 +65,9 @@ class TorchCritic:
         denominators = self._ranks.denominators(denominators)
         self._network.zero_grad(set_to_none=True)
         sums: dict[str, float] = {}
+        # Ranks with fewer micro-batches run empty ones, since backends that share weights exchange them in each; how
+        # many, they agree on before the first.
+        empty_batches = self._ranks.empty_batches(len(batches))
         for batch in (b.to(self._device) for b in batches):
             if batch.values is None or batch.returns is None or batch.return_mask is None:
                 raise ValueError("the critic needs values and returns in every batch")
@@ -75,8 +78,7 @@ class TorchCritic:
             torch.autograd.backward(total)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        # Ranks with fewer micro-batches run empty ones, since backends that share weights exchange them in each.
-        for empty in self._ranks.empty_batches(len(batches)):
+        for empty in empty_batches:
             torch.autograd.backward(self._network(empty.to(self._device)).sum() * 0.0)
         self._ranks.add_gradients(self._parameters)
         norm = self._ranks.clip_gradients(self._parameters, self._config.max_grad_norm)
