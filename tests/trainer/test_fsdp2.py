@@ -161,7 +161,9 @@ def together(tmp_path_factory: pytest.TempPathFactory, alone: dict[str, Any]) ->
     folder = tmp_path_factory.mktemp("shards")
     torch.save(alone, folder / "alone.pt")
     processes = [Forked(rank_process, rank, str(folder), log=folder / f"log-{rank}") for rank in range(2)]
-    assert [process.wait(240) for process in processes] == [0, 0], "".join((folder / f"log-{r}").read_text() for r in (1, 0))
+    assert [process.wait(240) for process in processes] == [0, 0], "".join(
+        (folder / f"log-{r}").read_text() for r in (1, 0)
+    )
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
