@@ -23,6 +23,8 @@ from trainer.learner import Learner, make_learner
 from trainer.learner.gradients import Ranks
 from trainer.model.forward import load_weights
 
+pytestmark = pytest.mark.slow
+
 DEALT = ([0, 3, 8], [1, 2, 4, 5, 6, 7])
 EMPTY = ([*range(9)], [])
 
@@ -161,7 +163,7 @@ def together(tmp_path_factory: pytest.TempPathFactory, alone: dict[str, Any]) ->
     folder = tmp_path_factory.mktemp("shards")
     torch.save(alone, folder / "alone.pt")
     processes = [Forked(rank_process, rank, str(folder), log=folder / f"log-{rank}") for rank in range(2)]
-    assert [process.wait(240) for process in processes] == [0, 0], "".join(
+    assert [process.wait(300) for process in processes] == [0, 0], "".join(
         (folder / f"log-{r}").read_text() for r in (1, 0)
     )
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
