@@ -119,7 +119,7 @@ class ShardedRanks(Ranks):
 
     def sharded_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """The opposite of :meth:`whole_state`: of the state of rank 0, each rank's shards. All must ask."""
-        sent = [tree_map_only(torch.Tensor, lambda t: t.to("meta") if t.ndim else t.cpu(), state)]
+        sent = [tree_map_only(torch.Tensor, lambda t: t.to("meta") if t.ndim else t.cpu().clone(), state)]
         if self.group is not None:
             first = distributed.get_global_rank(self.group, 0)
             distributed.broadcast_object_list(sent, src=first, group=self.group)
