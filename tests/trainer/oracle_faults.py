@@ -475,8 +475,8 @@ FAULTS = [
     Fault(
         "no clip of the gradient",
         GRADIENTS,
-        "clip_grad_norm_(values, self._config.max_grad_norm)",
-        "clip_grad_norm_(values, 1e9)",
+        "clip_gradients(values, self._config.max_grad_norm)",
+        "clip_gradients(values, 1e9)",
     ),
     Fault(
         "large steps are taken",

@@ -106,6 +106,7 @@ BACKENDS: Registry[Any] = Registry(
     _part,
     built_in={
         "deepspeed": "trainer.learner:DEEPSPEED",
+        "fsdp2": "trainer.learner:FSDP2",
         "megatron": "trainer.learner.megatron:MEGATRON",
         "torch": "trainer.learner:TORCH",
     },

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from roll_envs.settings import Part, Settings
 from roll_envs.types import Metrics
 from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
-from trainer.config.parts import BACKENDS, part_settings
+from trainer.config.parts import BACKENDS, OPTIMIZERS, part_settings
 
 if TYPE_CHECKING:
     import torch
@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEEPSPEED",
+    "FSDP2",
     "TORCH",
     "BackendPart",
+    "ComputeSettings",
     "Critic",
     "DeepSpeedSettings",
+    "FSDP2Settings",
     "Learner",
+    "NetworkSettings",
     "Scorer",
     "Shares",
     "TorchSettings",
@@ -170,12 +174,9 @@ def make_learner(
     )
 
 
-class TorchSettings(Settings):
-    """Settings of the plain PyTorch backend."""
+class ComputeSettings(Settings):
+    """Settings that all our backends have."""
 
-    threads: int = Field(0, ge=0)
-    """Micro-batches side by side, and torch threads of the engine; 0 chooses by size.
-    Default: speed alone; changes nothing else."""
     attention: Literal["auto", "sdpa", "flash", "flex"] = "auto"
     """Kernel for packed sequences; flash and flex need CUDA, auto is flash where it runs, else sdpa.
     Default: speed alone."""
@@ -188,6 +189,11 @@ class TorchSettings(Settings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of weights and activations; bfloat16 has float32 master copies in the optimiser.
     Default: exact; bfloat16 is for GPUs, and CPUs that compute in it."""
+
+
+class NetworkSettings(ComputeSettings):
+    """Settings of backends that train the Hugging Face network itself."""
+
     lora_rank: int = Field(0, ge=0)
     """Rank of the adapters that are trained instead of the weights; 0 trains the weights.
     Default: off: all weights are trained."""
@@ -196,6 +202,14 @@ class TorchSettings(Settings):
     lora_targets: tuple[str, ...] = ()
     """Adapted layers by the ends of their names, e.g. q_proj; none: all linear layers but the head.
     Default: all linear layers, as QLoRA's paper."""
+
+
+class TorchSettings(NetworkSettings):
+    """Settings of the plain PyTorch backend."""
+
+    threads: int = Field(0, ge=0)
+    """Micro-batches side by side, and torch threads of the engine; 0 chooses by size.
+    Default: speed alone; changes nothing else."""
 
 
 def _make_torch(model: LanguageModel, **arguments: Any) -> Learner:
@@ -208,7 +222,7 @@ TORCH = BackendPart(settings=TorchSettings, make=_make_torch)
 """Plain PyTorch on one device. Declared here because looking a part up must not load torch."""
 
 
-class DeepSpeedSettings(Settings):
+class DeepSpeedSettings(ComputeSettings):
     """Settings of the DeepSpeed backend. ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054."""
 
     stage: Literal[1, 2, 3] = 2
@@ -222,18 +236,6 @@ class DeepSpeedSettings(Settings):
     Default: off: memory of the device against time."""
     param_persistence_threshold: int = Field(100_000, ge=0)
     """Weights of at most so many numbers stay whole on every rank; stage 3 only. Default: DeepSpeed's."""
-    attention: Literal["auto", "sdpa", "flash", "flex"] = "auto"
-    """Kernel for packed sequences; flash and flex need CUDA, auto is flash where it runs, else sdpa.
-    Default: speed alone."""
-    logits_mib: float = Field(256.0, gt=0)
-    """Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice.
-    Default: memory alone; changes nothing else."""
-    gradient_checkpointing: bool = False
-    """Keep only the inputs of layers and compute the rest twice: less memory, more time.
-    Default: off: memory against time."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and activations; bfloat16 has float32 master copies in the optimiser.
-    Default: exact; bfloat16 is for GPUs, and CPUs that compute in it."""
 
     @model_validator(mode="after")
     def _check_offload(self) -> DeepSpeedSettings:
@@ -260,3 +262,37 @@ def _shares_of_zero(settings: DeepSpeedSettings, ranks: int) -> Shares:
 
 DEEPSPEED = BackendPart(settings=DeepSpeedSettings, make=_make_deepspeed, shares=_shares_of_zero)
 """ZeRO by the DeepSpeed library (extra ``deepspeed``)."""
+
+
+class FSDP2Settings(NetworkSettings):
+    """Settings of the backend whose ranks hold a share of every weight each (PyTorch FSDP2)."""
+
+    cpu_offload: bool = False
+    """Keep shards and the state of the optimiser in the CPU's memory, and step there; needs CUDA.
+    Default: off: memory against time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShardedPart(BackendPart):
+    def problems(self, config: Any) -> list[str]:
+        name = config.optimizer.name
+        if OPTIMIZERS.find(name).elementwise:
+            return []
+        return [
+            f"the fsdp2 backend cannot step shards of weights with optimizer.name {name!r}, which needs whole "
+            "matrices; use 'adamw', or learner.backend: torch"
+        ]
+
+
+def _make_fsdp2(model: LanguageModel, **arguments: Any) -> Learner:
+    from trainer.learner.fsdp2 import ShardedLearner
+
+    return ShardedLearner(model, **arguments)
+
+
+def _shares_of_shards(settings: FSDP2Settings, ranks: int) -> Shares:
+    return Shares(weights=1 / ranks, gradients=1 / ranks, optimizer=1 / ranks)
+
+
+FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards)
+"""PyTorch FSDP2: weights, gradients and the state of the optimiser are cut into one shard for each rank."""

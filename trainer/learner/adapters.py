@@ -23,10 +23,20 @@ _ADAPTER = "default"
 class AdaptedNetwork:
     """A copy of a network with adapters in some of its linear layers; only the adapters are trained."""
 
-    def __init__(self, plain: Any, *, rank: int, alpha: float, targets: Sequence[str] = (), seed: int = 0) -> None:
+    def __init__(
+        self,
+        plain: Any,
+        *,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str] = (),
+        seed: int = 0,
+        in_place: bool = False,
+    ) -> None:
         """``targets`` are layers by the end of their names ("q_proj"); none: all linear layers but the head.
 
-        The update of a layer is ``alpha / rank * B @ A``, and 0 at first.
+        The update of a layer is ``alpha / rank * B @ A``, and 0 at first. ``in_place`` puts the adapters into ``plain``
+        itself, which is then no plain network any more.
 
         Raises :class:`ConfigError` when a target names no linear layer, or peft is not installed.
         """
@@ -37,11 +47,11 @@ class AdaptedNetwork:
             raise ConfigError(
                 "learner.lora_rank needs the peft library, which is not installed: pip install 'roll-envs[lora]'"
             ) from error
-        self._plain = plain
         layers = _chosen_layers(plain, targets)
         adapted = {id(p) for layer in layers.values() for p in layer.parameters()}
         # In the copy, weights that no adapter changes are the plain network's own numbers.
-        self.network: Any = replica_of(plain, own=[p for p in plain.parameters() if id(p) in adapted])
+        own = [p for p in plain.parameters() if id(p) in adapted]
+        self.network: Any = plain if in_place else replica_of(plain, own=own)
         config = LoraConfig(
             r=rank,
             lora_alpha=alpha,  # type: ignore[arg-type]
@@ -59,9 +69,12 @@ class AdaptedNetwork:
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights by the names of the plain network: adapted layers merged one at a time, the others as views."""
-        for name, value in weights_of(self._plain):
-            layer = self._layers.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-            if layer is not None:
+        for full_name, value in weights_of(self.network):
+            if ".lora_" in full_name:
+                continue
+            name = full_name.replace(".base_layer.", ".")
+            if name != full_name and name.endswith(".weight"):
+                layer = self._layers[name.removesuffix(".weight")]
                 base = layer.get_base_layer().weight.detach()
                 value = (base.float() + layer.get_delta_weight(_ADAPTER).float()).to(base.dtype)
             yield name, value

@@ -19,37 +19,43 @@ from trainer.model.attention import use_packed_attention
 from trainer.model.forward import label_states, load_weights, spread, weights_of
 
 
+class ValueNetwork(torch.nn.ModuleDict):
+    """The body of a language model, and a head that begins at 0, so that the first values are 0 everywhere."""
+
+    def __init__(self, body: Any) -> None:
+        """``body`` is used as it is; the head has its device and precision."""
+        use_packed_attention(body)
+        first = next(body.parameters())
+        head = torch.nn.Linear(int(body.config.hidden_size), 1, dtype=first.dtype, device=first.device)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        super().__init__({"body": body, "head": head})
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Values [B, T] at the positions that have a label, 0 elsewhere."""
+        states = label_states(self["body"], batch)
+        return spread(self["head"](states).squeeze(-1).float(), batch.label_mask)
+
+
 class TorchCritic:
     """Holds the value network and the state of its optimiser (AdamW)."""
 
     def __init__(self, network: Any, config: CriticConfig, *, ranks: Ranks | None = None) -> None:
-        """``network`` is a causal language model whose body is copied, in float32; its head is not used.
-
-        The head begins at 0, so that the first values are 0 everywhere.
-        """
+        """``network`` is a causal language model whose body is copied, in float32, and whose head is not used; or a
+        :class:`ValueNetwork`, which is used as it is."""
         self._config, self._ranks = config, ranks or Ranks()
-        body = cast_weights(copy.deepcopy(network.base_model), torch.float32)
-        use_packed_attention(body)
-        width = int(network.config.hidden_size)
-        first = next(body.parameters())  # says the device
-        self._device = first.device
-        head = torch.nn.Linear(width, 1, dtype=first.dtype, device=first.device)
-        torch.nn.init.zeros_(head.weight)
-        torch.nn.init.zeros_(head.bias)
-        self._network = torch.nn.ModuleDict({"body": body, "head": head}).eval()
+        if not isinstance(network, ValueNetwork):
+            network = ValueNetwork(cast_weights(copy.deepcopy(network.base_model), torch.float32))
+        self._network = network.eval()
+        self._device = next(network.parameters()).device
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
         adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
         self._optimizers = make_optimizers(adamw, trained_weights(self._network))
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        """Values [B, T] at the positions that have a label, 0 elsewhere."""
-        states = label_states(self._network["body"], batch)
-        return spread(self._network["head"](states).squeeze(-1).float(), batch.label_mask)
-
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """The value of the state in which each label was sampled, [B, T] per batch."""
         with torch.inference_mode():
-            return [self._forward(batch.to(self._device)) for batch in batches]
+            return [self._network(batch.to(self._device)) for batch in batches]
 
     def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics:
         """One optimiser step; the mean is over the tokens of the whole step, however it was cut.
@@ -59,21 +65,23 @@ class TorchCritic:
         denominators = self._ranks.denominators(denominators)
         self._network.zero_grad(set_to_none=True)
         sums: dict[str, float] = {}
+        # Ranks with fewer micro-batches run empty ones, since backends that share weights exchange them in each; how
+        # many, they agree on before the first.
+        empty_batches = self._ranks.empty_batches(len(batches))
         for batch in (b.to(self._device) for b in batches):
             if batch.values is None or batch.returns is None or batch.return_mask is None:
                 raise ValueError("the critic needs values and returns in every batch")
             losses, metrics = value_loss(
-                self._forward(batch), batch.values, batch.returns, batch.return_mask, self._config.clip
+                self._network(batch), batch.values, batch.returns, batch.return_mask, self._config.clip
             )
             total = losses.sum() / max(denominators.tokens, 1)
             torch.autograd.backward(total)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        # Ranks with fewer micro-batches run empty ones, since backends that share weights exchange them in each.
-        for empty in self._ranks.empty_batches(len(batches)):
-            torch.autograd.backward(self._forward(empty.to(self._device)).sum() * 0.0)
+        for empty in empty_batches:
+            torch.autograd.backward(self._network(empty.to(self._device)).sum() * 0.0)
         self._ranks.add_gradients(self._parameters)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        norm = self._ranks.clip_gradients(self._parameters, self._config.max_grad_norm)
         if self._ranks.any(not math.isfinite(norm)):
             raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")
         take_step(self._optimizers, lr)

@@ -116,17 +116,17 @@ class Ranks:
     """The processes that train together: those of ``group``, or this one alone."""
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
-        self._group = group
+        self.group = group
         self.count = 1 if group is None else distributed.get_world_size(group)
         self.rank = 0 if group is None else distributed.get_rank(group)
 
     def _gather(self, value: T) -> list[T]:
         """The value of every rank, in their order."""
-        if self._group is None:
+        if self.group is None:
             return [value]
         # Python objects over the CPU: a few numbers per step, and ranks may have different names among them.
         found: list[Any] = [None] * self.count
-        distributed.all_gather_object(found, value, group=self._group)
+        distributed.all_gather_object(found, value, group=self.group)
         return found
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
@@ -164,12 +164,17 @@ class Ranks:
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks. A gradient that a rank does not have counts as 0."""
-        if self._group is None:
+        if self.group is None:
             return
         for parameter in parameters:
             if parameter.grad is None:  # every rank must take part in every sum, or the others wait for ever
                 parameter.grad = torch.zeros_like(parameter)
-            distributed.all_reduce(parameter.grad, group=self._group)
+            distributed.all_reduce(parameter.grad, group=self.group)
+
+    def clip_gradients(self, parameters: Sequence[torch.nn.Parameter], limit: float) -> float:
+        """Scale gradients that are summed over the ranks so that their common norm is at most ``limit``; returns the
+        norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
 
 
 def _empty_batch() -> Batch:
@@ -200,9 +205,10 @@ class StepGuard:
         Raises :class:`RollError` when too many steps in a row were skipped.
         """
         if total_norm is None:
-            total_norm = torch.nn.utils.get_total_norm([v.grad for v in values if v.grad is not None])
-        torch.nn.utils.clip_grads_with_norm_(values, self._config.max_grad_norm, total_norm)
-        norm = float(total_norm)
+            norm = self._ranks.clip_gradients(values, self._config.max_grad_norm)
+        else:
+            torch.nn.utils.clip_grads_with_norm_(values, self._config.max_grad_norm, total_norm)
+            norm = float(total_norm)
         return self.count(self.refuses(norm), norm), norm
 
     def refuses(self, norm: float) -> bool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from roll_envs.settings import Settings
-from trainer.learner import BackendPart, Shares
+from trainer.learner import BackendPart, ComputeSettings, Shares
 
 if TYPE_CHECKING:
     from trainer.learner import Learner
     from trainer.model.network import LanguageModel
 
 
-class MegatronSettings(Settings):
+class MegatronSettings(ComputeSettings):
     """Settings of the Megatron-Core backend."""
 
     tensor_parallel: int = Field(1, ge=1)
@@ -22,18 +21,6 @@ class MegatronSettings(Settings):
     pipeline_parallel: int = Field(1, ge=1)
     """Ranks over which the layers are dealt, one stage after the other; a multiple of it are the layers.
     Default: all layers on each rank."""
-    attention: Literal["auto", "sdpa", "flash", "flex"] = "auto"
-    """Kernel for packed sequences; flash and flex need CUDA, auto is flash where it runs, else sdpa.
-    Default: speed alone."""
-    logits_mib: float = Field(256.0, gt=0)
-    """Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice.
-    Default: memory alone; changes nothing else."""
-    gradient_checkpointing: bool = False
-    """Keep only the inputs of layers and compute the rest twice: less memory, more time.
-    Default: off: memory against time."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and activations; bfloat16 has float32 master copies in the optimiser.
-    Default: exact; bfloat16 is for GPUs, and CPUs that compute in it."""
 
 
 def _make_megatron(model: LanguageModel, **arguments: Any) -> Learner:

@@ -78,6 +78,8 @@ class OptimizerPart(Part):
     make: Callable[[Sequence[TrainedWeight], float, Any], list[torch.optim.Optimizer]]
     """(weights, learning rate, settings) -> optimisers that together step every weight; the learner sets one learning
     rate for all of them before each step."""
+    elementwise: bool = False
+    """Whether each number of a weight is stepped by itself, so that a weight may be cut into shards."""
 
 
 class AdamWSettings(Settings):
@@ -138,7 +140,7 @@ def _muon(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) 
     return found + (_adamw(rest, lr, settings) if rest else [])
 
 
-ADAMW = OptimizerPart(settings=AdamWSettings, make=_adamw)
+ADAMW = OptimizerPart(settings=AdamWSettings, make=_adamw, elementwise=True)
 """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights; vectors do not decay."""
 
 MUON = OptimizerPart(settings=AdamWSettings, make=_muon)

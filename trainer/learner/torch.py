@@ -25,7 +25,7 @@ from roll_envs.types import Metrics
 from trainer.algorithms.losses.objective import make_objective, policy_loss
 from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
-from trainer.learner import TorchSettings
+from trainer.learner import Critic, NetworkSettings, Scorer, TorchSettings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
@@ -38,7 +38,7 @@ from trainer.model.network import LanguageModel, choose_device
 class TorchScorer:
     """A network and how it is run over batches; by itself a frozen policy, the reference of KL terms."""
 
-    def __init__(self, network: Any, temperature: float, settings: TorchSettings) -> None:
+    def __init__(self, network: Any, temperature: float, settings: NetworkSettings) -> None:
         """``network`` is used as it is, not copied. Raises :class:`ConfigError` when it has no head that is known."""
         use_packed_attention(network)
         try:
@@ -75,10 +75,10 @@ class TorchScorer:
         load_weights(self._network, weights, "the checkpoint's reference")
 
 
-class _BaseModel:
+class BaseModel:
     """The policy with its adapters switched off: a fixed reference without weights of its own, in memory or saved."""
 
-    def __init__(self, adapted: AdaptedNetwork, policy: TorchScorer) -> None:
+    def __init__(self, adapted: AdaptedNetwork, policy: Scorer) -> None:
         self._adapted, self._policy = adapted, policy
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
@@ -105,10 +105,11 @@ class _Result(NamedTuple):
     metrics: dict[str, torch.Tensor]
 
 
-class _Worker(NamedTuple):
+class Worker(NamedTuple):
     """A network, or a replica of it, that one thread runs forward and backward."""
 
-    policy: TorchScorer
+    policy: Any
+    """Has ``forward``, ``score`` and ``device`` as :class:`TorchScorer`."""
     parameters: list[torch.nn.Parameter]
     checkpointed: list[Any]
     """Layers whose inside is computed again in backward."""
@@ -125,7 +126,7 @@ class TorchLearner:
         optimizer: OptimizerConfig,
         temperature: float,
         correction: CorrectionConfig | None = None,
-        settings: TorchSettings | None = None,
+        settings: NetworkSettings | None = None,
         threads: int = 1,
         device: str = "auto",
         ranks: Ranks | None = None,
@@ -141,22 +142,13 @@ class TorchLearner:
         self._temperature, self._settings = temperature, settings
         self._ranks = ranks or Ranks()
         # Never in training mode: dropout would make other log-probs than the sampler's.
-        network = model.network.eval().to(choose_device(device))
-        self._plain = cast_weights(network, DTYPES[settings.precision])
-        self._adapted = (
-            AdaptedNetwork(
-                self._plain, rank=settings.lora_rank, alpha=settings.lora_alpha, targets=settings.lora_targets
-            )
-            if settings.lora_rank
-            else None
-        )
-        self._network = self._plain if self._adapted is None else self._adapted.network
+        self._network, self._adapted = self._place(model.network.eval(), choose_device(device))
         own = self._worker(self._network)  # used for scoring, and for training unless there are threads
         self._policy = own.policy
-        self._masters = MasterWeights(own.parameters)
+        self._masters = self._master_weights(own.parameters)
         self._guard = StepGuard(optimizer, self._ranks)
         self._optimizers = make_optimizers(optimizer, trained_weights(self._network, self._masters.values))
-        self._workers: SimpleQueue[_Worker] = SimpleQueue()
+        self._workers: SimpleQueue[Worker] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
         if threads > 1:
             for _ in range(threads):
@@ -165,15 +157,31 @@ class TorchLearner:
         else:
             self._workers.put(own)
 
-    def _worker(self, network: Any) -> _Worker:
+    def _place(self, network: Any, device: torch.device) -> tuple[Any, AdaptedNetwork | None]:
+        """The network that is trained, on its device, and the adapters in it if there are some."""
+        self._plain = cast_weights(network.to(device), DTYPES[self._settings.precision])
+        adapted = self._with_adapters(self._plain)
+        return (self._plain if adapted is None else adapted.network), adapted
+
+    def _with_adapters(self, plain: Any, *, in_place: bool = False) -> AdaptedNetwork | None:
+        s = self._settings
+        if not s.lora_rank:
+            return None
+        return AdaptedNetwork(plain, rank=s.lora_rank, alpha=s.lora_alpha, targets=s.lora_targets, in_place=in_place)
+
+    def _master_weights(self, parameters: list[torch.nn.Parameter]) -> MasterWeights:
+        return MasterWeights(parameters)
+
+    def _worker(self, network: Any) -> Worker:
         policy = TorchScorer(network, self._temperature, self._settings)
         parameters = [p for p in network.parameters() if p.requires_grad]
-        layers = _checkpointed_layers(network) if self._settings.gradient_checkpointing else []
-        return _Worker(policy, parameters, layers)
+        layers = checkpointed_layers(network) if self._settings.gradient_checkpointing else []
+        return Worker(policy, parameters, layers)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
-        return self._policy.score(batches)
+        found: list[torch.Tensor] = self._policy.score(batches)
+        return found
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
@@ -264,21 +272,21 @@ class TorchLearner:
             part.load_state_dict(saved)
         self._guard.skipped_in_a_row = int(state.get("skipped", 0))
 
-    def reference(self, *, fixed: bool = True) -> TorchScorer | _BaseModel:
+    def reference(self, *, fixed: bool = True) -> Scorer:
         """A frozen policy with the current weights; with adapters and ``fixed``, the base model without a copy."""
         if fixed and self._adapted is not None:
-            return _BaseModel(self._adapted, self._policy)
+            return BaseModel(self._adapted, self._policy)
         frozen = copy.deepcopy(self._plain).requires_grad_(False)
         scorer = TorchScorer(frozen, self._temperature, self._settings)
         scorer.load_weights(self.weights())
         return scorer
 
-    def critic(self, config: CriticConfig) -> TorchCritic:
+    def critic(self, config: CriticConfig) -> Critic:
         """A critic whose body begins as a copy of the current policy's."""
         return TorchCritic(self._plain, config, ranks=self._ranks)
 
 
-def _checkpointed_layers(network: Any) -> list[Any]:
+def checkpointed_layers(network: Any) -> list[Any]:
     """The layers whose inside is computed again in backward. Raises :class:`ConfigError` where there are none."""
     layers = [m for m in network.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:

@@ -1,0 +1,244 @@
+"""Two processes that hold a shard of each weight take the steps that one process with whole weights takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from episode_builders import batches_of, counted
+from forked import Forked
+from test_learner import some_rows
+from tiny import tiny_model
+from torch import distributed
+from torch.distributed.tensor import DTensor
+
+from roll_envs.errors import CheckpointError, ConfigError
+from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
+from trainer.config.load import parse_config
+from trainer.learner import Learner, make_learner
+from trainer.learner.gradients import Ranks
+from trainer.model.forward import load_weights
+
+pytestmark = pytest.mark.slow
+
+DEALT = ([0, 3, 8], [1, 2, 4, 5, 6, 7])
+EMPTY = ([*range(9)], [])
+
+
+class Scene(NamedTuple):
+    """A few steps, and how their sequences are dealt to two ranks."""
+
+    settings: Mapping[str, Any] = {}
+    dealt: Sequence[Sequence[int]] = DEALT
+    spoil: Sequence[int] = ()
+    """Sequences whose advantages are not numbers, in the second step."""
+
+
+SCENES = {
+    "uneven": Scene(),
+    "empty": Scene(dealt=EMPTY),
+    "broken": Scene(spoil=(5,)),
+    "checkpointed": Scene({"gradient_checkpointing": True, "logits_mib": 0.01}),
+    "adapters": Scene({"lora_rank": 2, "lora_alpha": 8.0}),
+    "bfloat16": Scene({"precision": "bfloat16"}),
+    "bfloat16 adapters": Scene({"precision": "bfloat16", "lora_rank": 2}),
+}
+
+
+def learner_of(backend: str, settings: Mapping[str, Any], ranks: Ranks, weights: Any = None) -> Learner:
+    model = tiny_model()
+    if weights is not None:
+        load_weights(model.network, weights.items())
+    return make_learner(
+        model,
+        loss=LossConfig(entropy_coef=0.01, kl_coef=0.1),
+        optimizer=OptimizerConfig(lr=1e-3, max_grad_norm=0.5, weight_decay=0.1),
+        temperature=0.7,
+        settings=LearnerConfig(backend=backend, **settings),
+        device="cpu",
+        ranks=ranks,
+    )
+
+
+def kept(weights: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in weights}
+
+
+def two_steps(learner: Learner, critic: Any, mine: Sequence[int], spoil: Sequence[int] = ()) -> list[dict[str, float]]:
+    """Metrics of steps of policy and critic on the sequences ``mine``."""
+    rows, advantages = some_rows()
+    rows = [rows[i] for i in mine]
+    found = []
+    for step in range(2):
+        bad = spoil if step else ()
+        given = [np.full_like(advantages[i], np.nan) if i in bad else advantages[i] for i in mine]
+        batches = batches_of(
+            rows, given, pack_tokens=20, tokens_per_microbatch=40,
+            reference_logp=[np.full(len(r.ids), -4.0) for r in rows],
+        )  # fmt: skip
+        targets = batches_of(
+            rows, pack_tokens=20, tokens_per_microbatch=20,
+            value=[np.zeros(len(r.ids)) for r in rows],
+            returns=[np.linspace(0, 1, len(r.ids)) for r in rows],
+        )  # fmt: skip
+        metrics, logprobs = learner.step(batches, counted(rows), lr=1e-3)
+        assert len(logprobs) == len(batches)
+        found.append({**metrics, **critic.step(targets, counted(rows), lr=1e-3)})
+    return found
+
+
+def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dict[str, Any]:
+    """Two steps; then what they gave, and what a learner that goes on from there gives."""
+    learner = learner_of(backend, scene.settings, ranks)
+    reference = learner.reference()
+    critic = learner.critic(CriticConfig(lr=1e-3))
+    critic.load_weights(
+        [(n, torch.full_like(w, 0.1) if n == "head.weight" else w) for n, w in kept(critic.weights()).items()]
+    )
+    metrics = two_steps(learner, critic, mine, scene.spoil)
+    rows = [some_rows()[0][i] for i in mine]
+    batches = batches_of(rows, pack_tokens=20, tokens_per_microbatch=40)
+    return {
+        "metrics": metrics,
+        "weights": kept(learner.weights()) | kept(critic.weights()),
+        "policy": kept(learner.weights()),
+        "critic": kept(critic.weights()),
+        "state": learner.optimizer_state(),
+        "critic state": critic.optimizer_state(),
+        "reference": sum(float(x.sum()) for x in reference.score(batches)),
+        "current": sum(float(x.sum()) for x in learner.score(batches)),
+        "numbers": held(learner),
+    }
+
+
+def resumed(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Two more steps of a learner that is given what another saved."""
+    learner = learner_of(backend, scene.settings, ranks, saved["policy"])
+    critic = learner.critic(CriticConfig(lr=1e-3))
+    critic.load_weights(saved["critic"].items())
+    first = ranks.rank == 0
+    learner.load_optimizer_state(saved["state"] if first else {})
+    critic.load_optimizer_state(saved["critic state"] if first else {})
+    two_steps(learner, critic, mine)
+    return kept(learner.weights()) | kept(critic.weights())
+
+
+def held(learner: Any) -> tuple[int, int]:
+    """Numbers of weights on this rank, and in all."""
+    parameters = list(learner._network.parameters())
+    own = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in parameters)
+    return own, sum(p.numel() for p in parameters)
+
+
+def rank_process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    saved = torch.load(Path(folder) / "alone.pt")
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    ranks = Ranks(distributed.group.WORLD)
+    found: dict[str, Any] = {}
+    for name, scene in SCENES.items():
+        found[name] = played("fsdp2", scene, ranks, scene.dealt[rank])
+        found[name]["resumed"] = resumed("fsdp2", scene, ranks, scene.dealt[rank], saved[name])
+    other = learner_of("fsdp2", {"precision": "bfloat16"}, ranks)
+    try:
+        other.load_optimizer_state(saved["uneven"]["state"] if rank == 0 else {})
+    except CheckpointError as error:
+        found["refused"] = str(error)
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return {name: played("torch", scene, Ranks(), range(9)) for name, scene in SCENES.items()}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory, alone: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each of two processes found, by scene."""
+    folder = tmp_path_factory.mktemp("shards")
+    torch.save(alone, folder / "alone.pt")
+    processes = [Forked(rank_process, rank, str(folder), log=folder / f"log-{rank}") for rank in range(2)]
+    assert [process.wait(300) for process in processes] == [0, 0], "".join(
+        (folder / f"log-{r}").read_text() for r in (1, 0)
+    )
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def near(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], relative: float) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype, name
+        difference = float((found[name].double() - value.double()).norm())
+        assert difference <= relative * float(value.double().norm()) + 1e-12, name
+
+
+EXACT = [name for name in SCENES if "bfloat16" not in name]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_ranks_take_the_steps_of_one(together: list[dict[str, Any]], alone: dict[str, Any], name: str) -> None:
+    for rank in together:
+        for one, whole in zip(rank[name]["metrics"], alone[name]["metrics"], strict=True):
+            assert one.keys() == whole.keys()
+            for key, value in whole.items():
+                assert one[key] == pytest.approx(value, rel=1e-6, abs=1e-8), key
+        near(rank[name]["weights"], alone[name]["weights"], 1e-6)
+    for key in ("reference", "current"):
+        assert sum(rank[name][key] for rank in together) == pytest.approx(alone[name][key], rel=1e-6)
+    skipped = [one["learner/skipped_steps"] for one in together[0][name]["metrics"]]
+    assert skipped == [0.0, float(bool(SCENES[name].spoil))]
+
+
+@pytest.mark.parametrize("name", [n for n in SCENES if n not in EXACT])
+def test_half_precision_is_torchs_within_rounding(
+    together: list[dict[str, Any]], alone: dict[str, Any], name: str
+) -> None:
+    near(together[0][name]["weights"], alone[name]["weights"], 2e-3)
+    norms = [found["metrics"][0]["learner/grad_norm"] for found in (together[0][name], alone[name])]
+    assert norms[0] == pytest.approx(norms[1], rel=0.03)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_no_rank_holds_the_model(together: list[dict[str, Any]], name: str) -> None:
+    """Half of the numbers each, but for what does not divide."""
+    shares = [rank[name]["numbers"] for rank in together]
+    assert shares[0][1] == shares[1][1] == sum(own for own, _ in shares)
+    assert max(own for own, _ in shares) < 0.51 * shares[0][1]
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_checkpoint_goes_on_under_the_other_backend(
+    together: list[dict[str, Any]], alone: dict[str, Any], name: str
+) -> None:
+    """Saved by one process with whole weights and resumed by two with shards, and the other way round."""
+    scene = SCENES[name]
+    wanted = resumed("torch", scene, Ranks(), range(9), alone[name])
+    relative = 1e-6 if name in EXACT else 3e-3
+    for rank in together:
+        near(rank[name]["resumed"], wanted, relative)
+    assert together[1][name]["state"] == together[1][name]["critic state"] == {}
+    near(resumed("torch", scene, Ranks(), range(9), together[0][name]), wanted, relative)
+
+
+def test_a_state_of_another_precision_is_refused_by_all(together: list[dict[str, Any]]) -> None:
+    for rank in together:
+        assert "resume with the learner.precision it was saved with" in rank["refused"]
+
+
+BASE = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nlearner: {backend: fsdp2}\n"
+
+
+def test_an_optimizer_of_whole_matrices_is_refused_before_anything_starts() -> None:
+    parse_config(BASE)
+    with pytest.raises(ConfigError, match=r"cannot step shards of weights with optimizer\.name 'muon'"):
+        parse_config(BASE + "optimizer: {name: muon}\n")
+
+
+def test_offload_needs_cuda() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.cpu_offload needs CUDA"):
+        learner_of("fsdp2", {"cpu_offload": True}, Ranks())
