@@ -22,7 +22,7 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner import DeepSpeedSettings, Scorer, TorchSettings
 from trainer.learner.critic import value_loss
 from trainer.learner.gradients import DTYPES, Ranks, StepGuard, cast_weights
-from trainer.learner.torch import TorchScorer, _checkpointed_layers, _checkpointing
+from trainer.learner.torch import TorchScorer, checkpointed_layers, checkpointing
 from trainer.learner.zero import ShardedModule, check_optimizer, import_deepspeed
 from trainer.model.attention import choose_attention, use_packed_attention
 from trainer.model.forward import head_of, label_scores, label_states, spread, weights_of
@@ -92,7 +92,7 @@ class DeepSpeedLearner:
         # Never in training mode: dropout would make other log-probs than the sampler's.
         plain = cast_weights(model.network.eval(), DTYPES[self._settings.precision])
         network = plain if self._source is None else copy.deepcopy(plain)
-        self._checkpointed = _checkpointed_layers(network) if self._settings.gradient_checkpointing else []
+        self._checkpointed = checkpointed_layers(network) if self._settings.gradient_checkpointing else []
         self._policy = self._scores(network).sharded(**self._place, optimizer=optimizer)
         self._guard = StepGuard(optimizer, self._ranks)
 
@@ -126,7 +126,7 @@ class DeepSpeedLearner:
                 sums[name] = sums.get(name, 0.0) + float(value)
             return total
 
-        with _checkpointing(self._checkpointed):
+        with checkpointing(self._checkpointed):
             self._policy.add_gradients(batches, loss)
         refused, norm = self._policy.step(lr, self._guard.refuses)
         admitted = self._guard.count(refused, norm)

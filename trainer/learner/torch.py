@@ -228,7 +228,7 @@ class TorchLearner:
         worker = self._workers.get()  # there are as many as threads
         labelled = bool(batch.label_mask.any())
         try:
-            with _checkpointing(worker.checkpointed):
+            with checkpointing(worker.checkpointed):
                 batch = batch.to(worker.policy.device)
                 logp, entropies = worker.policy.forward(batch)
                 metrics: dict[str, torch.Tensor] = {}
@@ -302,7 +302,7 @@ def checkpointed_layers(network: Any) -> list[Any]:
 
 
 @contextmanager
-def _checkpointing(layers: Sequence[Any]) -> Iterator[None]:
+def checkpointing(layers: Sequence[Any]) -> Iterator[None]:
     """Layers checkpoint in training mode only; copies of the network that score or sample have no use for it."""
     for layer in layers:
         layer.training = True
