@@ -1,0 +1,5 @@
+"""What runs in the two jails of a verdict, sent there as source text, so each file needs the standard library only.
+
+``answer`` serves the answer's functions in one jail, ``proxies`` stands for them in the other, where ``tests`` runs the
+tests; ``values`` is the form in which values cross. ``pytest_run`` runs test files that need pytest.
+"""
