@@ -24,6 +24,8 @@ __all__ = ["Jail", "JailEnded", "Testing"]
 _PACKAGE = "roll_envs.verifiers.code.inside"
 _PRINTED = 1 << 16
 """Bytes of what a call printed that are shown to the tests."""
+GRACE_S = 0.8
+"""For the tests to note, after the time for all of them, which ones it left out."""
 REPLY_BYTES = 4 << 20
 
 
@@ -106,18 +108,18 @@ def _ending(result: RunResult) -> tuple[str, str]:
 class Testing:
     """One run of the tests of a row against one answer."""
 
-    def __init__(self, answers: Sandbox, tests: Sandbox, limits: Limits, *, until: float, most_s: float) -> None:
+    def __init__(self, answers: Sandbox, tests: Sandbox, limits: Limits, *, total_s: float, most_s: float) -> None:
         self._answers, self._tests, self._limits = answers, tests, limits
-        self._until, self._most_s = until, most_s
+        self._until, self._most_s = time.monotonic() + total_s, most_s
         self._answer: Jail | None = None
         self._source = ""
         self.asked = 0
-        self.load_fault = ""
+        self._ended: JailEnded | None = None
 
     def run(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
         """What ``inside.tests`` found. Raises :class:`JailEnded` where the jail of the tests has ended."""
         self._source = source
-        tests = Jail(self._tests, replace(self._limits, memory_mb=max(1024, self._limits.memory_mb)))
+        tests = self._jail(self._tests, replace(self._limits, memory_mb=max(1024, self._limits.memory_mb)))
         try:
             kind, content = _said(self._start_tests(tests, plan))
             while kind == "ask":
@@ -138,8 +140,16 @@ class Testing:
         """The same tests in the answer's jail."""
         return self._alone(self._answers, plan, f"answer={source!r}")
 
+    def _jail(self, sandbox: Sandbox, limits: Limits) -> Jail:
+        """A new jail; the wait for a free slot does not count as time of the answer."""
+        started = time.monotonic()
+        jail = Jail(sandbox, limits)
+        self._until += time.monotonic() - started
+        return jail
+
     def _alone(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
-        tests = Jail(sandbox, self._limits)
+        tests = self._jail(sandbox, self._limits)
+        self._until = max(self._until, time.monotonic() + self._most_s)
         try:
             found: dict[str, Any] = json.loads(_said(self._start_tests(tests, plan, how))[1])
             return found
@@ -153,7 +163,7 @@ class Testing:
         return tests.start(modules, _stepped(tests, made, identity), identity=identity, wall_s=self._left())
 
     def _left(self) -> float:
-        return min(self._most_s, self._until - time.monotonic())
+        return min(self._most_s, self._until + GRACE_S - time.monotonic())
 
     def _ask(self, request: bytes) -> str:
         """The head of a reply, which the judge writes, and the reply as the answer wrote it."""
@@ -165,25 +175,29 @@ class Testing:
         else:
             try:
                 if self._answer is None:
-                    self._load(head)
+                    self._load()
                 assert self._answer is not None
                 _, line, printed = self._answer.step(request.decode(), self._limits.wall_s)
                 head["printed"] = printed.decode(errors="replace")
             except JailEnded as ended:
-                self._answer = None
                 head |= {"status": ended.status, "text": str(ended)}
-            else:
+            if self._answer is not None:
                 head |= {"time_s": self._answer.wall_s, "memory_mb": self._answer.memory_mb}
+            if head["status"]:
+                self._answer = None
         return json.dumps(head) + "\n" + line.decode("ascii", "replace")
 
-    def _load(self, head: dict[str, Any]) -> None:
-        jail = self._answer = Jail(self._answers, self._limits)
+    def _load(self) -> None:
+        if self._ended is not None:  # it ends with each try
+            raise self._ended
+        jail = self._answer = self._jail(self._answers, self._limits)
         identity = secrets.token_hex(16)
         made = f"{jail._name}['{_PACKAGE}.answer'].Answer({jail.mark!r}, {self._source!r}, {identity!r})"
-        _, line, _ = jail.start(("values", "answer"), made, identity=identity, wall_s=self._limits.wall_s)
-        # Functions defined before an error can still be called. For people only, so it is not decoded.
-        if line.startswith(b'{"fault"') and not self.load_fault:
-            self.load_fault = line[:400].decode("ascii", "replace")
+        try:
+            jail.start(("values", "answer"), made, identity=identity, wall_s=self._limits.wall_s)
+        except JailEnded as ended:
+            self._ended = ended
+            raise
 
 
 def _stepped(tests: Jail, made: str, identity: str) -> str:

@@ -181,9 +181,9 @@ class CodeVerifier:
     def _tests(self, source: str, plan: Plan) -> list[CaseResult]:
         orders = _orders(plan, self.tolerance or 0.0)
         answers = _made(self._sandbox, self._sandbox_kwargs)
-        until = time.monotonic() + self.total_s
         # The jail of the tests is taken first, and none who holds one of the answer's waits for it.
-        testing = Testing(answers, self._tests_made(), self.limits, until=until, most_s=max(2.0, self.limits.wall_s))
+        most_s = max(2.0, self.limits.wall_s)
+        testing = Testing(answers, self._tests_made(), self.limits, total_s=self.total_s, most_s=most_s)
         beside = False
         try:
             found = testing.run(source, orders)
@@ -193,30 +193,30 @@ class CodeVerifier:
             if not testing.asked:
                 raise Unusable(f"the tests end their own jail ({ended.status}: {ended})") from None
             # Was it a value of the answer, or would the tests end the jail with any value?
-            own = self._own_fault(testing, orders)
-            if own:
-                raise Unusable(own) from None
+            if self._own_faults(testing, orders, None):
+                raise Unusable(f"the tests end their own jail with any answer ({ended.status}: {ended})") from None
             return [_case("tests", ended.status, f"a value of the answer ended the tests: {ended}", 0.0, None)]
         if found["fault"]:
             raise Unusable(f"{found['fault']}{_REFUSED if found['refused'] else ''}")
         if found["doubts"] and not beside:
-            own = self._own_fault(testing, orders)
+            own = self._own_faults(testing, orders, found["doubts"])
             if own:
-                raise Unusable(own)
+                raise Unusable(f"{own[0]} with any answer")
         cases = [_checked(check, beside=beside) for check in found["checks"]]
         if not cases:
             # Python ran them without a check, for example a loop over an empty list.
             cases = [_case("tests", "wrong", "none of the checks was reached", 0.0, None)]
         if any(case.inside for case in cases) and not self.tests_inside and all(case.passed for case in cases):
             raise Unusable(f"they compare objects by the program's own classes{_REFUSED}")
-        return _explained(cases, testing.load_fault)
+        return _explained(cases, found["load"])
 
-    def _own_fault(self, testing: Testing, orders: dict[str, Any]) -> str:
-        """What goes wrong in the tests with an answer whose values allow everything; empty where nothing does."""
+    def _own_faults(self, testing: Testing, orders: dict[str, Any], doubts: list[str] | None) -> list[str]:
+        """Which of the errors come also with an answer whose values allow everything; ``None``: the end of the jail."""
         try:
-            return str(testing.control(orders)["fault"])
+            found = testing.control(orders)
         except JailEnded as ended:
-            return f"the tests end their own jail ({ended.status}: {ended})"
+            return [str(ended)] if doubts is None else []
+        return [doubt for doubt in doubts or () if doubt in found["doubts"]]
 
     def _score(self, cases: Sequence[CaseResult]) -> Score:
         good = sum(case.passed for case in cases)

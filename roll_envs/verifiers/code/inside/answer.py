@@ -71,7 +71,10 @@ class Answer:
     # -- in the thread of the answer ----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        self._outbox.put(self._guarded(self._load))
+        fault = self._guarded(self._load).get("fault")
+        # Functions defined before an error can still be called.
+        self._load_fault = f"{fault['kinds'][0][1]}: {fault['text'][:300]}" if fault else ""
+        self._outbox.put({"value": ["n"]})
         while True:
             self._outbox.put(self._handled(json.loads(self._inbox.get())))
 
@@ -109,7 +112,8 @@ class Answer:
 
     def _do_names(self, names: list[str]) -> dict[str, Any]:
         """Which of the names the answer has, with their values; a module goes by its name."""
-        return {"names": {name: self._handle(self.find(name), name) for name in names if self.has(name)}}
+        found = {name: self._encode(self.find(name)) for name in names if self.has(name)}
+        return {"names": found, "load": self._load_fault}
 
     def has(self, name: str) -> bool:
         try:
@@ -178,10 +182,8 @@ class Answer:
         except ValueError:
             return self._handle(value)
 
-    def _handle(self, value: Any, name: str = "") -> list[Any]:
-        """``["o", id, facts]`` for an object that stays here; a plain value of a name as it is."""
-        if name:
-            return self._encode(value)
+    def _handle(self, value: Any) -> list[Any]:
+        """``["o", id, facts]`` for an object that stays here."""
         if isinstance(value, _Test):
             return ["k", value.number]
         self._kept.append(value)

@@ -43,7 +43,8 @@ class Link:
         self.outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.asked = 0
         self.inside = 0
-        self.untouched = False
+        self.untouched = True
+        self.load_fault = ""
         self.time_s, self.memory_mb = 0.0, 0.0
         self.classes: set[str] = set()
         self._functions: list[Any] = []
@@ -142,9 +143,19 @@ class Link:
             raise ValueError("not a value in the agreed form")
         return Remote(self, number, facts[0])
 
-    def name(self, name: str, data: list[Any]) -> Any:
+    def names(self, names: list[str]) -> dict[str, Any]:
+        """Which of the names the answer defines, with what :meth:`name` takes."""
+        try:
+            reply = self.ask("names", names)
+        except Fault:  # it will come again with each use
+            return {}
+        self.load_fault = str(reply.get("load", ""))[:300]
+        found = reply.get("names")
+        return found if isinstance(found, dict) else {}
+
+    def name(self, name: str, data: list[Any] | None) -> Any:
         """What a test gets for a name of the answer: its value, or a proxy that looks the name up with each call."""
-        value = self.decode(data)
+        value = Remote(self, name, {}) if data is None else self.decode(data)
         if not isinstance(value, Remote):
             return value
         facts = object.__getattribute__(value, "_facts")
