@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib.util
 import json
+import marshal
 import secrets
 import time
 from dataclasses import replace
@@ -49,7 +51,7 @@ class Jail:
 
     def start(self, modules: tuple[str, ...], made: str, *, identity: str, wall_s: float) -> tuple[str, bytes, bytes]:
         """Load the modules and make the object, whose source text may use ``mark`` and ``identity``."""
-        return self._run(_LOADER.format(name=self._name, modules=_sources(modules), made=made), identity, wall_s)
+        return self._run(_LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=made), identity, wall_s)
 
     def step(self, message: str, wall_s: float) -> tuple[str, bytes, bytes]:
         """The reply, what was printed before it, and the id. Raises :class:`JailEnded` and :class:`SandboxError`."""
@@ -76,13 +78,19 @@ class Jail:
             session.close()
 
 
+_MAGIC = importlib.util.MAGIC_NUMBER
+# Compiled here once, for a Python of the same version there.
 _LOADER = """
 def {name}():
     import base64, sys, types
-    for key, text in {modules}:
-        if key not in sys.modules:
-            sys.modules[key] = module = types.ModuleType(key)
-            exec(compile(base64.b64decode(text), key, "exec", dont_inherit=True), module.__dict__)
+    import importlib.util, marshal
+    for key, text, code in {modules}:
+        sys.modules[key] = module = types.ModuleType(key)
+        if importlib.util.MAGIC_NUMBER == {magic}:
+            code = marshal.loads(base64.b64decode(code))
+        else:
+            code = compile(base64.b64decode(text), key, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
     return sys.modules
 {name} = {name}()
 {name} = {made}
@@ -92,8 +100,12 @@ def {name}():
 @functools.cache
 def _sources(modules: tuple[str, ...]) -> str:
     folder = Path(__file__).parent / "inside"
-    texts = ((name, base64.b64encode((folder / f"{name}.py").read_bytes()).decode()) for name in modules)
-    return repr([(f"{_PACKAGE}.{name}", text) for name, text in texts])
+    found = []
+    for name in modules:
+        key, text = f"{_PACKAGE}.{name}", (folder / f"{name}.py").read_bytes()
+        code = marshal.dumps(compile(text, key, "exec", dont_inherit=True))
+        found.append((key, base64.b64encode(text).decode(), base64.b64encode(code).decode()))
+    return repr(found)
 
 
 def _ending(result: RunResult) -> tuple[str, str]:
@@ -110,7 +122,8 @@ class Testing:
 
     def __init__(self, answers: Sandbox, tests: Sandbox, limits: Limits, *, total_s: float, most_s: float) -> None:
         self._answers, self._tests, self._limits = answers, tests, limits
-        self._until, self._most_s = time.monotonic() + total_s, most_s
+        self._total_s, self._most_s = total_s, most_s
+        self._until = time.monotonic() + total_s
         self._answer: Jail | None = None
         self._source = ""
         self.asked = 0
@@ -167,6 +180,8 @@ class Testing:
 
     def _ask(self, request: bytes) -> str:
         """The head of a reply, which the judge writes, and the reply as the answer wrote it."""
+        if not self.asked:
+            self._until = time.monotonic() + self._total_s
         self.asked += 1
         head = {"status": "", "text": "", "printed": "", "time_s": 0.0, "memory_mb": 0.0}
         line = b""

@@ -322,7 +322,7 @@ def _tests_jail() -> Sandbox:
     settings = {
         "slots": 2 * (os.cpu_count() or 1) + 2,
         "python_paths": (sysconfig.get_paths()["purelib"],),
-        "preload": ("unittest", *libraries),
+        "preload": ("asyncio", "symtable", "unittest", "unittest.mock", *libraries),
         "languages": ("python",),
         "minimum_isolation": "rlimits",
     }

@@ -193,6 +193,7 @@ class Answer:
             "module": str(getattr(kind, "__module__", "")),
             "calls": callable(value),
             "class": isinstance(value, type),
+            "awaits": inspect.iscoroutine(value),
             "next": hasattr(kind, "__next__"),
         }
         if isinstance(value, types.ModuleType):
@@ -304,6 +305,15 @@ def _errors(kind: type[BaseException]) -> list[type[BaseException]]:
     return [kind, *(inner for sub in kind.__subclasses__() if sub.__module__ == "builtins" for inner in _errors(sub))]
 
 
+def _await(value: Any) -> Any:
+    import asyncio  # slow to import, and rarely needed
+
+    async def whole() -> Any:
+        return await value
+
+    return asyncio.run(whole())
+
+
 def _enter(value: Any) -> Any:
     return type(value).__enter__(value)
 
@@ -317,5 +327,6 @@ _OPERATIONS: dict[str, typing.Callable[..., Any]] = {
     **{f.__name__: f for f in (getattr, setattr, delattr, len, str, repr, format, hash, bool, int, float, iter, next)},
     **{f.__name__: f for f in (reversed, round, divmod, isinstance, issubclass, bytes, complex, dir)},
     "enter": _enter,
+    "await": _await,
     "exit": _exit,
 }

@@ -141,7 +141,12 @@ class Link:
             return self._functions[number]
         if tag != "o" or not isinstance(number, int) or not isinstance(facts[0], dict):
             raise ValueError("not a value in the agreed form")
-        return Remote(self, number, facts[0])
+        found = Remote(self, number, facts[0])
+        return self._awaited(found) if facts[0].get("awaits") else found
+
+    async def _awaited(self, coroutine: Remote) -> Any:
+        """A coroutine of the answer, which runs to its end in the answer's jail when it is awaited."""
+        return self.operate("await", coroutine)
 
     def names(self, names: list[str]) -> dict[str, Any]:
         """Which of the names the answer defines, with what :meth:`name` takes."""

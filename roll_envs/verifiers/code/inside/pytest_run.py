@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import types
@@ -21,7 +22,7 @@ def run_tests(module: types.ModuleType, outcome: Outcome) -> None:
     functions = {n: vars(module)[n] for n in names if n.startswith("test") and inspect.isfunction(vars(module)[n])}
     classes = [n for n in names if n.startswith("Test") and isinstance(vars(module)[n], type) and not _is_case(vars(module)[n])]
     marked = any(getattr(f, "pytestmark", None) or inspect.signature(f).parameters for f in functions.values())
-    if marked or classes or _has_fixtures(module) or any(map(inspect.iscoroutinefunction, functions.values())):
+    if marked or classes or _has_fixtures(module):
         _by_pytest(module, outcome)
         return
     for name, function in functions.items():
@@ -29,7 +30,9 @@ def run_tests(module: types.ModuleType, outcome: Outcome) -> None:
             if prepare in vars(module) and not inspect.signature(vars(module)[prepare]).parameters:
                 vars(module)[prepare]()
         try:
-            function()
+            result = function()
+            if inspect.iscoroutine(result):
+                asyncio.run(result)
         except BaseException as error:
             outcome(name, error)
         else:
@@ -79,6 +82,14 @@ def _by_pytest(module: types.ModuleType, outcome: Outcome) -> None:
             return Module.from_parent(parent, path=file_path) if file_path.name == "tests_of_row.py" else None
 
         @pytest.hookimpl(tryfirst=True)
+        def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
+            if not inspect.iscoroutinefunction(pyfuncitem.obj):
+                return None
+            names = pyfuncitem._fixtureinfo.argnames
+            asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+            return True
+
+        @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
             if call.excinfo is not None and call.excinfo.typename not in ("Skipped", "XFailed"):
                 outcome(item.name, call.excinfo.value)
@@ -91,5 +102,7 @@ def _by_pytest(module: types.ModuleType, outcome: Outcome) -> None:
 
     with open("tests_of_row.py", "w") as file:
         file.write("")
-    options = "-q -s -p no:cacheprovider -p no:terminal -p no:faulthandler --assert=plain -p no:python_path"
-    pytest.main([*options.split(), "--rootdir=.", "-c", "/dev/null", "tests_of_row.py"], plugins=[Plugin()])
+    options = "-q -s -p no:cacheprovider -p no:faulthandler --assert=plain"
+    said = pytest.main([*options.split(), "--rootdir=.", "-c", "/dev/null", "tests_of_row.py"], plugins=[Plugin()])
+    if said not in (0, 1):
+        raise RuntimeError(f"pytest ended with {said!r}")
