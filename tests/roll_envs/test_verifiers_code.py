@@ -17,9 +17,9 @@ from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import Sandbox, make_sandbox
 from roll_envs.verifiers import Failed, Score, make_verifier
 from roll_envs.verifiers.code.answers import code_of
-from roll_envs.verifiers.code.outputs import same_output
-from roll_envs.verifiers.code.inside.tests import same_value
+from roll_envs.verifiers.code.inside.compare import same_value
 from roll_envs.verifiers.code.inside.values import decode, encode
+from roll_envs.verifiers.code.outputs import same_output
 
 SECRET = 918273
 

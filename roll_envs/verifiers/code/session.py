@@ -51,7 +51,9 @@ class Jail:
 
     def start(self, modules: tuple[str, ...], made: str, *, identity: str, wall_s: float) -> tuple[str, bytes, bytes]:
         """Load the modules and make the object, whose source text may use ``mark`` and ``identity``."""
-        return self._run(_LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=made), identity, wall_s)
+        return self._run(
+            _LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=made), identity, wall_s
+        )
 
     def step(self, message: str, wall_s: float) -> tuple[str, bytes, bytes]:
         """The reply, what was printed before it, and the id. Raises :class:`JailEnded` and :class:`SandboxError`."""
@@ -172,7 +174,7 @@ class Testing:
     def _start_tests(self, tests: Jail, plan: dict[str, Any], how: str = "") -> tuple[str, bytes, bytes]:
         identity = secrets.token_hex(16)
         made = f"{tests._name}['{_PACKAGE}.tests'].Tests({tests.mark!r}, {plan!r}, {how})"
-        modules = ("values", "proxies", "pytest_run", "tests")
+        modules = ("values", "proxies", "compare", "reading", "stand_ins", "pytest_run", "tests")
         return tests.start(modules, _stepped(tests, made, identity), identity=identity, wall_s=self._left())
 
     def _left(self) -> float:

@@ -171,7 +171,7 @@ class Answer:
 
     def _do_state(self, target: Any) -> dict[str, Any]:
         value = self._target(target)
-        return {"value": self._encode({k: v for k, v in vars(value).items()})}
+        return {"value": self._encode(dict(vars(value)))}
 
     def _target(self, target: Any) -> Any:
         return self.find(target) if isinstance(target, str) else self._kept[target]
@@ -273,18 +273,19 @@ class Answer:
         if isinstance(value, list):
             return [self._nodes_out(item) for item in value]
         if isinstance(value, self._node(0)):
-            found = []
-            while value is not None and len(found) < 100_000:
-                found.append(value.val)
+            values: list[Any] = []
+            while value is not None and len(values) < 100_000:
+                values.append(value.val)
                 value = value.next
-            return found
+            return values
         if not isinstance(value, self._node(1)):
             return value
-        found, level = [], [value]
-        for node in level:
+        nodes: list[Any] = [value]
+        found: list[Any] = []
+        for node in nodes:
             found.append(None if node is None else node.val)
-            if node is not None and len(level) < 100_000:
-                level += [node.left, node.right]
+            if node is not None and len(nodes) < 100_000:
+                nodes += [node.left, node.right]
         while found and found[-1] is None:
             found.pop()
         return found

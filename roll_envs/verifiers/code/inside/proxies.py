@@ -1,7 +1,7 @@
 """Stands for the answer's functions and objects in the jail of the tests; the answer's own code never runs here.
 
-What a test compares with is never sent: an object of the answer is unequal to every plain value, and no operator of its
-classes is asked about one, unless the test itself makes objects of that class. Such a comparison is noted as ``inside``.
+What a test compares with is never sent: an object of the answer is unequal to every plain value, and no operator of
+its classes is asked about one, unless the test itself makes objects of that class; then it is noted as ``inside``.
 """
 
 from __future__ import annotations

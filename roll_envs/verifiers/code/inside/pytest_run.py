@@ -20,7 +20,9 @@ def run_tests(module: types.ModuleType, outcome: Outcome) -> None:
     names = [n for n in vars(module) if n.startswith(("test", "Test")) or isinstance(vars(module)[n], type)]
     cases = [vars(module)[n] for n in names if _is_case(vars(module)[n])]
     functions = {n: vars(module)[n] for n in names if n.startswith("test") and inspect.isfunction(vars(module)[n])}
-    classes = [n for n in names if n.startswith("Test") and isinstance(vars(module)[n], type) and not _is_case(vars(module)[n])]
+    classes = [
+        n for n in names if n.startswith("Test") and isinstance(vars(module)[n], type) and not _is_case(vars(module)[n])
+    ]
     marked = any(getattr(f, "pytestmark", None) or inspect.signature(f).parameters for f in functions.values())
     if marked or classes or _has_fixtures(module):
         _by_pytest(module, outcome)
@@ -59,7 +61,7 @@ class _Result(unittest.TestResult):
         self._failed.add(str(test))
         self._outcome(str(test).split(" ")[0], err[1])
 
-    addFailure = addError  # noqa: N815  the name that unittest gives it
+    addFailure = addError
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         if err is not None:

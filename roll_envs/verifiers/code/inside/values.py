@@ -19,8 +19,8 @@ __all__ = ["BUILT_IN", "decode", "encode", "sync"]
 
 MOST_VALUES = 200_000
 MAX_DEPTH = 90
-_PLAIN = ((list, "l"), (tuple, "t"), (set, "S"), (frozenset, "F"))
-_EXACT = {datetime.date: "D", datetime.datetime: "DT", datetime.time: "T"}
+_PLAIN: tuple[tuple[Any, str], ...] = ((list, "l"), (tuple, "t"), (set, "S"), (frozenset, "F"))
+_EXACT: dict[type, str] = {datetime.date: "D", datetime.datetime: "DT", datetime.time: "T"}
 BUILT_IN = {
     kind.__name__: kind
     for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset, range, type(None), object)
@@ -58,7 +58,7 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
 
     if isinstance(value, dict):
         pairs = [items(pair) for pair in dict.items(value)]
-        tag = {collections.Counter: "C", collections.OrderedDict: "O"}.get(kind, "d")
+        tag = "C" if kind is collections.Counter else "O" if kind is collections.OrderedDict else "d"
         return [tag, pairs]
     fields = getattr(kind, "_fields", None)
     if isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == tuple.__len__(value):
@@ -111,12 +111,12 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
         return _COLLECTIONS[tag](items(rest[0]))
     if tag in _MAPPINGS:
         pairs = [items(pair) for pair in rest[0]]
-        return _MAPPINGS[tag]({key: value for key, value in pairs})
+        return _MAPPINGS[tag](dict(pairs))
     if tag == "N":
         name, fields, values = rest
         if not str(name).isidentifier() or keyword.iskeyword(name) or not isinstance(fields, list) or len(fields) > 100:
             raise ValueError("not a named tuple")
-        return collections.namedtuple(name, fields)(*items(values))  # type: ignore[misc]
+        return collections.namedtuple(name, fields)(*items(values))
     if tag == "sl":
         return slice(*items(rest))
     if tag in ("a", "a0"):
