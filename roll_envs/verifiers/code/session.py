@@ -8,10 +8,12 @@ earlier cannot pass for a reply. The answer can forge any reply, but does not kn
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import importlib.util
 import json
 import marshal
+import os
 import secrets
 import time
 from dataclasses import replace
@@ -28,6 +30,7 @@ _PRINTED = 1 << 16
 """Bytes of what a call printed that are shown to the tests."""
 GRACE_S = 0.8
 """For the tests to note, after the time for all of them, which ones it left out."""
+_TESTS_MB, _LOAD_S = 1024, 20.0
 REPLY_BYTES = 4 << 20
 
 
@@ -55,11 +58,14 @@ class Jail:
             _LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=made), identity, wall_s
         )
 
-    def step(self, message: str, wall_s: float) -> tuple[str, bytes, bytes]:
+    def step(
+        self, message: str, wall_s: float, *, method: str = "step", literal: bool = False
+    ) -> tuple[str, bytes, bytes]:
         """The reply, what was printed before it, and the id. Raises :class:`JailEnded` and :class:`SandboxError`."""
         # Known only when the request arrives, so that a reply cannot be printed in advance.
         identity = secrets.token_hex(16)
-        return self._run(f"{self._name}.step({identity!r}, {message!r})", identity, wall_s)
+        given = message if literal else repr(message)
+        return self._run(f"{self._name}.{method}({identity!r}, {given})", identity, wall_s)
 
     def _run(self, cell: str, identity: str, wall_s: float) -> tuple[str, bytes, bytes]:
         if self._session is None:
@@ -73,6 +79,11 @@ class Jail:
             self.close()
             raise JailEnded(*_ending(result))
         return identity, result.stdout[start + len(mark) : end], result.stdout[max(0, start - _PRINTED) : start]
+
+    @property
+    def usable(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return self._session is not None
 
     def close(self) -> None:
         session, self._session = self._session, None
@@ -122,7 +133,11 @@ def _ending(result: RunResult) -> tuple[str, str]:
 class Testing:
     """One run of the tests of a row against one answer."""
 
-    def __init__(self, answers: Sandbox, tests: Sandbox, limits: Limits, *, total_s: float, most_s: float) -> None:
+    def __init__(
+        self, answers: Sandbox, tests: Sandbox, limits: Limits, *, total_s: float, most_s: float, keep: bool = False
+    ) -> None:
+        """``keep``: whether ``tests`` is the one sandbox whose jails are used for one answer after another."""
+        self._keep = keep
         self._answers, self._tests, self._limits = answers, tests, limits
         self._total_s, self._most_s = total_s, most_s
         self._until = time.monotonic() + total_s
@@ -134,48 +149,60 @@ class Testing:
     def run(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
         """What ``inside.tests`` found. Raises :class:`JailEnded` where the jail of the tests has ended."""
         self._source = source
-        tests = self._jail(self._tests, replace(self._limits, memory_mb=max(1024, self._limits.memory_mb)))
         try:
-            kind, content = _said(self._start_tests(tests, plan))
-            while kind == "ask":
-                reply = self._ask(content)
-                kind, content = _said(tests.step(reply, self._left()))
-            found: dict[str, Any] = json.loads(content)
-            return found
+            return self._converse(self._tests, plan, "")
         finally:
-            tests.close()
             if self._answer is not None:
                 self._answer.close()
 
     def control(self, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests with an answer whose values allow everything."""
-        return self._alone(self._tests, plan, "control=True")
+        self._until = max(self._until, time.monotonic() + self._most_s)
+        return self._converse(self._tests, plan, ", control=True")
 
     def beside(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests in the answer's jail."""
-        return self._alone(self._answers, plan, f"answer={source!r}")
-
-    def _jail(self, sandbox: Sandbox, limits: Limits) -> Jail:
-        """A new jail; the wait for a free slot does not count as time of the answer."""
-        started = time.monotonic()
-        jail = Jail(sandbox, limits)
-        self._until += time.monotonic() - started
-        return jail
-
-    def _alone(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
-        tests = self._jail(sandbox, self._limits)
         self._until = max(self._until, time.monotonic() + self._most_s)
-        try:
-            found: dict[str, Any] = json.loads(_said(self._start_tests(tests, plan, how))[1])
-            return found
-        finally:
-            tests.close()
+        return self._converse(self._answers, plan, f", answer={source!r}")
 
-    def _start_tests(self, tests: Jail, plan: dict[str, Any], how: str = "") -> tuple[str, bytes, bytes]:
+    def _converse(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
+        keep = self._keep and sandbox is self._tests
+        tests = _take_idle() if keep else None
+        try:
+            given = f"{plan!r}{how}"
+            said = None
+            if tests is not None:
+                with contextlib.suppress(SandboxError):  # it may have been lost while it waited
+                    said = tests.step(given, self._left(), method="start", literal=True)
+            if tests is None or said is None:
+                tests = self._tests_jail(sandbox)
+                said = tests.step(given, self._left(), method="start", literal=True)
+            kind, content = _said(said)
+            while kind == "ask":
+                reply = self._ask(content)
+                kind, content = _said(tests.step(reply, self._left()))
+            found: dict[str, Any] = json.loads(content)
+        except BaseException:
+            if tests is not None:
+                tests.close()
+            raise
+        if keep:
+            _idle.append((os.getpid(), tests))
+        else:
+            tests.close()
+        return found
+
+    def _tests_jail(self, sandbox: Sandbox) -> Jail:
+        limits = self._limits if sandbox is self._answers else replace(self._limits, memory_mb=_TESTS_MB)
+        started = time.monotonic()
+        tests = Jail(sandbox, limits)
         identity = secrets.token_hex(16)
-        made = f"{tests._name}['{_PACKAGE}.tests'].Tests({tests.mark!r}, {plan!r}, {how})"
+        ready = f"__import__('os').write(1, {_mark(tests, identity)!r})"
+        made = f"{tests._name}['{_PACKAGE}.tests'].Template({tests.mark!r})\n{ready}"
         modules = ("values", "proxies", "compare", "reading", "stand_ins", "pytest_run", "tests")
-        return tests.start(modules, _stepped(tests, made, identity), identity=identity, wall_s=self._left())
+        tests.start(modules, made, identity=identity, wall_s=_LOAD_S)
+        self._until += time.monotonic() - started
+        return tests
 
     def _left(self) -> float:
         return min(self._most_s, self._until + GRACE_S - time.monotonic())
@@ -207,18 +234,39 @@ class Testing:
     def _load(self) -> None:
         if self._ended is not None:  # it ends with each try
             raise self._ended
-        jail = self._answer = self._jail(self._answers, self._limits)
+        started = time.monotonic()
+        jail = self._answer = Jail(self._answers, self._limits)
+        # The wait for a free slot is not time of the answer.
+        self._until += time.monotonic() - started
         identity = secrets.token_hex(16)
         made = f"{jail._name}['{_PACKAGE}.answer'].Answer({jail.mark!r}, {self._source!r}, {identity!r})"
         try:
-            jail.start(("values", "answer"), made, identity=identity, wall_s=self._limits.wall_s)
+            jail.start(("values", "preamble", "answer"), made, identity=identity, wall_s=self._limits.wall_s)
         except JailEnded as ended:
             self._ended = ended
             raise
 
 
-def _stepped(tests: Jail, made: str, identity: str) -> str:
-    return f"{made}\n{tests._name}.step({identity!r})"
+def _mark(jail: Jail, identity: str) -> bytes:
+    return f"\n{jail.mark}{identity}ready\n".encode()
+
+
+_idle: list[tuple[int, Jail]] = []
+"""Jails of tests that wait for the next answer, with the process that they belong to."""
+
+
+def _take_idle() -> Jail | None:
+    while _idle:
+        owner, jail = _idle.pop()
+        if owner == os.getpid() and jail.usable:
+            return jail
+    return None
+
+
+def close_idle() -> None:
+    """Close the jails that are kept for the next answer."""
+    while (jail := _take_idle()) is not None:
+        jail.close()
 
 
 def _said(reply: tuple[str, bytes, bytes]) -> tuple[str, bytes]:

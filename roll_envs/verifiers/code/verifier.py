@@ -24,7 +24,7 @@ from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
-from roll_envs.verifiers.code.session import JailEnded, Testing
+from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 __all__ = ["CaseResult", "CodeVerifier"]
@@ -182,7 +182,14 @@ class CodeVerifier:
         answers = _made(self._sandbox, self._sandbox_kwargs)
         # The jail of the tests is taken first, and none who holds one of the answer's waits for it.
         most_s = max(2.0, self.limits.wall_s)
-        testing = Testing(answers, self._tests_made(), self.limits, total_s=self.total_s, most_s=most_s)
+        testing = Testing(
+            answers,
+            self._tests_made(),
+            self.limits,
+            total_s=self.total_s,
+            most_s=most_s,
+            keep=self._tests_sandbox is None,
+        )
         beside = False
         try:
             found = testing.run(source, orders)
@@ -330,6 +337,7 @@ def _tests_jail() -> Sandbox:
 
 @atexit.register
 def _close_sandboxes() -> None:
+    close_idle()
     with _sandboxes_lock:
         while _sandboxes:
             _sandboxes.popitem()[1].close()

@@ -16,26 +16,12 @@ import types
 import typing
 from typing import Any
 
+from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
 from roll_envs.verifiers.code.inside.values import decode, encode
 
 __all__ = ["Answer"]
 
 STACK_BYTES = 64 << 20
-# What such rows take for granted. It stands below the answer's own names, so tests never find it there.
-_PREAMBLE = """
-import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
-from typing import *
-from collections import Counter, OrderedDict, defaultdict, deque
-from functools import cache, cmp_to_key, lru_cache, reduce
-from heapq import heapify, heappop, heappush, heappushpop, nlargest, nsmallest
-from itertools import accumulate, chain, combinations, count, groupby, permutations, product
-from bisect import bisect_left, bisect_right
-from math import ceil, comb, floor, gcd, inf, sqrt
-class ListNode:
-    def __init__(self, val=0, next=None): self.val, self.next = val, next
-class TreeNode:
-    def __init__(self, val=0, left=None, right=None): self.val, self.left, self.right = val, left, right
-"""
 
 
 class Answer:
@@ -81,9 +67,10 @@ class Answer:
     def _load(self) -> dict[str, Any]:
         module = types.ModuleType("answer")
         sys.modules["answer"] = module
-        below: dict[str, Any] = {"__name__": "preamble"}
-        exec(_PREAMBLE, below)
-        self.nodes = (below["ListNode"], below["TreeNode"])
+        below = {
+            name: value for name, value in vars(sys.modules[ListNode.__module__]).items() if not name.startswith("__")
+        }
+        self.nodes = (ListNode, TreeNode)
         builtins = vars(__import__("builtins"))
         self.space = module.__dict__
         self.space["__builtins__"] = {**below, **builtins}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 import types
 from collections.abc import Callable
@@ -21,7 +20,6 @@ class Control:
     """
 
     def __init__(self) -> None:
-        self.outbox: Any = queue.SimpleQueue()
         self.asked = self.inside = self.touched = 0
         self.time_s = self.memory_mb = 0.0
         self.anything = _anything(self)
@@ -56,7 +54,6 @@ class Beside:
     untouched = True
 
     def __init__(self, source: str) -> None:
-        self.outbox: Any = queue.SimpleQueue()
         self.inside, self.asked = 1, 1
         self.time_s = self.memory_mb = 0.0
         self._source = source

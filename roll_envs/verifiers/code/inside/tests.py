@@ -13,8 +13,9 @@ import importlib
 import io
 import json
 import os
+import signal
+import socket
 import sys
-import threading
 import types
 from typing import Any
 
@@ -35,46 +36,98 @@ from roll_envs.verifiers.code.inside.reading import (
 )
 from roll_envs.verifiers.code.inside.stand_ins import Beside, Control
 
-__all__ = ["Tests"]
+__all__ = ["Template", "Tests"]
 
 _MOST_CHECKS = 20_000
 
 
+class Template:
+    """The process of the cells. Each run of tests is a fork of it, so that nothing of one reaches the next."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._child = mark, 0
+        self._channel: Any = None
+
+    def start(self, identity: str, plan: dict[str, Any], **how: Any) -> None:
+        """Run the tests of a plan, in place of those before; ``how``: see :class:`Tests`."""
+        self._end()
+        ours, theirs = socket.socketpair()
+        self._child = os.fork()
+        if not self._child:
+            try:
+                os.setsid()
+                ours.close()
+                nothing = os.open("/dev/null", os.O_RDWR)
+                for fd in (1, 2):
+                    os.dup2(nothing, fd)
+                Tests(theirs.makefile("rwb"), plan, **how).work()
+            finally:
+                os._exit(0)
+        theirs.close()
+        self._channel = ours.makefile("rwb")
+        self._forward(identity)
+
+    def step(self, identity: str, message: str) -> None:
+        """Hand over a reply, and print what is asked next, or the results."""
+        data = message.encode("utf-8", "replace")
+        self._channel.write(len(data).to_bytes(8, "little") + data)
+        self._channel.flush()
+        self._forward(identity)
+
+    def _forward(self, identity: str) -> None:
+        line = self._channel.readline()
+        if not line.endswith(b"\n"):
+            raise RuntimeError("the tests have ended their process")
+        data = f"\n{self._mark}{identity}".encode() + line
+        while data:
+            data = data[os.write(1, data) :]
+
+    def _end(self) -> None:
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+            self._channel.close()
+            self._child = 0
+
+
+class _Channel:
+    """The child's side: one line out, one message in."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def put(self, said: dict[str, Any]) -> None:
+        kind = next(iter(said))
+        self._file.write(f"{kind} {json.dumps(said[kind])}\n".encode())
+        self._file.flush()
+
+    def get(self) -> str:
+        size = int.from_bytes(self._file.read(8), "little")
+        text: str = self._file.read(size).decode()
+        return text
+
+
 class Tests:
-    """The tests of one row and what they found."""
+    """The tests of one row and what they found. ``control``: with an answer that allows everything; ``answer``: its
+    source, to be run beside the tests."""
 
     __test__ = False
 
-    def __init__(self, mark: str, plan: dict[str, Any], *, control: bool = False, answer: str | None = None) -> None:
-        self._mark, self._plan = mark, plan
-        self.link: Any = Control() if control else Link() if answer is None else Beside(answer)
+    def __init__(self, file: Any, plan: dict[str, Any], *, control: bool = False, answer: str | None = None) -> None:
+        self._plan = plan
+        self._channel = _Channel(file)
+        self.link: Any = Control() if control else Link(self._channel) if answer is None else Beside(answer)
         # Errors in statements of the tests; of the control, those that have nothing to do with its values.
         self.checks: list[dict[str, Any]] = []
         self._doubts: list[str] = []
         self._hard = self._counted = 0
-        self._streams: tuple[Any, Any] = (io.StringIO(), io.StringIO())
-        sys.stdout, sys.stderr = self._streams
-        threading.stack_size(64 << 20)
-        threading.Thread(target=self._work, daemon=True).start()
+        sys.stdin = sys.stdout = sys.stderr = io.StringIO()
 
-    # -- in the thread of the cells ------------------------------------------------------------------------------------
-
-    def step(self, identity: str, message: str | None = None) -> None:
-        """Hand over a reply, and print what is asked next, or the results."""
-        # Each cell begins with new streams; the tests may have put others in their place.
-        sys.stdout, sys.stderr = self._streams
-        if message is not None:
-            self.link.inbox.put(message)
-        said = self.link.outbox.get()
-        self._streams = (sys.stdout, sys.stderr)
-        kind = next(iter(said))
-        data = f"\n{self._mark}{identity}{kind} {json.dumps(said[kind])}\n".encode()
-        while data:
-            data = data[os.write(1, data) :]
-
-    # -- in the thread of the tests -----------------------------------------------------------------------------------
-
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Run the tests, and send the results."""
         fault, refused = "", False
         try:
             self._calls() if self._plan["calls"] else self._code()
@@ -89,7 +142,7 @@ class Tests:
                 fault = f"{type(error).__name__}: {str(error)[:300]}"
         result = {"checks": self.checks, "doubts": self._doubts, "fault": fault, "refused": refused}
         result |= {"asked": self.link.asked, "load": getattr(self.link, "load_fault", "")}
-        self.link.outbox.put({"done": result})
+        self._channel.put({"done": result})
 
     def _note(self, name: str, status: str, detail: str = "") -> None:
         """A check has ended; time, memory and operators of the answer since the last one are its."""
