@@ -81,6 +81,16 @@ def test_a_fault_of_the_tests_is_named_and_no_score(box: Sandbox, tests: str, wo
     assert words in found.reason
 
 
+def test_a_usual_library_that_the_jail_lacks_is_no_score_but_any_other_module_is_wrong(box: Sandbox) -> None:
+    for tests in (["assert f() == 1"], {"inputs": [""], "outputs": ["1"]}):
+        found = verdict(box, "import sklearn.svm\ndef f(): return 1", tests)
+        assert isinstance(found, Failed)
+        assert "'sklearn'" in found.reason
+        assert verdict(box, "import no_such_module\ndef f(): return 1", tests).value == 0
+        claimed = "raise ImportError(\"No module named 'numpy'\")"
+        assert verdict(box, claimed, tests).value == 0
+
+
 def test_test_functions_are_credited_one_by_one(box: Sandbox) -> None:
     tests = "import pytest\n@pytest.mark.parametrize('n', [1, 2, 3, 4])\ndef test_f(n):\n    assert f(n) == n + 1\n"
     found = verdict(box, "def f(x): return 3", {"test": tests}, credit="partial")

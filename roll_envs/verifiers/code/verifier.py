@@ -31,6 +31,9 @@ __all__ = ["CaseResult", "CodeVerifier"]
 
 _SHOWN = 3
 _SIDE_BY_SIDE = 4
+_MISSING = re.compile(r"No module named '(\w+)")
+_LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests".split())
+"""What programs may take for installed: one that lacks another module is wrong."""
 _REFUSED = ", which it could cheat or could not do in a jail of its own: pass tests_inside=True to accept that"
 _MAX_SOURCE = 1_000_000
 
@@ -118,9 +121,22 @@ class CodeVerifier:
             return [CaseResult(name="test 1", passed=False, status="compile", detail=detail)]
         if self.language != "python" and not plan.runs:
             raise Unusable(f"calls and asserts are for python; give stdin tests for {self.language}")
-        if plan.runs:
-            return self._runs(source, plan)
-        return self._tests(source, plan)
+        found = self._runs(source, plan) if plan.runs else self._tests(source, plan)
+        self._check_libraries(found)
+        return found
+
+    def _check_libraries(self, cases: Sequence[CaseResult]) -> None:
+        """Raises :class:`Unusable` where the program failed for a usual library that its sandbox does not have."""
+        for case in cases:
+            missing = _MISSING.search(case.detail)
+            if case.passed or self.language != "python" or missing is None or missing[1] not in _LIBRARIES:
+                continue
+            # The program can say so of any module: it is looked for without the program.
+            source = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({missing[1]!r}) is not None)"
+            sandbox = _made(self._sandbox, self._sandbox_kwargs)
+            if sandbox.run(Program(source=source), timeout_s=self.wait_s).ok:
+                raise Unusable(f"module {missing[1]!r}, which the program imports, is missing in its sandbox")
+            return
 
     def close(self) -> None:
         """Closes nothing: a given sandbox belongs to the caller, a named one is shared until the process ends."""
