@@ -35,6 +35,9 @@ _TOOL_FOLDERS = ("/usr/bin", "/usr/sbin", "/usr/include", "/usr/libexec", "/etc/
 _SHARED = ("/usr/share/zoneinfo", "/usr/share/nodejs", "/usr/share/perl", "/usr/share/perl5", "/usr/share/awk")
 _BASES = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")
 PACKAGES = "/packages"
+LIBRARIES = "/packages/libraries"
+_SHOWN_LIBRARIES = ("numpy",)
+"""Installed packages that programs may import, where the jail has a file system of its own: answers expect them."""
 # Paths that the jail fills itself, so nothing of this machine may be shown there.
 _OURS = ("/packages", "/work", "/tmp", "/dev", "/proc", "/sys", "/etc", "/.box", "/.old", "/.empty")
 
@@ -83,6 +86,7 @@ def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> 
     """Decide what to show. Raises :class:`ConfigError` for a path or language that this machine does not have."""
     tools: dict[Language, str] = {name: find_tool(name) for name in languages if name != "python"}
     packages = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(_checked_paths(python_paths))]
+    libraries = [(path, f"{LIBRARIES}/{os.path.basename(path)}") for path in _library_folders()]
     interpreter = interpreter_paths()
     binds = [*interpreter, *(p for p in _LIBRARIES if os.path.isdir(p) and not os.path.islink(p))]
     links = dict(_LINKS)
@@ -106,13 +110,13 @@ def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> 
                 "use a Python that is installed elsewhere"
             )
     return View(
-        base=_base([*shown, *(source for source, _ in packages)]),
-        binds=(*((path, path) for path in shown), *packages),
+        base=_base([*shown, *(source for source, _ in (*packages, *libraries))]),
+        binds=(*((path, path) for path in shown), *packages, *libraries),
         masked=tuple(sorted(_site_packages(shown))),
         # A link below a shown folder is there already, and that folder is read-only when links are made.
         links={link: target for link, target in links.items() if not _inside(link, shown)},
         texts=_TEXTS,
-        packages=tuple(target for _, target in packages),
+        packages=(*(target for _, target in packages), *([LIBRARIES] if libraries else [])),
         path=":".join(dict.fromkeys([os.path.dirname(executable()), "/usr/local/bin", "/usr/bin", "/bin"])),
         tools=tools,
     )
@@ -193,6 +197,12 @@ def _checked_paths(paths: Sequence[str]) -> list[str]:
                 f"python_paths: {path!r} cannot be read by other users, as which programs run: chmod o+rx"
             )
     return list(paths)
+
+
+def _library_folders() -> list[str]:
+    sites = dict.fromkeys(sysconfig.get_paths()[key] for key in _SITES)
+    names = [part for name in _SHOWN_LIBRARIES for part in (name, f"{name}.libs")]
+    return [path for site in sites for name in names if os.path.isdir(path := f"{site}/{name}")]
 
 
 def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """``POST /judge``: a program judged by tests with the ``code`` verifier; expected values never enter the sandbox.
 
-The tests come with the request and are evaluated in the service by the verifier's restricted interpreter, which lets
-the sandbox make the calls of the program one by one.
+The tests come with the request and run in a jail of their own, which lets the worker's sandbox make the calls of the
+program one by one; nothing that a program made is decoded or compared in the service itself.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     cases = await pool.run(job, wait_s=wait_s, work_s=work_s)
     if isinstance(cases, Refusal):
         raise cases
-    return _verdict_body(cases, form, plan, time.monotonic() - started)
+    return _verdict_body(cases, form, time.monotonic() - started)
 
 
 def _answer_of(form: JudgeForm, settings: Settings) -> str:
@@ -127,7 +127,7 @@ def _judge(sandbox: Sandbox, form: JudgeForm, answer: str, plan: Plan) -> list[C
         )
         assert isinstance(verifier, CodeVerifier)
         return verifier.cases(answer, plan) or Refusal(422, "tests", "the tests check nothing")
-    except ConfigError as error:
+    except (ConfigError, Unusable) as error:
         return Refusal(422, "tests", f"the tests cannot be used: {error}")
     except RollError:
         raise
@@ -137,7 +137,7 @@ def _judge(sandbox: Sandbox, form: JudgeForm, answer: str, plan: Plan) -> list[C
         return Refusal(422, "tests", f"the tests cannot be used: {type(error).__name__}: {error}"[:500])
 
 
-def _verdict_body(cases: list[CaseResult], form: JudgeForm, plan: Plan, seconds: float) -> Answer:
+def _verdict_body(cases: list[CaseResult], form: JudgeForm, seconds: float) -> Answer:
     good = sum(case.passed for case in cases)
     passed = good == len(cases)
     body = {
@@ -145,7 +145,7 @@ def _verdict_body(cases: list[CaseResult], form: JudgeForm, plan: Plan, seconds:
         "value": good / len(cases) if form.credit == "partial" else float(passed),
         "cases_passed": good,
         "cases": [asdict(case) for case in cases],
-        "can_be_cheated": bool(plan.test_file) or any(case.inside for case in cases),
+        "can_be_cheated": any(case.inside for case in cases),
         "request_s": seconds,
     }
     return Answer(body=body, outcome="passed" if passed else "not passed")

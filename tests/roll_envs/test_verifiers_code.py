@@ -17,8 +17,9 @@ from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import Sandbox, make_sandbox
 from roll_envs.verifiers import Failed, Score, make_verifier
 from roll_envs.verifiers.code.answers import code_of
+from roll_envs.verifiers.code.inside.compare import same_value
+from roll_envs.verifiers.code.inside.values import decode, encode
 from roll_envs.verifiers.code.outputs import same_output
-from roll_envs.verifiers.code.values import ENCODER, Opaque, decode, literal, same_value
 
 SECRET = 918273
 
@@ -101,8 +102,8 @@ def test_what_is_expected_never_enters_the_jail(tests: Any) -> None:
 def test_every_request_has_its_own_random_id() -> None:
     sandbox = PlainSandbox()
     judged(sandbox, "def f(x): return x", "assert f(1) == 1\nassert f(1) == 1")
-    ids = [re.search(r"_ask\('([0-9a-f]{32})'", text) for text in sandbox.sent[1:]]
-    assert len({match[1] for match in ids if match}) == 2
+    ids = [re.search(r"\.step\('([0-9a-f]{32})'", text) for text in sandbox.sent[1:]]
+    assert len({match[1] for match in ids if match}) == len(ids) == 3
 
 
 def test_an_earlier_reply_passes_for_no_later_one(plain: PlainSandbox) -> None:
@@ -185,16 +186,20 @@ def test_programs_with_input(plain: PlainSandbox) -> None:
     assert "late" in crash.detail
 
 
-def test_a_comparison_by_the_programs_own_classes_is_told(plain: PlainSandbox) -> None:
-    code = OTHER["own class"]
-    verdict = judged(plain, code, "assert f(2) == P(2)")
+def test_a_comparison_by_the_programs_own_classes_is_refused_or_told(plain: PlainSandbox) -> None:
+    code, tests = OTHER["own class"], "assert f(2) == P(2)"
+    refused = make_verifier("code", sandbox=plain)(code, tests)
+    assert isinstance(refused, Failed)
+    assert "tests_inside=True" in refused.reason
+    assert judged(plain, code, "assert f(2) == P(3)").value == 0
+    verdict = judged(plain, code, tests, tests_inside=True)
     assert verdict.passed
     assert verdict.parts["can_be_cheated"] == 1.0
     assert "could have cheated" in verdict.detail
 
 
-def test_a_test_file_runs_inside_only_on_request(plain: PlainSandbox) -> None:
-    tests = {"test_file": "assert f() == 1"}
+def test_tests_that_share_state_run_inside_only_on_request(plain: PlainSandbox) -> None:
+    tests = {"test_file": "import random\nrandom.seed(3)\nassert f() == 1"}
     refused = make_verifier("code", sandbox=plain)("def f(): return 1", tests)
     assert isinstance(refused, Failed)
     assert "tests_inside=True" in refused.reason
@@ -313,12 +318,13 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_values_cross_the_wall_unchanged_both_ways(value: Any) -> None:
-    space: dict[str, Any] = {}
-    exec(ENCODER, space)
-    back = decode(json.loads(json.dumps(space["encode"](value))))
+    back = decode(json.loads(json.dumps(encode(value, refuse))), refuse)
     assert same_value(back, value)
     assert type(back) is type(value)
-    assert same_value(eval(literal(value)), value)
+
+
+def refuse(value: Any) -> Any:
+    raise ValueError(f"{value!r} is no plain value")
 
 
 @given(
@@ -328,7 +334,7 @@ def test_values_cross_the_wall_unchanged_both_ways(value: Any) -> None:
 )
 def test_whatever_the_jail_writes_is_a_value_or_refused(data: Any) -> None:
     try:
-        decode(data)
+        decode(data, refuse)
     except (ValueError, TypeError, IndexError, KeyError, OverflowError):
         return
 
@@ -342,7 +348,6 @@ def test_same_value() -> None:
     assert not same_value(0.1 + 0.2, 0.3)
     assert same_value(0.1 + 0.2, 0.3, tolerance=1e-9)
     assert not same_value(10**20, 10**20 + 1, tolerance=1e-6)  # ints are exact
-    assert not same_value(Opaque(kind="E"), Opaque(kind="E"))
     assert not same_value("1", 1)
     assert same_value({1: 2.0000001}, {1: 2.0}, tolerance=1e-6)
 
@@ -351,7 +356,10 @@ def test_same_value() -> None:
     ("said", "wanted", "same"),
     [
         ("1 2\n", "1  2", True),
-        ("1.0000001", "1", True),
+        ("1.0000001", "1", False),
+        ("1.0000001", "1.0", True),
+        ("6.0", "6", True),
+        ("1000000300.0", "1000000007", False),
         ("2", "1", False),
         ("1e3", "1000.0", True),
         ("nan", "nan", True),

@@ -1,14 +1,21 @@
-"""Reads the reference of a row into a plan of tests: asserts, calls, runs with input, or a test file.
+"""Reads the reference of a row into a plan of tests: test code, calls, or runs with input.
 
-Accepted are the forms of the usual data sets: a text or list of asserts (MBPP, and ``check(candidate)`` of HumanEval
-with ``entry_point``), ``{"inputs": [...], "outputs": [...], "fn_name": ...}`` (APPS, TACO), ``{"stdin": [{"input": ...,
-"output": ...}]}``, ``{"calls": [{"function": ..., "args": [...], "expected": ...}]}``, ``{"test_file": "..."}``.
+Accepted are rows as they are published, also as JSON text: test code (MBPP; HumanEval and EvalPlus with
+``entry_point``; test files of KodCode and BigCodeBench), ``{"inputs", "outputs", "fn_name"}`` (APPS, TACO, Eurus),
+lists of ``{"input", "output", "testtype" or "type"}`` (LiveCodeBench, its private tests compressed; DeepCoder,
+SYNTHETIC-1 under ``test_cases``), ``public_tests`` / ``private_tests`` / ``generated_tests`` (CodeContests), and
+``stdin``, ``calls``, ``test_file``. ``checker``: a Python program that says whether an output is right.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
+import io
 import json
+import pickle
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +36,8 @@ class Call:
     kwargs: Mapping[str, Any]
     expected: Any
     from_json: bool
+    wrapped: bool = False
+    """The expected value may stand in a list of one, as in APPS and TACO."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The tests of a row; one of the four kinds is filled."""
+    """The tests of a row; one kind is filled, or asserts beside calls."""
 
     prefix: str = ""
     """Code that is put before the candidate's code."""
@@ -50,46 +59,157 @@ class Plan:
     asserts: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
     runs: tuple[Run, ...] = ()
-    test_file: str = ""
+    checker: str = ""
+    """Python program run as ``checker input.txt expected.txt printed.txt``; see :mod:`.outputs`."""
+
+
+_MOST_BYTES = 256 << 20
+_INPUT_OUTPUT = ("input_output", "ground_truth", "verification_info", "reward_model", "test_cases", "public_test_cases")
+_CODE_KEYS = ("asserts", "test_list", "tests", "test", "test_code", "test_file", "assert_case")
 
 
 def read_plan(reference: Any) -> Plan:
     """Raises :class:`Unusable`."""
     from_json = False
-    # A text that begins like JSON and is none is test code.
-    if isinstance(reference, str) and reference.lstrip()[:1] in ("{", "["):
-        with contextlib.suppress(ValueError):
-            reference, from_json = json.loads(reference), True
     if isinstance(reference, str):
-        reference = {"asserts": reference}
-    if isinstance(reference, Sequence) and reference and all(isinstance(item, str) for item in reference):
-        reference = {"asserts": list(reference)}
+        reference, from_json = _unpacked(reference)
+    plan = _read(reference, from_json)
+    if not (plan.asserts or plan.calls or plan.runs):
+        keys = sorted(map(str, reference)) if isinstance(reference, Mapping) else type(reference).__name__
+        raise Unusable(f"the reference has no tests: its keys are {keys}, see roll_envs.verifiers.code.cases")
+    return plan
+
+
+def _unpacked(text: str) -> tuple[Any, bool]:
+    """JSON, compressed tests of LiveCodeBench, or test code as it is; and whether it was JSON."""
+    # A text that begins like JSON and is none is test code.
+    if text.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError):
+            return json.loads(text), True
+    if len(text) > 16 and text.isascii() and not any(mark in text for mark in " (\t:"):
+        with contextlib.suppress(binascii.Error, zlib.error, pickle.UnpicklingError, ValueError, EOFError):
+            unpacker = zlib.decompressobj()
+            data = unpacker.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
+            if unpacker.unconsumed_tail:
+                raise Unusable(f"the compressed tests have more than {_MOST_BYTES >> 20} MiB")
+            return json.loads(_TextOnly(io.BytesIO(data)).load()), True
+    return text, False
+
+
+class _TextOnly(pickle.Unpickler):
+    """A pickle that holds plain values only: it can name no class or function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise Unusable(f"the compressed tests hold an object of {module}.{name}; only text is read")
+
+
+def _read(reference: Any, from_json: bool) -> Plan:
+    if isinstance(reference, str):
+        return Plan(asserts=(reference,) if reference.strip() else ())
+    if isinstance(reference, Sequence) and not isinstance(reference, bytes):
+        if all(isinstance(item, str) for item in reference):
+            return Plan(asserts=tuple(reference))
+        return _cases(reference, {}, from_json)
     if not isinstance(reference, Mapping):
         raise Unusable(f"the reference must be test code or a mapping with tests, not {str(reference)[:100]!r}")
     plan = _read_tests(reference, from_json)
-    if not (plan.asserts or plan.calls or plan.runs or plan.test_file):
-        known = "asserts, calls, stdin, inputs with outputs, test_file"
-        raise Unusable(f"the reference has no tests: its keys are {sorted(map(str, reference))}, known are {known}")
-    return replace(plan, prefix=_text(reference, "prefix"), entry_point=_text(reference, "entry_point"))
+    return replace(
+        plan,
+        prefix=_text(reference, "prefix") or plan.prefix,
+        entry_point=_text(reference, "entry_point") or plan.entry_point,
+        checker=_text(reference, "checker") or _text(reference, "generated_checker") or plan.checker,
+    )
 
 
 def _read_tests(reference: Mapping[Any, Any], from_json: bool) -> Plan:
-    # The column is test_list in MBPP and test in HumanEval.
-    for key in ("asserts", "test_list", "tests", "test"):
-        if reference.get(key):
-            found = reference[key]
-            asserts = (found,) if isinstance(found, str) else tuple(found)
-            if not all(isinstance(text, str) for text in asserts):
-                raise Unusable(f"{key!r} must be test code or a list of it")
-            setup = _text(reference, "test_setup_code") or _text(reference, "setup")
-            return Plan(asserts=(setup, *asserts) if setup else asserts)
+    plan = Plan()
+    if _has(reference, "inputs") or _has(reference, "outputs"):
+        plan = _inputs(reference, reference.get("inputs"), reference.get("outputs"), from_json)
+    elif isinstance(reference.get("input"), list | tuple):
+        plan = _inputs(reference, reference["input"], reference.get("output"), from_json)
     if reference.get("calls"):
         return Plan(calls=tuple(_call(item, from_json) for item in reference["calls"]))
-    if "inputs" in reference or "outputs" in reference:
-        return _inputs(reference)
     if reference.get("stdin"):
         return Plan(runs=tuple(_run(item) for item in reference["stdin"]))
-    return Plan(test_file=_text(reference, "test_file"))
+    parts = [reference[f"{kind}_{of}"] for kind in ("public", "private", "generated") for of in ("tests", "test_cases")
+             if reference.get(f"{kind}_{of}")]  # fmt: skip
+    if parts:
+        return _joined([_part(part, reference, from_json) for part in parts])
+    # The column is test_list in MBPP and test in HumanEval.
+    for key in _CODE_KEYS:
+        if reference.get(key):
+            found = reference[key]
+            if isinstance(found, str) and found.lstrip()[:1] in ("{", "["):
+                unpacked, is_json = _unpacked(found)
+                if is_json:
+                    return _part(unpacked, reference, True)
+            if isinstance(found, Mapping) or not all(isinstance(text, str) for text in found):
+                return _part(found, reference, from_json)
+            asserts = (found,) if isinstance(found, str) else tuple(found)
+            setup = _text(reference, "test_setup_code") or _text(reference, "setup")
+            imports = reference.get("test_imports") or ()
+            before = (*map(str, imports), *([setup] if setup else []))
+            return replace(plan, asserts=(*before, *asserts))
+    if plan.runs or plan.calls:
+        return plan
+    for key in _INPUT_OUTPUT:
+        if reference.get(key):
+            return _part(reference[key], reference, from_json)
+    return plan
+
+
+def _has(reference: Mapping[Any, Any], key: str) -> bool:
+    return key in reference and not (reference[key] in (None, []) and reference.get("assert_case"))
+
+
+def _part(part: Any, row: Mapping[Any, Any], from_json: bool) -> Plan:
+    """Tests in a column of a row, which may be JSON text and take the name of the function from the row."""
+    if isinstance(part, str):
+        part, was_json = _unpacked(part)
+        from_json = from_json or was_json
+    names = {key: row[key] for key in ("fn_name", "entry_point", "metadata", "starter_code") if key in row}
+    if isinstance(part, Mapping):
+        return _read({**names, **part}, from_json)
+    if isinstance(part, Sequence) and not isinstance(part, str) and not all(isinstance(i, str) for i in part):
+        return _cases(part, names, from_json)
+    return _read(part, from_json)
+
+
+def _joined(plans: list[Plan]) -> Plan:
+    return replace(
+        plans[0],
+        asserts=tuple(a for plan in plans for a in plan.asserts),
+        calls=tuple(c for plan in plans for c in plan.calls),
+        runs=tuple(r for plan in plans for r in plan.runs),
+    )
+
+
+def _cases(items: Sequence[Any], row: Mapping[Any, Any], from_json: bool) -> Plan:
+    """A list of single cases: each with input and output, and the kind of the test."""
+    if items and all(isinstance(item, Mapping) and "function" in item for item in items):
+        return Plan(calls=tuple(_call(item, from_json) for item in items))
+    runs, calls = [], []
+    for item in items:
+        if not isinstance(item, Mapping) or "output" not in item:
+            raise Unusable(f"a test needs 'input' and 'output': {str(item)[:100]!r}")
+        name = item.get("fn_name") or _function_of(row) or (item.get("metadata") or {}).get("func_name")
+        kind = str(item.get("testtype") or item.get("type") or ("functional" if name else "stdin"))
+        if kind.startswith("stdin"):
+            runs.append(_run(item))
+        elif not name:
+            raise Unusable(f"a test of the kind {kind!r} needs the name of the function as 'fn_name'")
+        else:
+            calls.append(_function_case(name, item.get("input", ""), item["output"]))
+    return Plan(runs=tuple(runs), calls=tuple(calls))
+
+
+def _function_of(row: Mapping[Any, Any]) -> str:
+    metadata = row.get("metadata")
+    if isinstance(metadata, str):
+        with contextlib.suppress(ValueError):
+            metadata = json.loads(metadata)
+    named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+    return _text(row, "fn_name") or (named if isinstance(named, str) else "") or _text(row, "entry_point")
 
 
 def _call(item: Any, from_json: bool) -> Call:
@@ -109,13 +229,12 @@ def _run(item: Any) -> Run:
     return Run(stdin=_lines(item.get("input", "")), output=_lines(item["output"]))
 
 
-def _inputs(reference: Mapping[Any, Any]) -> Plan:
-    inputs, outputs = reference.get("inputs"), reference.get("outputs")
+def _inputs(reference: Mapping[Any, Any], inputs: Any, outputs: Any, from_json: bool) -> Plan:
     usable = all(isinstance(part, Sequence) and not isinstance(part, str) for part in (inputs, outputs))
-    if not usable or len(inputs) != len(outputs):  # type: ignore[arg-type]
+    if not usable or len(inputs) != len(outputs):
         raise Unusable("'inputs' and 'outputs' must be lists of the same length")
-    pairs = list(zip(inputs, outputs, strict=True))  # type: ignore[arg-type]
-    name = _text(reference, "fn_name")
+    pairs = list(zip(inputs, outputs, strict=True))
+    name = _function_of(reference)
     if not name:
         return Plan(runs=tuple(Run(stdin=_lines(i), output=_lines(o)) for i, o in pairs))
     return Plan(calls=tuple(_function_case(name, i, o) for i, o in pairs))
@@ -123,12 +242,13 @@ def _inputs(reference: Mapping[Any, Any]) -> Plan:
 
 def _function_case(name: str, given: Any, wanted: Any) -> Call:
     """Arguments are a list, or JSON texts one a line; the result may be wrapped in a list of one."""
+    wrapped = not isinstance(wanted, str)
     if isinstance(given, str):
         given = [_parsed(line) for line in given.splitlines() if line.strip()]
     if isinstance(wanted, str):
         wanted = _parsed(wanted)
     args = tuple(given) if isinstance(given, Sequence) else (given,)
-    return Call(function=name, args=args, kwargs={}, expected=wanted, from_json=True)
+    return Call(function=name, args=args, kwargs={}, expected=wanted, from_json=True, wrapped=wrapped)
 
 
 def _parsed(text: str) -> Any:

@@ -1,199 +1,274 @@
-"""Runs a candidate's code in a session of a sandbox and evaluates expressions there, one request at a time.
+"""A conversation between two jails: the answer's, and that of the tests, to which expected values are confined.
 
-Each request carries a random id that its reply must repeat, so that output written earlier cannot pass for a reply. The
-candidate's process can forge any reply, but expected values are never sent to it, so it cannot know what to reply.
+The judge hands lines from one to the other and never reads what an answer made: nothing in them is decoded, compared or
+computed with in this process. Each request carries a random id that its reply must repeat, so that output written
+earlier cannot pass for a reply. The answer can forge any reply, but does not know what is expected.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import functools
+import importlib.util
 import json
+import marshal
+import os
 import secrets
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from roll_envs.sandbox import Limits, Sandbox, SandboxSession
-from roll_envs.verifiers.code.values import ENCODER, Opaque, decode
+from roll_envs.errors import SandboxError
+from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession
 
-__all__ = ["CandidateFault", "CandidateSession", "Usage"]
+__all__ = ["Jail", "JailEnded", "Testing"]
 
-# Defines the functions of the protocol under random names and runs the candidate's code in a module of its own, so that
-# the code cannot replace them by chance. Every reply is one line: mark, id of the request, JSON.
-# A reply begins with a newline, since the candidate may have printed a line without an end. Braces are doubled where
-# the text goes through str.format.
-_PRELUDE = (
-    """
-def {name}_start(source):
-    import json, os, sys, types
-"""
-    + "".join(f"    {line}\n" for line in ENCODER.splitlines())
-    + """
-    module = types.ModuleType("answer")
-    sys.modules["answer"] = module
-    space = module.__dict__
-    space["__builtins__"] = __builtins__
-    def reply(identity, content):
-        for stream in (sys.stdout, sys.stderr):
-            try: stream.flush()
-            except Exception: pass
-        data = ("\\n{mark}" + identity + json.dumps(content) + "\\n").encode()
-        while data: data = data[os.write(1, data):]
-    def fault(error):
-        names = [kind.__name__ for kind in type(error).__mro__]
-        try: text = str(error)
-        except BaseException: text = ""
-        return {{"names": names, "text": text[:300]}}
-    def ask(identity, source, store, statement):
-        try:
-            if statement:
-                exec(compile(source, "<test>", "exec"), space)
-                content = {{"value": ["n"]}}
-            else:
-                value = eval(compile(source, "<test>", "eval"), space)
-                space[store] = value
-                try: content = {{"value": encode(value)}}
-                except ValueError: content = {{"value": ["o", type(value).__name__]}}
-        except BaseException as error:
-            content = {{"fault": fault(error)}}
-        reply(identity, content)
-    globals()["{name}_ask"] = ask
-    identity = "{identity}"
-    try:
-        exec(compile(source, "<answer>", "exec"), space)
-        content = {{"value": ["n"]}}
-    except BaseException as error:
-        content = {{"fault": fault(error)}}
-    reply(identity, content)
-{name}_start({source!r})
-"""
-)
-
-Status = Literal["error", "timeout", "memory", "output", "exit", "skipped"]
+_PACKAGE = "roll_envs.verifiers.code.inside"
+_PRINTED = 1 << 16
+"""Bytes of what a call printed that are shown to the tests."""
+GRACE_S = 0.8
+"""For the tests to note, after the time for all of them, which ones it left out."""
+_TESTS_MB, _LOAD_S = 1024, 20.0
+REPLY_BYTES = 4 << 20
 
 
-class CandidateFault(Exception):
-    """The candidate's code raised, ended its process or went over a limit; ``names`` are those of the exception's
-    classes."""
+class JailEnded(Exception):
+    """The process went over a limit or ended; ``status`` says which, as in the result of a test."""
 
-    def __init__(self, status: Status, text: str, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, status: str, text: str) -> None:
         super().__init__(text)
-        self.status, self.names = status, names
+        self.status = status
 
 
-@dataclass(slots=True)
-class Usage:
-    """Time and memory of the requests since the last :meth:`CandidateSession.take_usage`."""
+class Jail:
+    """A session in which an object of ``inside`` takes messages."""
 
-    wall_s: float = 0.0
-    memory_mb: float | None = None
+    def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
+        # Replies share stdout with what the program prints.
+        self.limits = replace(limits, output_bytes=max(limits.output_bytes, REPLY_BYTES))
+        self._session: SandboxSession | None = sandbox.session(language="python", limits=self.limits)
+        self._name, self.mark = f"_judge_{secrets.token_hex(8)}", secrets.token_hex(8)
+        self.wall_s, self.memory_mb = 0.0, 0.0
 
+    def start(self, modules: tuple[str, ...], made: str, *, identity: str, wall_s: float) -> tuple[str, bytes, bytes]:
+        """Load the modules and make the object, whose source text may use ``mark`` and ``identity``."""
+        return self._run(
+            _LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=made), identity, wall_s
+        )
 
-class CandidateSession:
-    """The code of one candidate.
-
-    The session is opened with the first request, and again after its process has ended.
-    """
-
-    def __init__(self, sandbox: Sandbox, source: str, limits: Limits) -> None:
-        self._sandbox, self._source = sandbox, source
-        # Replies share stdout with what the candidate prints.
-        self._limits = replace(limits, output_bytes=max(limits.output_bytes, 4 << 20))
-        self._session: SandboxSession | None = None
-        self._name = ""
-        self._stored = 0
-        self._usage = Usage()
-        self.load_fault: CandidateFault | None = None
-
-    def __enter__(self) -> CandidateSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def evaluate(self, expression: str) -> tuple[str, Any]:
-        """Evaluate an expression; returns a name under which the result is stored in the sandbox, and its value."""
-        self._stored += 1
-        store = f"_kept_{self._stored}"
-        return store, self._ask(expression, store, statement=False)
-
-    def execute(self, statements: str) -> None:
-        """Run statements in the candidate's module."""
-        self._ask(statements, "", statement=True)
-
-    def take_usage(self) -> Usage:
-        """Time and peak memory of the requests since the last call."""
-        taken, self._usage = self._usage, Usage()
-        return taken
-
-    def _ask(self, source: str, store: str, *, statement: bool) -> Any:
-        if self._session is None:
-            self._load()
-        # Known to the candidate only when the request arrives, so that it cannot print a reply in advance.
+    def step(
+        self, message: str, wall_s: float, *, method: str = "step", literal: bool = False
+    ) -> tuple[str, bytes, bytes]:
+        """The reply, what was printed before it, and the id. Raises :class:`JailEnded` and :class:`SandboxError`."""
+        # Known only when the request arrives, so that a reply cannot be printed in advance.
         identity = secrets.token_hex(16)
-        return self._send(f"{self._name}_ask({identity!r}, {source!r}, {store!r}, {statement})", identity)
+        given = message if literal else repr(message)
+        return self._run(f"{self._name}.{method}({identity!r}, {given})", identity, wall_s)
 
-    def _load(self) -> None:
-        self._session = self._sandbox.session(language="python", limits=self._limits)
-        self._name, identity = f"_judge_{secrets.token_hex(8)}", secrets.token_hex(16)
-        program = _PRELUDE.format(name=self._name, mark=_mark(self._name), identity=identity, source=self._source)
-        try:
-            self._send(program, identity)
-        except CandidateFault as fault:
-            # Functions defined before the error can still be called, unless the process has ended.
-            self.load_fault = fault
-            if self._session is None:
-                raise
+    def _run(self, cell: str, identity: str, wall_s: float) -> tuple[str, bytes, bytes]:
+        if self._session is None:
+            raise SandboxError("the jail has ended already")
+        result = self._session.run(cell, limits=replace(self.limits, wall_s=max(0.01, wall_s)))
+        self.wall_s, self.memory_mb = result.wall_s, result.memory_peak_mb or 0.0
+        mark = b"\n" + (self.mark + identity).encode()
+        start = result.stdout.rfind(mark)
+        end = result.stdout.find(b"\n", start + 1)
+        if result.status not in ("ok", "error") or start < 0 or end < 0:
+            self.close()
+            raise JailEnded(*_ending(result))
+        return identity, result.stdout[start + len(mark) : end], result.stdout[max(0, start - _PRINTED) : start]
 
-    def _send(self, cell: str, identity: str) -> Any:
-        assert self._session is not None
-        result = self._session.run(cell, limits=self._limits)
-        self._usage.wall_s += result.wall_s
-        if result.memory_peak_mb is not None:
-            self._usage.memory_mb = max(self._usage.memory_mb or 0.0, result.memory_peak_mb)
-        if result.status in ("timeout", "memory", "output"):
-            self._end()
-            raise CandidateFault(result.status, f"over the limit of {_limit(result.status)}")
-        content = _find_reply(result.stdout, (_mark(self._name) + identity).encode())
-        if content is None:
-            self._end()
-            if result.stdout_dropped:
-                # The reply was among what was dropped.
-                raise CandidateFault("output", "over the limit of output")
-            raise CandidateFault("exit", "the code ended its process instead of answering")
-        if "fault" in content:
-            names, text = _read_fault(content["fault"])
-            raise CandidateFault("error", f"{names[0] if names else 'error'}: {text}", names)
-        try:
-            return decode(content.get("value"))
-        except (ValueError, TypeError, IndexError, KeyError, OverflowError):
-            return Opaque(kind="reply that is no value")
+    @property
+    def usable(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return self._session is not None
 
-    def _end(self) -> None:
+    def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
 
-def _mark(name: str) -> str:
-    return f"{name}:"
+_MAGIC = importlib.util.MAGIC_NUMBER
+# Compiled here once, for a Python of the same version there.
+_LOADER = """
+def {name}():
+    import base64, sys, types
+    import importlib.util, marshal
+    for key, text, code in {modules}:
+        sys.modules[key] = module = types.ModuleType(key)
+        if importlib.util.MAGIC_NUMBER == {magic}:
+            code = marshal.loads(base64.b64decode(code))
+        else:
+            code = compile(base64.b64decode(text), key, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+    return sys.modules
+{name} = {name}()
+{name} = {made}
+"""
 
 
-def _limit(status: str) -> str:
-    return {"timeout": "time", "memory": "memory"}.get(status, "output")
+@functools.cache
+def _sources(modules: tuple[str, ...]) -> str:
+    folder = Path(__file__).parent / "inside"
+    found = []
+    for name in modules:
+        key, text = f"{_PACKAGE}.{name}", (folder / f"{name}.py").read_bytes()
+        code = marshal.dumps(compile(text, key, "exec", dont_inherit=True))
+        found.append((key, base64.b64encode(text).decode(), base64.b64encode(code).decode()))
+    return repr(found)
 
 
-def _find_reply(stdout: bytes, mark: bytes) -> dict[str, Any] | None:
-    """The reply in the last line that begins with the id; ``None`` where there is none."""
-    for line in reversed(stdout.split(b"\n")):
-        if line.startswith(mark):
+def _ending(result: RunResult) -> tuple[str, str]:
+    if result.status in ("timeout", "memory", "output"):
+        limit = {"timeout": "time", "memory": "memory"}.get(result.status, "output")
+        return result.status, f"over the limit of {limit}"
+    if result.stdout_dropped:
+        return "output", "over the limit of output"
+    return "exit", "the code ended its process instead of answering"
+
+
+class Testing:
+    """One run of the tests of a row against one answer."""
+
+    def __init__(
+        self, answers: Sandbox, tests: Sandbox, limits: Limits, *, total_s: float, most_s: float, keep: bool = False
+    ) -> None:
+        """``keep``: whether ``tests`` is the one sandbox whose jails are used for one answer after another."""
+        self._keep = keep
+        self._answers, self._tests, self._limits = answers, tests, limits
+        self._total_s, self._most_s = total_s, most_s
+        self._until = time.monotonic() + total_s
+        self._answer: Jail | None = None
+        self._source = ""
+        self.asked = 0
+        self._ended: JailEnded | None = None
+
+    def run(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """What ``inside.tests`` found. Raises :class:`JailEnded` where the jail of the tests has ended."""
+        self._source = source
+        try:
+            return self._converse(self._tests, plan, "")
+        finally:
+            if self._answer is not None:
+                self._answer.close()
+
+    def control(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """The same tests with an answer whose values allow everything."""
+        self._until = max(self._until, time.monotonic() + self._most_s)
+        return self._converse(self._tests, plan, ", control=True")
+
+    def beside(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """The same tests in the answer's jail."""
+        self._until = max(self._until, time.monotonic() + self._most_s)
+        return self._converse(self._answers, plan, f", answer={source!r}")
+
+    def _converse(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
+        keep = self._keep and sandbox is self._tests
+        tests = _take_idle() if keep else None
+        try:
+            given = f"{plan!r}{how}"
+            said = None
+            if tests is not None:
+                with contextlib.suppress(SandboxError):  # it may have been lost while it waited
+                    said = tests.step(given, self._left(), method="start", literal=True)
+            if tests is None or said is None:
+                tests = self._tests_jail(sandbox)
+                said = tests.step(given, self._left(), method="start", literal=True)
+            kind, content = _said(said)
+            while kind == "ask":
+                reply = self._ask(content)
+                kind, content = _said(tests.step(reply, self._left()))
+            found: dict[str, Any] = json.loads(content)
+        except BaseException:
+            if tests is not None:
+                tests.close()
+            raise
+        if keep:
+            _idle.append((os.getpid(), tests))
+        else:
+            tests.close()
+        return found
+
+    def _tests_jail(self, sandbox: Sandbox) -> Jail:
+        limits = self._limits if sandbox is self._answers else replace(self._limits, memory_mb=_TESTS_MB)
+        started = time.monotonic()
+        tests = Jail(sandbox, limits)
+        identity = secrets.token_hex(16)
+        ready = f"__import__('os').write(1, {_mark(tests, identity)!r})"
+        made = f"{tests._name}['{_PACKAGE}.tests'].Template({tests.mark!r})\n{ready}"
+        modules = ("values", "proxies", "compare", "reading", "stand_ins", "pytest_run", "tests")
+        tests.start(modules, made, identity=identity, wall_s=_LOAD_S)
+        self._until += time.monotonic() - started
+        return tests
+
+    def _left(self) -> float:
+        return min(self._most_s, self._until + GRACE_S - time.monotonic())
+
+    def _ask(self, request: bytes) -> str:
+        """The head of a reply, which the judge writes, and the reply as the answer wrote it."""
+        if not self.asked:
+            self._until = time.monotonic() + self._total_s
+        self.asked += 1
+        head = {"status": "", "text": "", "printed": "", "time_s": 0.0, "memory_mb": 0.0}
+        line = b""
+        if self._until - time.monotonic() <= 0:
+            head |= {"status": "skipped", "text": "the time for all tests was over"}
+        else:
             try:
-                content = json.loads(line[len(mark) :])
-            except (ValueError, RecursionError):
-                return None
-            return content if isinstance(content, dict) else None
+                if self._answer is None:
+                    self._load()
+                assert self._answer is not None
+                _, line, printed = self._answer.step(request.decode(), self._limits.wall_s)
+                head["printed"] = printed.decode(errors="replace")
+            except JailEnded as ended:
+                head |= {"status": ended.status, "text": str(ended)}
+            if self._answer is not None:
+                head |= {"time_s": self._answer.wall_s, "memory_mb": self._answer.memory_mb}
+            if head["status"]:
+                self._answer = None
+        return json.dumps(head) + "\n" + line.decode("ascii", "replace")
+
+    def _load(self) -> None:
+        if self._ended is not None:  # it ends with each try
+            raise self._ended
+        started = time.monotonic()
+        jail = self._answer = Jail(self._answers, self._limits)
+        # The wait for a free slot is not time of the answer.
+        self._until += time.monotonic() - started
+        identity = secrets.token_hex(16)
+        made = f"{jail._name}['{_PACKAGE}.answer'].Answer({jail.mark!r}, {self._source!r}, {identity!r})"
+        try:
+            jail.start(("values", "preamble", "answer"), made, identity=identity, wall_s=self._limits.wall_s)
+        except JailEnded as ended:
+            self._ended = ended
+            raise
+
+
+def _mark(jail: Jail, identity: str) -> bytes:
+    return f"\n{jail.mark}{identity}ready\n".encode()
+
+
+_idle: list[tuple[int, Jail]] = []
+"""Jails of tests that wait for the next answer, with the process that they belong to."""
+
+
+def _take_idle() -> Jail | None:
+    while _idle:
+        owner, jail = _idle.pop()
+        if owner == os.getpid() and jail.usable:
+            return jail
     return None
 
 
-def _read_fault(fault: Any) -> tuple[tuple[str, ...], str]:
-    if not isinstance(fault, dict) or not isinstance(fault.get("names"), list):
-        return (), "an error in no known form"
-    return tuple(str(name)[:100] for name in fault["names"][:20]), str(fault.get("text", ""))[:300]
+def close_idle() -> None:
+    """Close the jails that are kept for the next answer."""
+    while (jail := _take_idle()) is not None:
+        jail.close()
+
+
+def _said(reply: tuple[str, bytes, bytes]) -> tuple[str, bytes]:
+    kind, _, content = reply[1].partition(b" ")
+    return kind.decode(), content

@@ -1,33 +1,40 @@
 """``code``: judges programs by tests, in a sandbox to which expected values are never sent.
 
-Calls are made one by one and their results compared outside; programs with input are run as a whole and their output is
-compared outside. Test files run inside only with ``tests_inside``, and such a score is marked ``can_be_cheated``.
+Tests run in a jail of their own and call the answer's functions in its jail one by one; programs with input are run as
+a whole, side by side, and their output is compared by the row's checker or in this process. Tests that the answer could
+cheat are accepted only with ``tests_inside``, and such a score is marked ``can_be_cheated``.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
+import importlib.util
+import re
+import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import LANGUAGES, Language, Limits, Program, Sandbox, make_sandbox
 from roll_envs.verifiers.code.answers import code_of
-from roll_envs.verifiers.code.cases import Call, Plan, Run, Unusable, read_plan
-from roll_envs.verifiers.code.interpreter import AssertInterpreter, Check
-from roll_envs.verifiers.code.outputs import same_output
-from roll_envs.verifiers.code.scope import Unjudgeable
-from roll_envs.verifiers.code.session import CandidateFault, CandidateSession, Usage
-from roll_envs.verifiers.code.values import Opaque, literal, same_value
+from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
+from roll_envs.verifiers.code.inside.values import encode
+from roll_envs.verifiers.code.outputs import accepts, same_output
+from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 __all__ = ["CaseResult", "CodeVerifier"]
 
 _SHOWN = 3
+_SIDE_BY_SIDE = 4
+_MISSING = re.compile(r"No module named '(\w+)")
+_LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests".split())
+"""What programs may take for installed: one that lacks another module is wrong."""
+_REFUSED = ", which it could cheat or could not do in a jail of its own: pass tests_inside=True to accept that"
 _MAX_SOURCE = 1_000_000
 
 
@@ -54,7 +61,10 @@ class CodeVerifier:
     in both. ``time_s`` and ``memory_mb`` bound each test, ``total_s`` all tests of an answer: those left over then are
     not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding) or ``exact``; ``tolerance`` for
     floats in it and, when given, in returned values, which are else compared exactly. ``sandbox``: a sandbox, or the
-    name of a backend whose one instance for this process all verifiers share.
+    name of a backend whose one instance for this process all verifiers share. ``tests_sandbox``: where tests and
+    checkers run, with at least as many slots as answers that are judged at a time; by default a local one that shows
+    the packages installed here. ``tests_inside`` accepts tests that the program could cheat: they run beside it, or
+    compare by its own classes; such a score says ``can_be_cheated``.
     """
 
     def __init__(
@@ -63,6 +73,7 @@ class CodeVerifier:
         sandbox: Sandbox | str = "local",
         sandbox_kwargs: Mapping[str, Any] | None = None,
         language: Language = "python",
+        tests_sandbox: Sandbox | str | None = None,
         credit: Literal["all", "partial"] = "all",
         comparison: Literal["tolerant", "exact"] = "tolerant",
         tolerance: float | None = None,
@@ -82,6 +93,9 @@ class CodeVerifier:
             raise ConfigError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
         if not isinstance(sandbox, Sandbox | str):
             raise ConfigError(f"sandbox must be a Sandbox or the name of a backend, not {sandbox!r}")
+        if not isinstance(tests_sandbox, Sandbox | str | None):
+            raise ConfigError(f"tests_sandbox must be a Sandbox or the name of a backend, not {tests_sandbox!r}")
+        self._tests_sandbox = tests_sandbox
         self._sandbox, self._sandbox_kwargs = sandbox, dict(sandbox_kwargs or {})
         self.language, self.credit, self.comparison, self.tolerance = language, credit, comparison, tolerance
         self.tests_inside, self.total_s, self.wait_s = bool(tests_inside), float(total_s), float(wait_s)
@@ -91,68 +105,67 @@ class CodeVerifier:
         try:
             plan = read_plan(reference)
             cases = self.cases(answer, plan)
-        except (Unusable, Unjudgeable) as error:
+        except Unusable as error:
             return Failed(reason=f"the tests cannot be used: {error}")
         except RollError as error:  # infrastructure failures of the sandbox, not errors of the program
             return Failed(reason=f"{type(error).__name__}: {error}")
-        if not cases:
-            return Failed(reason="the tests check nothing")
-        return self._score(cases, can_be_cheated=bool(plan.test_file))
+        return self._score(cases)
 
     def cases(self, answer: str, plan: Plan) -> list[CaseResult]:
-        """The result of each test. Raises :class:`Unjudgeable` for tests, and what the sandbox raises."""
+        """The result of each test. Raises :class:`Unusable` for tests that are at fault, or that only their own jail
+        beside the program could run, and what the sandbox raises."""
         source = code_of(answer, self.language)
         source = f"{plan.prefix}\n{source}" if plan.prefix else source
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
             return [CaseResult(name="test 1", passed=False, status="compile", detail=detail)]
-        if plan.test_file:
-            if not self.tests_inside:
-                raise Unjudgeable(
-                    "a test file runs inside, where the program can cheat it; pass tests_inside=True to accept that, "
-                    "or give asserts, calls or stdin"
-                )
-            return self._run_file(source, plan)
-        if plan.runs:
-            return self._each(plan.runs, functools.partial(self._run_case, source))
-        if self.language != "python":
-            raise Unjudgeable(f"calls and asserts are for python; give stdin tests for {self.language}")
-        with CandidateSession(self._made(), source, self.limits) as session:
-            if plan.calls:
-                found = self._each(plan.calls, functools.partial(self._call_case, session))
-            else:
-                found = self._asserts(session, plan)
-        return _explained(found, session.load_fault)
+        if self.language != "python" and not plan.runs:
+            raise Unusable(f"calls and asserts are for python; give stdin tests for {self.language}")
+        found = self._runs(source, plan) if plan.runs else self._tests(source, plan)
+        self._check_libraries(found)
+        return found
+
+    def _check_libraries(self, cases: Sequence[CaseResult]) -> None:
+        """Raises :class:`Unusable` where the program failed for a usual library that its sandbox does not have."""
+        for case in cases:
+            missing = _MISSING.search(case.detail)
+            if case.passed or self.language != "python" or missing is None or missing[1] not in _LIBRARIES:
+                continue
+            # The program can say so of any module: it is looked for without the program.
+            source = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({missing[1]!r}) is not None)"
+            sandbox = _made(self._sandbox, self._sandbox_kwargs)
+            if sandbox.run(Program(source=source), timeout_s=self.wait_s).ok:
+                raise Unusable(f"module {missing[1]!r}, which the program imports, is missing in its sandbox")
+            return
 
     def close(self) -> None:
         """Closes nothing: a given sandbox belongs to the caller, a named one is shared until the process ends."""
 
-    def _made(self) -> Sandbox:
-        if isinstance(self._sandbox, Sandbox):
-            return self._sandbox
-        return _shared_sandbox(self._sandbox, self._sandbox_kwargs)
+    # -- programs with input -------------------------------------------------------------------------------------------
 
-    # -- kinds of tests ------------------------------------------------------------------------------------------------
-
-    def _each(self, tests: Sequence[Any], judge: Callable[[Any, str], CaseResult]) -> list[CaseResult]:
+    def _runs(self, source: str, plan: Plan) -> list[CaseResult]:
         until = time.monotonic() + self.total_s
-        results = []
-        for number, test in enumerate(tests, start=1):
+        made, checks = _made(self._sandbox, self._sandbox_kwargs), plan.checker
+
+        def judge(numbered: tuple[int, Run]) -> CaseResult:
+            number, test = numbered
             # Looked at between tests only: a test that has begun ends by its own limit.
             if time.monotonic() > until:
-                results.append(CaseResult(name=f"test {number}", passed=False, status="skipped", detail=self._over()))
-            else:
-                results.append(judge(test, f"test {number}"))
-        return results
+                detail = f"the {self.total_s:g} s for all tests were over"
+                return CaseResult(name=f"test {number}", passed=False, status="skipped", detail=detail)
+            return self._run(made, source, test, f"test {number}", checks)
 
-    def _over(self) -> str:
-        return f"the {self.total_s:g} s for all tests were over"
+        numbered = list(enumerate(plan.runs, start=1))
+        if len(numbered) == 1:
+            return [judge(numbered[0])]
+        with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(numbered)), thread_name_prefix="judge") as pool:
+            return list(pool.map(judge, numbered))
 
-    def _run_case(self, source: str, test: Run, name: str) -> CaseResult:
+    def _run(self, sandbox: Sandbox, source: str, test: Run, name: str, checker: str) -> CaseResult:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         program = Program(source=source, language=self.language, stdin=stdin)
         # wait_s is for a free slot of the sandbox, before the program's own time begins.
-        result = self._made().run(program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s)
+        result = sandbox.run(program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s)
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")
             return CaseResult(name=name, passed=False, status="compile", detail=said)
@@ -161,52 +174,73 @@ class CodeVerifier:
         if status == "ok" and result.stdout_dropped:
             status = "output"
         elif status == "ok":
-            said = result.stdout.decode(errors="replace")
-            tolerance = 1e-6 if self.tolerance is None else self.tolerance
-            if not same_output(said, test.output, exact=self.comparison == "exact", tolerance=tolerance):
-                return _case(name, "wrong", f"printed {said[:200]!r}", result.wall_s, result.memory_peak_mb)
+            if not self._accepts(checker, stdin, test.output, result.stdout):
+                said = result.stdout[:800].decode(errors="replace")[:200]
+                return _case(name, "wrong", f"printed {said!r}", result.wall_s, result.memory_peak_mb)
         elif status == "error":
-            detail = result.stderr[-200:].decode(errors="replace").strip() or f"ended with code {result.exit_code}"
+            detail = result.stderr[-300:].decode(errors="replace").strip() or f"ended with code {result.exit_code}"
         return _case(name, status, detail, result.wall_s, result.memory_peak_mb)
 
-    def _call_case(self, session: CandidateSession, test: Call, name: str) -> CaseResult:
-        try:
-            arguments = [literal(value) for value in test.args]
-            arguments += [f"{key}={literal(value)}" for key, value in test.kwargs.items()]
-        except TypeError as error:
-            raise Unjudgeable(str(error)) from None
-        status, detail = "ok", ""
-        try:
-            _, said = session.evaluate(f"{_callable(test.function)}({', '.join(arguments)})")
-        except CandidateFault as fault:
-            status, detail = fault.status, str(fault)
-        else:
-            tolerance = self.tolerance or 0.0
-            if not _expected(said, test.expected, tolerance, test.from_json):
-                status, detail = "wrong", f"returned {_shown(said)}"
-        usage = session.take_usage()
-        return _case(name, status, detail, usage.wall_s, usage.memory_mb)
+    def _accepts(self, checker: str, stdin: bytes, wanted: str, printed: bytes) -> bool:
+        if checker:
+            return accepts(self._tests_made(), checker, stdin, wanted, printed, limits=self.limits, wait_s=self.wait_s)
+        tolerance = 1e-6 if self.tolerance is None else self.tolerance
+        exact = self.comparison == "exact"
+        return same_output(printed.decode(errors="replace"), wanted, exact=exact, tolerance=tolerance)
 
-    def _asserts(self, session: CandidateSession, plan: Plan) -> list[CaseResult]:
-        names = {"candidate": plan.entry_point} if plan.entry_point else {}
-        interpreter = AssertInterpreter(
-            session, tolerance=self.tolerance or 0.0, names=names, until=time.monotonic() + self.total_s
+    # -- calls and test code -------------------------------------------------------------------------------------------
+
+    def _tests_made(self) -> Sandbox:
+        return _made(self._tests_sandbox, {}) if self._tests_sandbox is not None else _tests_jail()
+
+    def _tests(self, source: str, plan: Plan) -> list[CaseResult]:
+        orders = _orders(plan, self.tolerance or 0.0)
+        answers = _made(self._sandbox, self._sandbox_kwargs)
+        # The jail of the tests is taken first, and none who holds one of the answer's waits for it.
+        most_s = max(2.0, self.limits.wall_s)
+        testing = Testing(
+            answers,
+            self._tests_made(),
+            self.limits,
+            total_s=self.total_s,
+            most_s=most_s,
+            keep=self._tests_sandbox is None,
         )
-        for text in plan.asserts:
-            interpreter.run(text)
-        # HumanEval defines check(candidate) and leaves its call to the program that judges.
-        if plan.entry_point and interpreter.defines("check") and not interpreter.checks:
-            interpreter.run(f"check({plan.entry_point})")
-        return [_checked(f"test {n}", check) for n, check in enumerate(interpreter.checks, start=1)]
+        beside = False
+        try:
+            found = testing.run(source, orders)
+            if found["refused"] and self.tests_inside:
+                found, beside = testing.beside(source, orders), True
+        except JailEnded as ended:
+            if not testing.asked:
+                raise Unusable(f"the tests end their own jail ({ended.status}: {ended})") from None
+            # Was it a value of the answer, or would the tests end the jail with any value?
+            if self._own_faults(testing, orders, None):
+                raise Unusable(f"the tests end their own jail with any answer ({ended.status}: {ended})") from None
+            return [_case("tests", ended.status, f"a value of the answer ended the tests: {ended}", 0.0, None)]
+        if found["fault"]:
+            raise Unusable(f"{found['fault']}{_REFUSED if found['refused'] else ''}")
+        if found["doubts"] and not beside:
+            own = self._own_faults(testing, orders, found["doubts"])
+            if own:
+                raise Unusable(f"{own[0]} with any answer")
+        cases = [_checked(check, beside=beside) for check in found["checks"]]
+        if not cases:
+            # Python ran them without a check, for example a loop over an empty list.
+            cases = [_case("tests", "wrong", "none of the checks was reached", 0.0, None)]
+        if any(case.inside for case in cases) and not self.tests_inside and all(case.passed for case in cases):
+            raise Unusable(f"they compare objects by the program's own classes{_REFUSED}")
+        return _explained(cases, found["load"])
 
-    def _run_file(self, source: str, plan: Plan) -> list[CaseResult]:
-        program = Program(source=f"{source}\n\n{plan.test_file}\n", language=self.language)
-        limits = Limits(wall_s=self.total_s, memory_mb=self.limits.memory_mb)
-        result = self._made().run(program, limits=limits, timeout_s=self.wait_s + self.total_s)
-        detail = "" if result.ok else result.stderr[-300:].decode(errors="replace").strip()
-        return [_case("test file", result.status, detail, result.wall_s, result.memory_peak_mb)]
+    def _own_faults(self, testing: Testing, orders: dict[str, Any], doubts: list[str] | None) -> list[str]:
+        """Which of the errors come also with an answer whose values allow everything; ``None``: the end of the jail."""
+        try:
+            found = testing.control(orders)
+        except JailEnded as ended:
+            return [str(ended)] if doubts is None else []
+        return [doubt for doubt in doubts or () if doubt in found["doubts"]]
 
-    def _score(self, cases: Sequence[CaseResult], *, can_be_cheated: bool) -> Score:
+    def _score(self, cases: Sequence[CaseResult]) -> Score:
         good = sum(case.passed for case in cases)
         share, passed = good / len(cases), good == len(cases)
         parts = {"cases": float(len(cases)), "cases_passed": float(good), "pass_rate": share}
@@ -222,11 +256,8 @@ class CodeVerifier:
         if len(bad) > _SHOWN:
             lines.append(f"and {len(bad) - _SHOWN} more")
         inside = sum(case.inside for case in cases)
-        if can_be_cheated:
-            lines.append("the tests ran beside the program, which could have cheated them")
-        elif inside:
-            lines.append(f"{inside} comparisons were made by the program's own classes, which could have cheated them")
-        if can_be_cheated or inside:
+        if inside:
+            lines.append(f"{inside} tests ran beside the program or by its own classes, which could have cheated them")
             parts["can_be_cheated"] = 1.0
         value = share if self.credit == "partial" else float(passed)
         return Score(value=value, passed=passed, detail="\n".join(lines), parts=parts)
@@ -238,48 +269,52 @@ def _case(name: str, status: str, detail: str, time_s: float, memory_mb: float |
     )
 
 
-def _explained(cases: list[CaseResult], fault: CandidateFault | None) -> list[CaseResult]:
+def _explained(cases: list[CaseResult], fault: str) -> list[CaseResult]:
     """Add the error that the candidate's code raised while it was loaded to the first failed test."""
-    for i, case in enumerate(cases if fault is not None else ()):
-        if not case.passed and str(fault) not in case.detail:
-            detail = f"{case.detail}; the code itself: {fault}"
-            return [*cases[:i], replace(case, detail=detail), *cases[i + 1 :]]
+    for i, case in enumerate(cases if fault else ()):
+        if not case.passed:
+            return [*cases[:i], replace(case, detail=f"{case.detail}; the code itself: {fault}"), *cases[i + 1 :]]
     return cases
 
 
-def _checked(name: str, check: Check) -> CaseResult:
-    usage: Usage = check.usage
+def _checked(check: dict[str, Any], *, beside: bool) -> CaseResult:
     return CaseResult(
-        name=f"{name}, {check.source}",
-        passed=check.passed,
-        status=check.status,
-        detail=check.detail,
-        time_s=usage.wall_s,
-        memory_mb=usage.memory_mb,
-        inside=check.inside,
+        name=check["name"],
+        passed=check["status"] == "ok",
+        status=check["status"],
+        detail=check["detail"],
+        time_s=check["time_s"],
+        memory_mb=check["memory_mb"] or None,
+        inside=beside or check["inside"],
     )
 
 
-def _shown(value: Any) -> str:
-    """A value for people; a number of many thousand digits has no text in Python."""
+def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
+    """What the jail of the tests is told. Raises :class:`Unusable`."""
+    if plan.asserts and not any(re.search(r"\b(assert|raises|def test)", text) for text in plan.asserts):
+        raise Unusable("the tests check nothing")
+    calls = [
+        {
+            "function": call.function,
+            "args": _encoded(list(call.args)),
+            "kwargs": _encoded(dict(call.kwargs)),
+            "expected": _encoded(call.expected),
+            "loose": call.from_json,
+            "wrapped": call.wrapped,
+        }
+        for call in plan.calls
+    ]
+    return {"asserts": list(plan.asserts), "calls": calls, "entry_point": plan.entry_point, "tolerance": tolerance}
+
+
+def _encoded(value: Any) -> list[Any]:
+    def refuse(value: Any) -> Any:
+        raise Unusable(f"a {type(value).__name__} cannot be sent into the sandbox")
+
     try:
-        return (value.kind if isinstance(value, Opaque) else repr(value))[:200]
-    except ValueError:
-        return f"a {type(value).__name__} too large to show"
-
-
-def _callable(function: str) -> str:
-    """``Solution.f`` means a method of a new object."""
-    owner, dot, method = function.rpartition(".")
-    return f"{owner}().{method}" if dot and not owner.endswith(")") else function
-
-
-def _expected(said: Any, wanted: Any, tolerance: float, from_json: bool) -> bool:
-    if same_value(said, wanted, tolerance=tolerance, sequences_alike=from_json):
-        return True
-    # Data sets of this form wrap some results in a list of one.
-    wrapped = from_json and isinstance(wanted, list) and len(wanted) == 1 and not isinstance(said, list | tuple)
-    return wrapped and same_value(said, wanted[0], tolerance=tolerance, sequences_alike=True)
+        return encode(value, refuse)
+    except ValueError as error:
+        raise Unusable(str(error)) from None
 
 
 def _check_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
@@ -291,18 +326,34 @@ _sandboxes: dict[str, Sandbox] = {}
 _sandboxes_lock = threading.Lock()
 
 
-def _shared_sandbox(name: str, kwargs: Mapping[str, Any]) -> Sandbox:
-    """The one sandbox of this process for a name and its arguments."""
+def _made(sandbox: Sandbox | str, kwargs: Mapping[str, Any]) -> Sandbox:
+    """The sandbox itself, or the one of this process for a name and its arguments."""
+    if isinstance(sandbox, Sandbox):
+        return sandbox
     # Arguments may be lists or mappings, which cannot be keys themselves.
-    key = f"{name}|{sorted(kwargs.items())!r}"
+    key = f"{sandbox}|{sorted(kwargs.items())!r}"
     with _sandboxes_lock:
         if key not in _sandboxes:
-            _sandboxes[key] = make_sandbox(name, **kwargs)
+            _sandboxes[key] = make_sandbox(sandbox, **kwargs)
         return _sandboxes[key]
+
+
+def _tests_jail() -> Sandbox:
+    """Where tests run by default: their code comes from the data set, so any tier that bounds time and memory does."""
+    libraries = [name for name in ("numpy", "pytest") if importlib.util.find_spec(name)]
+    settings = {
+        "slots": 64,  # made when they are needed; while an answer's program runs its tests only wait
+        "python_paths": (sysconfig.get_paths()["purelib"],),
+        "preload": ("asyncio", "symtable", "unittest", "unittest.mock", *libraries),
+        "languages": ("python",),
+        "minimum_isolation": "rlimits",
+    }
+    return _made("local", settings)
 
 
 @atexit.register
 def _close_sandboxes() -> None:
+    close_idle()
     with _sandboxes_lock:
         while _sandboxes:
             _sandboxes.popitem()[1].close()

@@ -1,0 +1,320 @@
+"""Serves the answer's functions and objects in its own jail: one JSON message in, one out.
+
+Everything here runs beside the answer, which can change or forge it; nothing that is expected is ever sent here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import operator
+import os
+import queue
+import sys
+import threading
+import types
+import typing
+from typing import Any
+
+from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
+from roll_envs.verifiers.code.inside.values import decode, encode
+
+__all__ = ["Answer"]
+
+STACK_BYTES = 64 << 20
+
+
+class Answer:
+    """The answer's module with the objects that the tests hold handles of."""
+
+    def __init__(self, mark: str, source: str, identity: str) -> None:
+        self._mark, self._source = mark, source
+        self._kept: list[Any] = []
+        self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.space: dict[str, Any] = {}
+        threading.stack_size(STACK_BYTES)
+        threading.Thread(target=self._serve, daemon=True).start()
+        self._reply(identity)
+
+    def step(self, identity: str, message: str) -> None:
+        """Give a message to the thread of the answer and print what it says next."""
+        self._inbox.put(message)
+        self._reply(identity)
+
+    def _reply(self, identity: str) -> None:
+        content = self._outbox.get()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # the answer may have closed or replaced it
+                continue
+        # It begins with a newline, since the answer may have printed a line without an end.
+        data = ("\n" + self._mark + identity + json.dumps(content) + "\n").encode()
+        while data:
+            data = data[os.write(1, data) :]
+
+    # -- in the thread of the answer ----------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        fault = self._guarded(self._load).get("fault")
+        # Functions defined before an error can still be called.
+        self._load_fault = f"{fault['kinds'][0][1]}: {fault['text'][:300]}" if fault else ""
+        self._outbox.put({"value": ["n"]})
+        while True:
+            self._outbox.put(self._handled(json.loads(self._inbox.get())))
+
+    def _load(self) -> dict[str, Any]:
+        module = types.ModuleType("answer")
+        sys.modules["answer"] = module
+        below = {
+            name: value for name, value in vars(sys.modules[ListNode.__module__]).items() if not name.startswith("__")
+        }
+        self.nodes = (ListNode, TreeNode)
+        builtins = vars(__import__("builtins"))
+        self.space = module.__dict__
+        self.space["__builtins__"] = {**below, **builtins}
+        exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
+        return {"value": ["n"]}
+
+    def _handled(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self._guarded(lambda: getattr(self, "_do_" + request["do"])(*request["with"]))
+
+    def _guarded(self, work: Any) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = work()
+            return found
+        except BaseException as error:
+            kinds = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__]
+            try:
+                text = str(error)[:1000]
+            except BaseException:
+                text = ""
+            try:
+                args = [encode(arg, self._handle) for arg in error.args[:5]]
+                state = {k: encode(v, self._handle) for k, v in list(vars(error).items())[:20]}
+            except BaseException:
+                args, state = [["s", text]], {}
+            return {"fault": {"kinds": kinds, "text": text, "args": args, "state": state}}
+
+    def _do_names(self, names: list[str]) -> dict[str, Any]:
+        """Which of the names the answer has, with their values; a module goes by its name."""
+        found = {name: self._encode(self.find(name)) for name in names if self.has(name)}
+        return {"names": found, "load": self._load_fault}
+
+    def has(self, name: str) -> bool:
+        try:
+            self.find(name)
+        except (NameError, AttributeError):
+            return False
+        return True
+
+    def find(self, name: str) -> Any:
+        """A dotted name; a function that is only a method of ``Solution`` is found there."""
+        first, *rest = name.replace("()", "").split(".")
+        if first not in self.space:
+            if not rest and hasattr(self.space.get("Solution"), first):
+                return getattr(self.space["Solution"](), first)
+            raise NameError(f"name {first!r} is not defined")
+        value = self.space[first]
+        for part in rest:
+            value = getattr(value() if isinstance(value, type) else value, part)
+        return value
+
+    def _do_call(self, target: Any, args: list[Any], named: dict[str, Any], lists: bool = False) -> dict[str, Any]:
+        function = self._target(target)
+        given, names = [self._decode(a) for a in args], {k: self._decode(v) for k, v in named.items()}
+        if lists:
+            given = self._nodes_in(function, given)
+        value = function(*given, **names)
+        if lists:
+            value = self._nodes_out(value)
+        # An argument that the call changed in place goes back too.
+        after = [self._again(old, new) for old, new in zip(args, given)]  # noqa: B905  node lists keep the length
+        return {"value": self._encode(value), **({"after": after} if any(after) else {})}
+
+    def _again(self, old: list[Any], value: Any) -> Any:
+        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a"):
+            return None
+        try:
+            new = encode(value, self._handle)
+        except ValueError:
+            return None
+        return new if new != old else None
+
+    def _do_op(self, name: str, args: list[Any]) -> dict[str, Any]:
+        given = [self._decode(arg) for arg in args]
+        return {"value": self._encode(_OPERATIONS[name](*given))}
+
+    def _do_take(self, target: Any, most: int) -> dict[str, Any]:
+        """At most ``most`` items of an iterator, and whether it has ended."""
+        iterator, items = self._target(target), []
+        for _ in range(most):
+            try:
+                items.append(self._encode(next(iterator)))
+            except StopIteration:
+                return {"items": items, "end": True}
+        return {"items": items, "end": False}
+
+    def _do_state(self, target: Any) -> dict[str, Any]:
+        value = self._target(target)
+        return {"value": self._encode(dict(vars(value)))}
+
+    def _target(self, target: Any) -> Any:
+        return self.find(target) if isinstance(target, str) else self._kept[target]
+
+    def _encode(self, value: Any) -> list[Any]:
+        try:
+            return encode(value, self._handle)
+        except ValueError:
+            return self._handle(value)
+
+    def _handle(self, value: Any) -> list[Any]:
+        """``["o", id, facts]`` for an object that stays here."""
+        if isinstance(value, _Test):
+            return ["k", value.number]
+        self._kept.append(value)
+        kind = value if isinstance(value, type) else type(value)
+        facts = {
+            "type": kind.__name__,
+            "module": str(getattr(kind, "__module__", "")),
+            "calls": callable(value),
+            "class": isinstance(value, type),
+            "awaits": inspect.iscoroutine(value),
+            "next": hasattr(kind, "__next__"),
+        }
+        if isinstance(value, types.ModuleType):
+            facts["name"] = value.__name__
+        if isinstance(value, type) and issubclass(value, BaseException):
+            facts["error"] = [[k.__module__, k.__qualname__] for k in value.__mro__]
+        return ["o", len(self._kept) - 1, facts]
+
+    def _decode(self, data: Any) -> Any:
+        return decode(data, self._theirs)
+
+    def _theirs(self, data: list[Any]) -> Any:
+        if data[0] == "h":
+            return self._target(data[1])
+        if data[0] == "k":
+            return _Test(self, data[1])
+        if data[0] == "G":
+            __import__(data[1])
+            return getattr(sys.modules[data[1]], data[2])
+        raise ValueError("not a value in the agreed form")
+
+    def call_back(self, number: int, args: Any, named: dict[str, Any]) -> Any:
+        """Call a function of the tests: requests that it makes meanwhile are served until its result comes."""
+        given, names = [self._encode(arg) for arg in args], {k: self._encode(v) for k, v in named.items()}
+        self._outbox.put({"call": number, "args": given, "named": names})
+        while True:
+            message = json.loads(self._inbox.get())
+            if "do" not in message:
+                break
+            self._outbox.put(self._handled(message))
+        if "fault" in message:
+            kinds = {kind.__name__: kind for kind in _errors(Exception)}
+            raise kinds.get(message["fault"], Exception)(message["text"])
+        return self._decode(message["value"])
+
+    def _nodes_in(self, function: Any, args: list[Any]) -> list[Any]:
+        """Lists as ListNode or TreeNode where the annotation of a parameter says so, as on LeetCode."""
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            return args
+        return [
+            self._as_node(str(parameters[i].annotation), arg) if i < len(parameters) else arg
+            for i, arg in enumerate(args)
+        ]
+
+    def _as_node(self, kind: str, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        if "ListNode" in kind and value and isinstance(value[0], list):
+            return [self._as_node(kind, item) for item in value]
+        if "ListNode" in kind:
+            head = None
+            for item in reversed(value):
+                head = self._node(0)(item, head)
+            return head
+        return self._tree(value) if "TreeNode" in kind else value
+
+    def _node(self, which: int) -> Any:
+        return self.space.get(("ListNode", "TreeNode")[which], self.nodes[which])
+
+    def _tree(self, values: list[Any]) -> Any:
+        if not values:
+            return None
+        items = iter(values)
+        root = self._node(1)(next(items))
+        level = [root]
+        for node in level:
+            for side in ("left", "right"):
+                item = next(items, None)
+                if item is not None:
+                    setattr(node, side, self._node(1)(item))
+                    level.append(getattr(node, side))
+        return root
+
+    def _nodes_out(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._nodes_out(item) for item in value]
+        if isinstance(value, self._node(0)):
+            values: list[Any] = []
+            while value is not None and len(values) < 100_000:
+                values.append(value.val)
+                value = value.next
+            return values
+        if not isinstance(value, self._node(1)):
+            return value
+        nodes: list[Any] = [value]
+        found: list[Any] = []
+        for node in nodes:
+            found.append(None if node is None else node.val)
+            if node is not None and len(nodes) < 100_000:
+                nodes += [node.left, node.right]
+        while found and found[-1] is None:
+            found.pop()
+        return found
+
+
+class _Test:
+    """A function of the tests, which runs in their jail."""
+
+    def __init__(self, owner: Answer, number: int) -> None:
+        self._owner, self.number = owner, number
+        self.__name__ = self.__qualname__ = "function"
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._owner.call_back(self.number, args, named)
+
+
+def _errors(kind: type[BaseException]) -> list[type[BaseException]]:
+    return [kind, *(inner for sub in kind.__subclasses__() if sub.__module__ == "builtins" for inner in _errors(sub))]
+
+
+def _await(value: Any) -> Any:
+    import asyncio  # slow to import, and rarely needed
+
+    async def whole() -> Any:
+        return await value
+
+    return asyncio.run(whole())
+
+
+def _enter(value: Any) -> Any:
+    return type(value).__enter__(value)
+
+
+def _exit(value: Any) -> Any:
+    return type(value).__exit__(value, None, None, None)
+
+
+_OPERATIONS: dict[str, typing.Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in operator.__all__},
+    **{f.__name__: f for f in (getattr, setattr, delattr, len, str, repr, format, hash, bool, int, float, iter, next)},
+    **{f.__name__: f for f in (reversed, round, divmod, isinstance, issubclass, bytes, complex, dir)},
+    "enter": _enter,
+    "await": _await,
+    "exit": _exit,
+}

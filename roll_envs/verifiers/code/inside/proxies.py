@@ -1,0 +1,349 @@
+"""Stands for the answer's functions and objects in the jail of the tests; the answer's own code never runs here.
+
+What a test compares with is never sent: an object of the answer is unequal to every plain value, and no operator of
+its classes is asked about one, unless the test itself makes objects of that class; then it is noted as ``inside``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+import types
+from typing import Any, NoReturn
+
+from roll_envs.verifiers.code.inside.values import decode, encode, sync
+
+__all__ = ["Fault", "Link", "Remote", "Unusable", "is_from_answer"]
+
+# Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
+_TRUSTED_ERRORS = ("builtins", "decimal", "json.decoder", "re", "struct", "zlib", "queue", "socket", "subprocess")
+_SINGLE = 32
+"""Items of an iterator that are fetched one by one, as a test may stop early; beyond, many at once."""
+
+
+class Fault(BaseException):
+    """The call of the answer had no result: ``status`` is the limit that it went over, or ``exit``."""
+
+    def __init__(self, status: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Unusable(BaseException):
+    """The test does what cannot be done from a jail of its own."""
+
+
+class Link:
+    """The conversation with the answer's jail, by way of the judge, which sees only opaque lines."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self.asked = 0
+        self.inside = 0
+        self.untouched = True
+        self.load_fault = ""
+        self.time_s, self.memory_mb = 0.0, 0.0
+        self.classes: set[str] = set()
+        self._functions: list[Any] = []
+        self._errors: dict[tuple[str, str], type[BaseException]] = {}
+
+    def ask(self, do: str, *arguments: Any) -> dict[str, Any]:
+        """Raises :class:`Fault`, and what the answer raised, as an exception of this jail."""
+        message = {"do": do, "with": arguments}
+        while True:
+            self.asked += do != "names"
+            reply = self._exchange(message)
+            if "call" not in reply:
+                break
+            message = self._called_back(reply)
+        if "fault" in reply:
+            self._raise(reply["fault"])
+        return reply
+
+    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._channel.put({"ask": message})
+        head, _, line = self._channel.get().partition("\n")
+        facts = json.loads(head)
+        self.time_s += facts["time_s"]
+        self.memory_mb = max(self.memory_mb, facts["memory_mb"])
+        if facts["printed"]:
+            sys.stdout.write(facts["printed"])
+        if facts["status"]:
+            raise Fault(facts["status"], facts["text"])
+        try:
+            reply = json.loads(line)
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise Fault("error", "a reply in no known form")
+        return reply
+
+    def _called_back(self, reply: dict[str, Any]) -> dict[str, Any]:
+        try:
+            function = self._functions[reply["call"]]
+            args = [self.decode(arg) for arg in reply["args"]]
+            named = {str(key): self.decode(value) for key, value in reply["named"].items()}
+            return {"value": self.encode(function(*args, **named))}
+        except (Fault, Unusable):
+            raise
+        except BaseException as error:
+            return {"fault": type(error).__name__, "text": str(error)[:300]}
+
+    def call(self, target: Any, args: Any, named: dict[str, Any], *, lists: bool = False) -> Any:
+        """Call a function of the answer; arguments that it changes are changed here too."""
+        sent = [self.encode(arg) for arg in args]
+        reply = self.ask("call", target, sent, {key: self.encode(value) for key, value in named.items()}, lists)
+        after = reply.get("after")
+        if isinstance(after, list):
+            for arg, new in zip(args, after):  # noqa: B905  a forged reply may have another length
+                if new is not None:
+                    sync(arg, self.decode(new))
+        return self.decode(reply.get("value"))
+
+    def operate(self, name: str, *args: Any) -> Any:
+        """An operation of Python in the answer's jail."""
+        return self.decode(self.ask("op", name, [self.encode(arg) for arg in args]).get("value"))
+
+    def encode(self, value: Any) -> list[Any]:
+        try:
+            return encode(value, self._handle)
+        except ValueError as error:
+            raise Unusable(str(error)) from None
+
+    def _handle(self, value: Any) -> list[Any]:
+        if isinstance(value, Remote):
+            return ["h", object.__getattribute__(value, "_target")]
+        module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+        if module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is value:
+            return ["G", module, name]
+        if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinMethodType)) or (
+            callable(value) and not isinstance(value, type) and type(value).__module__ == "functools"
+        ):
+            self._functions.append(value)
+            return ["k", len(self._functions) - 1]
+        raise Unusable(f"the tests hand a {type(value).__name__} to the answer")
+
+    def decode(self, data: Any) -> Any:
+        """The value of a reply. Raises :class:`Fault` for a forged one."""
+        try:
+            return decode(data, self._object)
+        except Fault:
+            raise
+        except Exception as error:
+            raise Fault("error", f"a reply that is no value ({type(error).__name__})") from None
+
+    def _object(self, data: list[Any]) -> Any:
+        tag, number, *facts = data
+        if tag == "k":
+            return self._functions[number]
+        if tag != "o" or not isinstance(number, int) or not isinstance(facts[0], dict):
+            raise ValueError("not a value in the agreed form")
+        found = Remote(self, number, facts[0])
+        return self._awaited(found) if facts[0].get("awaits") else found
+
+    async def _awaited(self, coroutine: Remote) -> Any:
+        """A coroutine of the answer, which runs to its end in the answer's jail when it is awaited."""
+        return self.operate("await", coroutine)
+
+    def names(self, names: list[str]) -> dict[str, Any]:
+        """Which of the names the answer defines, with what :meth:`name` takes."""
+        try:
+            reply = self.ask("names", names)
+        except Fault:  # it will come again with each use
+            return {}
+        self.load_fault = str(reply.get("load", ""))[:300]
+        found = reply.get("names")
+        return found if isinstance(found, dict) else {}
+
+    def name(self, name: str, data: list[Any] | None) -> Any:
+        """What a test gets for a name of the answer: its value, or a proxy that looks the name up with each call."""
+        value = Remote(self, name, {}) if data is None else self.decode(data)
+        if not isinstance(value, Remote):
+            return value
+        facts = object.__getattribute__(value, "_facts")
+        if facts.get("class") and isinstance(facts.get("error"), list):
+            return self._error(facts["error"])
+        if facts.get("class") and name[:1].isupper():
+            self.classes.add(str(facts.get("type")))
+        return Remote(self, name, facts)
+
+    def _error(self, kinds: Any) -> type[BaseException]:
+        """The exception class here for one of the answer: a known one, or one made by the same names."""
+        made: type[BaseException] = BaseException
+        for module, name in reversed([(str(kind[0]), str(kind[1])) for kind in kinds[:20]]):
+            key = (module, name)
+            if key not in self._errors:
+                known = getattr(sys.modules.get(module), name, None) if module in _TRUSTED_ERRORS else None
+                fits = isinstance(known, type) and issubclass(known, BaseException)
+                if not fits and module == "builtins":
+                    continue
+                self._errors[key] = known if fits else type(name, (made,), {})  # type: ignore[assignment]
+            made = self._errors[key]
+        return made
+
+    def _raise(self, fault: Any) -> NoReturn:
+        try:
+            kind = self._error(fault["kinds"])
+            text = str(fault["text"])[:1000]
+            args = [self.decode(arg) for arg in fault["args"]]
+            if issubclass(kind, UnicodeError):
+                kind = ValueError
+            error = kind.__new__(kind, *args)
+            error.args = tuple(args)
+            if kind.__module__ != "builtins":
+                error = type(kind.__name__, (kind,), {"__str__": lambda self: text})(*args)
+            for name, value in fault["state"].items():
+                setattr(error, str(name), self.decode(value))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            raise Fault("error", "an error in no known form") from None
+        if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+            raise Fault("error", type(error).__name__)
+        error.__dict__["_of_answer"] = True
+        raise error
+
+
+def is_from_answer(error: BaseException | None) -> bool:
+    """Whether the answer raised it, also as the cause of an error that the test raised in turn."""
+    return error is not None and (isinstance(error, Fault) or bool(getattr(error, "_of_answer", False)))
+
+
+class Remote:
+    """An object of the answer."""
+
+    __slots__ = ("_facts", "_link", "_target")
+    _facts: dict[str, Any]
+    _link: Link
+    _target: Any
+
+    def __init__(self, link: Link, target: Any, facts: dict[str, Any]) -> None:
+        object.__setattr__(self, "_link", link)
+        object.__setattr__(self, "_target", target)
+        object.__setattr__(self, "_facts", facts)
+
+    def __getattribute__(self, name: str) -> Any:
+        facts = object.__getattribute__(self, "_facts")
+        if name == "__class__":
+            return Remote
+        if name in ("__name__", "__qualname__") and facts.get("calls"):
+            target = object.__getattribute__(self, "_target")
+            return target if isinstance(target, str) else facts.get("type")
+        # Libraries look for such names; the answer's own must not tell them anything.
+        if name.startswith("__") and name.endswith("__") and name not in ("__doc__", "__dict__", "__wrapped__"):
+            raise AttributeError(name)
+        return object.__getattribute__(self, "_link").operate("getattr", self, name)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        link = object.__getattribute__(self, "_link")
+        return link.call(object.__getattribute__(self, "_target"), args, named)
+
+    def __iter__(self) -> Any:
+        link, facts = object.__getattribute__(self, "_link"), object.__getattribute__(self, "_facts")
+        iterator = self if facts.get("next") else link.operate("iter", self)
+        if not isinstance(iterator, Remote):
+            yield from iterator
+            return
+        count = 0
+        while True:
+            reply = link.ask("take", object.__getattribute__(iterator, "_target"), 1 if count < _SINGLE else 1000)
+            items = reply.get("items")
+            if not isinstance(items, list) or len(items) > 1000:
+                raise Fault("error", "a reply that is no list of items")
+            yield from map(link.decode, items)
+            count += len(items)
+            if reply.get("end") or not items:
+                return
+
+    def __contains__(self, item: Any) -> bool:
+        if _may_ask(self, item):
+            return bool(object.__getattribute__(self, "_link").operate("contains", self, item))
+        return any(item is each or item == each for each in self)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        if not isinstance(value, Remote):
+            return False
+        return object.__getattribute__(self, "_link").operate("isinstance", value, self) is True
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return isinstance(kind, Remote) and object.__getattribute__(self, "_link").operate("issubclass", kind, self)
+
+    def __hash__(self) -> int:
+        return hash(object.__getattribute__(self, "_link").operate("hash", self))
+
+    def __eq__(self, other: object) -> bool:
+        return _equal(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not _equal(self, other)
+
+    def __exit__(self, *_: object) -> bool:
+        return bool(object.__getattribute__(self, "_link").operate("exit", self))
+
+
+def _may_ask(one: Remote, other: Any) -> bool:
+    """Whether an operator of the answer may see the other operand: an object of its own, or the test made this one."""
+    link, facts = object.__getattribute__(one, "_link"), object.__getattribute__(one, "_facts")
+    return isinstance(other, Remote) or facts.get("type") in link.classes
+
+
+def _equal(one: Remote, other: Any) -> bool:
+    link = object.__getattribute__(one, "_link")
+    if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
+        return False
+    if isinstance(other, Remote):
+        states = []
+        for each in (one, other):
+            try:
+                states.append(link.decode(link.ask("state", object.__getattribute__(each, "_target")).get("value")))
+            except (TypeError, AttributeError):
+                states.append(None)
+        if all(_is_plain(state) for state in states) and states[0] != states[1]:
+            return False
+    link.inside += 1
+    return True
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (int, float, str, bytes, type(None)))
+
+
+def _define(method: str, name: str, *, compares: bool = False, reflected: bool = False) -> None:
+    def binary(self: Remote, *others: Any) -> Any:
+        if not all(_may_ask(self, other) for other in others):
+            return NotImplemented
+        link = object.__getattribute__(self, "_link")
+        link.inside += compares or not all(isinstance(other, Remote) for other in others)
+        return link.operate(name, *others, self) if reflected else link.operate(name, self, *others)
+
+    setattr(Remote, method, binary)
+
+
+def _define_plain(method: str, name: str, kinds: tuple[type, ...] = ()) -> None:
+    def plain(self: Remote, *others: Any) -> Any:
+        value = object.__getattribute__(self, "_link").operate(name, self, *others)
+        if kinds and type(value) not in kinds:
+            raise Fault("error", f"a reply to {name}() that is none")
+        return value
+
+    setattr(Remote, method, plain)
+
+
+for _name in ("lt", "le", "gt", "ge"):
+    _define(f"__{_name}__", _name, compares=True)
+for _name in "add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor matmul divmod".split():
+    _plain_name = _name.rstrip("_")
+    _define(f"__{_plain_name}__", _name)
+    _define(f"__r{_plain_name}__", _name, reflected=True)
+for _name in "neg pos abs invert getitem setitem delitem round reversed".split():
+    _define_plain(f"__{_name}__", _name)
+for _name in ("setattr", "delattr", "format", "dir"):
+    _define_plain(f"__{_name}__", _name)
+for _name in ("len", "int", "float", "str", "repr", "bool", "bytes", "complex", "index"):
+    _define_plain(f"__{_name}__", _name, (getattr(builtins, _name, int),) if _name not in ("len", "repr") else
+                  ((int,) if _name == "len" else (str,)))  # fmt: skip
+_define_plain("__next__", "next")
+_define_plain("__enter__", "enter")

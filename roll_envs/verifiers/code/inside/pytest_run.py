@@ -1,0 +1,110 @@
+"""Runs test functions and classes: plain ones directly, unittest's by unittest, those that need pytest by pytest."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import types
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["run_tests"]
+
+Outcome = Callable[[str, BaseException | None], None]
+
+
+def run_tests(module: types.ModuleType, outcome: Outcome) -> None:
+    """Tell ``outcome`` the name of each test of the module, with what it raised."""
+    names = [n for n in vars(module) if n.startswith(("test", "Test")) or isinstance(vars(module)[n], type)]
+    cases = [vars(module)[n] for n in names if _is_case(vars(module)[n])]
+    functions = {n: vars(module)[n] for n in names if n.startswith("test") and inspect.isfunction(vars(module)[n])}
+    classes = [
+        n for n in names if n.startswith("Test") and isinstance(vars(module)[n], type) and not _is_case(vars(module)[n])
+    ]
+    marked = any(getattr(f, "pytestmark", None) or inspect.signature(f).parameters for f in functions.values())
+    if marked or classes or _has_fixtures(module):
+        _by_pytest(module, outcome)
+        return
+    for name, function in functions.items():
+        for prepare in ("setup_function", "setup_module"):
+            if prepare in vars(module) and not inspect.signature(vars(module)[prepare]).parameters:
+                vars(module)[prepare]()
+        try:
+            result = function()
+            if inspect.iscoroutine(result):
+                asyncio.run(result)
+        except BaseException as error:
+            outcome(name, error)
+        else:
+            outcome(name, None)
+    for case in cases:
+        unittest.defaultTestLoader.loadTestsFromTestCase(case).run(_Result(outcome))
+
+
+def _is_case(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, unittest.TestCase) and value.__module__ == "tests"
+
+
+def _has_fixtures(module: types.ModuleType) -> bool:
+    return any(type(value).__module__.startswith("_pytest") for value in vars(module).values())
+
+
+class _Result(unittest.TestResult):
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(io.StringIO())
+        self._outcome = outcome
+        self._failed: set[str] = set()
+
+    def addError(self, test: Any, err: Any) -> None:
+        self._failed.add(str(test))
+        self._outcome(str(test).split(" ")[0], err[1])
+
+    addFailure = addError
+
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        if err is not None:
+            self.addError(test, err)
+
+    def addSuccess(self, test: Any) -> None:
+        if str(test) not in self._failed:
+            self._outcome(str(test).split(" ")[0], None)
+
+
+def _by_pytest(module: types.ModuleType, outcome: Outcome) -> None:
+    import pytest
+
+    class Module(pytest.Module):
+        def _getobj(self) -> types.ModuleType:
+            return module
+
+    class Plugin:
+        def pytest_collect_file(self, file_path: Any, parent: Any) -> Any:
+            return Module.from_parent(parent, path=file_path) if file_path.name == "tests_of_row.py" else None
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
+            if not inspect.iscoroutinefunction(pyfuncitem.obj):
+                return None
+            names = pyfuncitem._fixtureinfo.argnames
+            asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+            return True
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+            if call.excinfo is not None and call.excinfo.typename not in ("Skipped", "XFailed"):
+                outcome(item.name, call.excinfo.value)
+            elif call.when == "call" and call.excinfo is None:
+                outcome(item.name, None)
+
+        def pytest_collectreport(self, report: Any) -> None:
+            if report.failed:
+                raise RuntimeError(f"pytest cannot collect the tests: {str(report.longrepr)[-300:]}")
+
+    with open("tests_of_row.py", "w") as file:
+        file.write("")
+    options = "-q -s -p no:cacheprovider -p no:faulthandler --assert=plain"
+    said = pytest.main([*options.split(), "--rootdir=.", "-c", "/dev/null", "tests_of_row.py"], plugins=[Plugin()])
+    if said not in (0, 1):
+        raise RuntimeError(f"pytest ended with {said!r}")

@@ -1,0 +1,204 @@
+"""Reads the code of tests: what it takes from the answer, and which of its statements are checks."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import symtable
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from roll_envs.verifiers.code.inside.proxies import Unusable
+
+__all__ = [
+    "ANSWER_MODULES", "KNOWN", "Checks", "OwnFault", "check_separable", "free_names", "has_tests", "modules_of",
+    "needs_check", "parsed", "take_imports",
+]  # fmt: skip
+
+ANSWER_MODULES = frozenset(
+    "solution answer main __main__ candidate submission code_solution my_solution your_module your_solution my_module "
+    "module_under_test program student implementation".split()
+)
+"""Modules under which published tests import the answer."""
+KNOWN = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "mock": "unittest.mock"}
+"""Names that libraries usually have."""
+_SHARED = frozenset(
+    "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed".split()
+)
+"""Names by which tests reach into the process or the files of the answer."""
+
+
+def check_separable(tree: ast.Module) -> None:
+    """Raises :class:`Unusable` for tests that change files or modules that the answer is meant to see."""
+    for node in ast.walk(tree):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        name = node.arg if isinstance(node, ast.arg) else name
+        if name in _SHARED:
+            raise Unusable(f"the tests use {name!r}, by which they share files or state with the answer")
+
+
+class OwnFault(Exception):
+    """The tests themselves are at fault."""
+
+
+def parsed(texts: list[str]) -> ast.Module:
+    body = []
+    for text in texts:
+        try:
+            body += ast.parse(text).body
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise OwnFault(f"the test code cannot be compiled: {error}") from None
+    return ast.Module(body=[n for n in body if getattr(n, "module", "") != "__future__"], type_ignores=[])
+
+
+def take_imports(tree: ast.Module) -> dict[str, str]:
+    """Removes imports of the answer; returns name -> name in the answer, or ``*`` for its whole module."""
+    found: dict[str, str] = {}
+
+    class Take(ast.NodeTransformer):
+        def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+            if (node.module or "").split(".")[-1] not in ANSWER_MODULES and not (node.level and not node.module):
+                return node
+            found.update({a.asname or a.name: a.name for a in node.names if a.name != "*"})
+            return ast.copy_location(ast.Pass(), node)
+
+        def visit_Import(self, node: ast.Import) -> ast.AST:
+            ours = [a for a in node.names if a.name in ANSWER_MODULES]
+            found.update({a.asname or a.name: "*" for a in ours})
+            node.names = [a for a in node.names if a not in ours]
+            return node if node.names else ast.copy_location(ast.Pass(), node)
+
+    Take().visit(tree)
+    return found
+
+
+def free_names(code: str, bound: set[str]) -> set[str]:
+    """Names that the code reads and never binds where they are read."""
+    table = symtable.symtable(code, "<tests>", "exec")
+    top = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+
+    def read(scope: symtable.SymbolTable) -> Iterator[str]:
+        for symbol in scope.get_symbols():
+            if symbol.is_referenced() and (scope is table or symbol.is_global()):
+                yield symbol.get_name()
+        for child in scope.get_children():
+            yield from read(child)
+
+    names = set(read(table)) - top - bound
+    called = set(names)
+    mine = {name for name in names if hasattr(builtins, name)}
+    if called == mine:  # nothing but built-in names: the innermost call is the one that is tested
+        return _innermost(ast.parse(code), mine)
+    return names
+
+
+def _innermost(tree: ast.AST, names: set[str]) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            inner = [n for part in [*node.args, *node.keywords] for n in ast.walk(part) if isinstance(n, ast.Call)]
+            if not inner:
+                found.add(node.func.id)
+    return found
+
+
+def modules_of(tree: ast.AST) -> set[str]:
+    """Names of libraries that are only read as ``name.attribute``."""
+    owners = {n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return {name for name in owners - called if name in KNOWN or name in sys.stdlib_module_names}
+
+
+def needs_check(tree: ast.Module, entry: str) -> bool:
+    defines = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
+    calls = any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "check"
+        for node in tree.body
+        if not isinstance(node, ast.FunctionDef)
+        for n in ast.walk(node)
+    )
+    return bool(entry) and defines and not calls
+
+
+def has_tests(tree: ast.Module) -> bool:
+    return any(
+        (isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name.startswith("test"))
+        or (isinstance(n, ast.ClassDef) and any(getattr(m, "name", "").startswith("test") for m in n.body))
+        for n in tree.body
+    )
+
+
+class Checks(ast.NodeTransformer):
+    """Makes each check of the top level a unit of its own, and counts asserts elsewhere."""
+
+    def __init__(self, *, check: bool) -> None:
+        self._check = check
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        main = [n for n in node.body if not _is_main(n)]
+        node.body = self._units(
+            [*main, *(s for n in node.body if isinstance(n, ast.If) and _is_main(n) for s in n.body if _is_code(s))]
+        )
+        return node
+
+    def _units(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        return [made for statement in body for made in self._unit(statement)]
+
+    def _unit(self, node: ast.stmt) -> list[ast.stmt]:
+        if isinstance(node, ast.FunctionDef) and node.name == "check" and self._check:
+            node.body = self._units(node.body)
+            return [node]
+        if isinstance(node, (ast.For, ast.While, ast.If)) and not _jumps(node):
+            node.body, node.orelse = self._units(node.body), self._units(node.orelse)
+            return [self._wrapped(node, counts=False)]
+        counts = isinstance(node, ast.Assert) or (
+            isinstance(node, (ast.With, ast.Try)) and any(isinstance(n, (ast.Assert, ast.With)) for n in ast.walk(node))
+        )
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Return, ast.Break, ast.Continue, ast.Global, ast.Pass)):
+            return [_call("at"), node]
+        name = ast.unparse(node)
+        made = node if isinstance(node, ast.Assert) else self.generic_visit(node)
+        return [_call("at"), self._wrapped(made, counts=counts, name=name)]  # type: ignore[arg-type]
+
+    def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "") -> ast.stmt:
+        name = (name or ast.unparse(node)).splitlines()[0][:80]
+        shell = ast.parse(
+            f"try:\n    __before__ = __judge__.begin()\n    pass\n    __judge__.ok({name!r}, __before__, {counts})\n"
+            f"except BaseException:\n    __judge__.bad({name!r})"
+        ).body[0]
+        assert isinstance(shell, ast.Try)
+        shell.body[1] = node
+        if not counts and not isinstance(node, ast.Expr):
+            shell.body.pop()
+        return ast.copy_location(shell, node)
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        return [_call("at"), node, _call("hard")]
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        # A method such as assertEqual, or a library's assert_allclose.
+        named = isinstance(node.value, ast.Call) and ast.unparse(node.value.func).rpartition(".")[2].startswith(
+            "assert"
+        )
+        return [_call("at"), node, *([_call("hard")] if named else [])]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        self.generic_visit(node)
+        return node
+
+
+def _call(method: str) -> ast.stmt:
+    return ast.parse(f"__judge__.{method}()").body[0]
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+def _is_code(node: ast.stmt) -> bool:
+    return not any(word in ast.unparse(node) for word in ("unittest.main", "pytest.main"))
+
+
+def _jumps(node: ast.stmt) -> bool:
+    return any(isinstance(n, (ast.Yield, ast.Await, ast.AsyncFor)) for n in ast.walk(node))

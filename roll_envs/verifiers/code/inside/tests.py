@@ -1,0 +1,288 @@
+"""Runs the tests of a row in a jail of their own and says what each check gave.
+
+A check is an assert (or a statement that runs asserts) at the top of the code or of ``check(candidate)``, a test
+function or method, or a call with an expected value. A check that fails does not end the others.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import types
+from typing import Any
+
+from roll_envs.verifiers.code.inside.compare import expected, plain_value, readings, shown
+from roll_envs.verifiers.code.inside.proxies import Fault, Link, Unusable, is_from_answer
+from roll_envs.verifiers.code.inside.pytest_run import run_tests
+from roll_envs.verifiers.code.inside.reading import (
+    KNOWN,
+    Checks,
+    OwnFault,
+    check_separable,
+    free_names,
+    has_tests,
+    modules_of,
+    needs_check,
+    parsed,
+    take_imports,
+)
+from roll_envs.verifiers.code.inside.stand_ins import Beside, Control
+
+__all__ = ["Template", "Tests"]
+
+_MOST_CHECKS = 20_000
+
+
+class Template:
+    """The process of the cells. Each run of tests is a fork of it, so that nothing of one reaches the next."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._child = mark, 0
+        self._channel: Any = None
+
+    def start(self, identity: str, plan: dict[str, Any], **how: Any) -> None:
+        """Run the tests of a plan, in place of those before; ``how``: see :class:`Tests`."""
+        self._end()
+        ours, theirs = socket.socketpair()
+        self._child = os.fork()
+        if not self._child:
+            try:
+                os.setsid()
+                ours.close()
+                nothing = os.open("/dev/null", os.O_RDWR)
+                for fd in (1, 2):
+                    os.dup2(nothing, fd)
+                Tests(theirs.makefile("rwb"), plan, **how).work()
+            finally:
+                os._exit(0)
+        theirs.close()
+        self._channel = ours.makefile("rwb")
+        self._forward(identity)
+
+    def step(self, identity: str, message: str) -> None:
+        """Hand over a reply, and print what is asked next, or the results."""
+        data = message.encode("utf-8", "replace")
+        self._channel.write(len(data).to_bytes(8, "little") + data)
+        self._channel.flush()
+        self._forward(identity)
+
+    def _forward(self, identity: str) -> None:
+        line = self._channel.readline()
+        if not line.endswith(b"\n"):
+            raise RuntimeError("the tests have ended their process")
+        data = f"\n{self._mark}{identity}".encode() + line
+        while data:
+            data = data[os.write(1, data) :]
+
+    def _end(self) -> None:
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+            self._channel.close()
+            self._child = 0
+
+
+class _Channel:
+    """The child's side: one line out, one message in."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def put(self, said: dict[str, Any]) -> None:
+        kind = next(iter(said))
+        self._file.write(f"{kind} {json.dumps(said[kind])}\n".encode())
+        self._file.flush()
+
+    def get(self) -> str:
+        size = int.from_bytes(self._file.read(8), "little")
+        text: str = self._file.read(size).decode()
+        return text
+
+
+class Tests:
+    """The tests of one row and what they found. ``control``: with an answer that allows everything; ``answer``: its
+    source, to be run beside the tests."""
+
+    __test__ = False
+
+    def __init__(self, file: Any, plan: dict[str, Any], *, control: bool = False, answer: str | None = None) -> None:
+        self._plan = plan
+        self._channel = _Channel(file)
+        self.link: Any = Control() if control else Link(self._channel) if answer is None else Beside(answer)
+        # Errors in statements of the tests; of the control, those that have nothing to do with its values.
+        self.checks: list[dict[str, Any]] = []
+        self._doubts: list[str] = []
+        self._hard = self._counted = 0
+        sys.stdin = sys.stdout = sys.stderr = io.StringIO()
+
+    def work(self) -> None:
+        """Run the tests, and send the results."""
+        fault, refused = "", False
+        try:
+            self._calls() if self._plan["calls"] else self._code()
+        except Fault as error:
+            self._note("tests", error.status, str(error))
+        except (Unusable, OwnFault) as error:
+            fault, refused = str(error)[:300], isinstance(error, Unusable)
+        except BaseException as error:
+            if is_from_answer(error):
+                self._note("tests", "error", f"{type(error).__name__}: {shown(error)}")
+            else:
+                fault = f"{type(error).__name__}: {str(error)[:300]}"
+        result = {"checks": self.checks, "doubts": self._doubts, "fault": fault, "refused": refused}
+        result |= {"asked": self.link.asked, "load": getattr(self.link, "load_fault", "")}
+        self._channel.put({"done": result})
+
+    def _note(self, name: str, status: str, detail: str = "") -> None:
+        """A check has ended; time, memory and operators of the answer since the last one are its."""
+        self._counted = self._hard
+        if len(self.checks) >= _MOST_CHECKS:
+            raise OwnFault(f"the tests make more than {_MOST_CHECKS} checks")
+        bad = status != "ok" and len(self.checks) < _MOST_CHECKS
+        entry = {"name": f"test {len(self.checks) + 1}, {name[:80]}" if name else f"test {len(self.checks) + 1}"}
+        entry |= {"status": status, "detail": detail[:300] if bad else "", "inside": bool(self.link.inside)}  # type: ignore[dict-item]
+        entry |= {"time_s": self.link.time_s, "memory_mb": self.link.memory_mb}
+        self.checks.append(entry)
+        self.link.time_s = self.link.memory_mb = self.link.inside = 0
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        if isinstance(error, (Unusable, OwnFault)):
+            raise error
+        if isinstance(error, Fault):
+            self._note(name, error.status, str(error))
+            return
+        answers = is_from_answer(error)
+        if isinstance(error, ImportError) and not answers:
+            raise OwnFault(f"module {error.name!r} is missing in the jail of the tests ({error})"[:300])
+        # pytest.fail() and pytest.raises() end with an outcome of pytest's own.
+        outcomes = sys.modules.get("_pytest.outcomes")
+        failed = isinstance(error, (AssertionError, *([outcomes.OutcomeException] if outcomes else [])))
+        if failed and not answers:
+            text = str(error)
+            self._note(name, "wrong", text)
+            return
+        if not answers and not self.link.asked:
+            raise OwnFault(f"{name}: {type(error).__name__}: {error}"[:300])
+        if not answers and self.link.untouched and "Anything" not in str(error):
+            self._doubts.append(f"{name}: {type(error).__name__}")
+        self._note(name, "error", f"{type(error).__name__}: {shown(error)}")
+
+    def _calls(self) -> None:
+        for call in self._plan["calls"]:
+            args, named = plain_value(call["args"]), plain_value(call["kwargs"])
+            wanted, loose = plain_value(call["expected"]), call["loose"]
+            tolerance = self._plan["tolerance"]
+            good, detail = False, ""
+            try:
+                # JSON has no integer keys: a mapping of the row may stand for one with them.
+                for each in readings(args) if loose else [args]:
+                    detail = ""
+                    said = self.link.call(call["function"], each, named, lists=loose)
+                    good = expected(said, wanted, tolerance, loose, call["wrapped"])
+                    if good:
+                        break
+                    detail = f"returned {shown(said)}"
+            except Exception as error:
+                if isinstance(error, MemoryError) or not is_from_answer(error):
+                    raise
+                self._note("", "error", f"{type(error).__name__}: {shown(error)}")
+                continue
+            except Fault as error:
+                self._note("", error.status, str(error))
+                continue
+            self._note("", "ok" if good else "wrong", detail)
+
+    def _code(self) -> None:
+        plan = self._plan
+        tree = parsed(plan["asserts"])
+        module = types.ModuleType("tests")
+        sys.modules["tests"] = module
+        space = module.__dict__
+        if not isinstance(self.link, Beside):
+            check_separable(tree)
+        imported = take_imports(tree)
+        names = free_names(ast.unparse(tree), set(imported) | {"candidate"})
+        entry = plan["entry_point"]
+        wanted = {*(source for source in imported.values() if source != "*"), *names, *([entry] if entry else [])}
+        builtin = {name for name in wanted if hasattr(builtins, name)}
+        if entry:
+            wanted -= builtin - {entry}
+        elif wanted - builtin:
+            wanted -= builtin - set(imported.values())
+        attributes = modules_of(tree)
+        libraries = {name for name in wanted if name in attributes and name not in imported}
+        found = self.link.names(sorted(wanted - libraries))
+        # A name that the answer lacks is looked up with each use, and missed there.
+        names = {*found, *(name for name in wanted - libraries if not hasattr(builtins, name))}
+        space.update({name: self.link.name(name, found.get(name)) for name in names})
+        for name in libraries:  # used without an import, as if the answer had imported it
+            with contextlib.suppress(ImportError):
+                space[name] = importlib.import_module(KNOWN.get(name, name))
+        for name, source in imported.items():
+            if source == "*":
+                space[name] = _Module(self.link)
+            else:
+                space[name] = space.get(source, vars(builtins).get(source))
+        if entry:
+            space["candidate"] = space.get(entry, vars(builtins).get(entry))
+        if needs_check(tree, entry):
+            tree.body.append(ast.parse(f"check({entry})").body[0])
+        self._run(tree, module, entry)
+
+    def _run(self, tree: ast.Module, module: types.ModuleType, entry: str) -> None:
+        space = module.__dict__
+        space["__judge__"] = self
+        tested = has_tests(tree)
+        whole = Checks(check=bool(entry)).visit(tree)
+        exec(compile(ast.fix_missing_locations(whole), "<tests>", "exec", dont_inherit=True), space)
+        if tested:
+            run_tests(module, self.outcome)
+
+    def outcome(self, name: str, error: BaseException | None) -> None:
+        """A test function or method has ended, by ``error`` if one is given."""
+        if error is None:
+            self._note(name, "ok")
+        else:
+            self._failed(name, error)
+
+    # Called by the instrumented code. ``hard`` counts asserts in functions and blocks of the tests.
+
+    def at(self) -> None:
+        self.link.touched = 0
+
+    def hard(self) -> None:
+        self._hard += 1
+
+    def begin(self) -> int:
+        return self._hard
+
+    def ok(self, name: str, before: int, counts: bool) -> None:
+        # Asserts of units inside this one have been counted with them.
+        if counts or self._hard > max(before, self._counted):
+            self._note(name, "ok")
+
+    def bad(self, name: str) -> None:
+        error = sys.exc_info()[1]
+        assert error is not None
+        self._failed(name, error)
+
+
+class _Module:
+    """``import solution``."""
+
+    def __init__(self, link: Any) -> None:
+        self._link = link
+
+    def __getattr__(self, name: str) -> Any:
+        return self._link.name(name, self._link.names([name]).get(name))

@@ -1,0 +1,317 @@
+"""Tests in a jail of their own: published rows, what test code may use, what no answer reaches, forged replies."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import random
+import re
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plain_sandbox import NONE, PlainSandbox
+
+from roll_envs.errors import RollError
+from roll_envs.sandbox import Language, Limits, RunResult, Sandbox, SandboxSession, make_sandbox
+from roll_envs.verifiers import Failed, Score, make_verifier
+from roll_envs.verifiers.code.cases import Unusable, read_plan
+from roll_envs.verifiers.code.inside.values import encode
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    try:
+        sandbox = make_sandbox("local", slots=2)
+    except (RollError, ImportError) as error:
+        pytest.skip(f"the local sandbox cannot be had here: {error}")
+    with sandbox:
+        yield sandbox
+
+
+def verdict(box: Sandbox, code: str, tests: Any, **kwargs: Any) -> Any:
+    return make_verifier("code", sandbox=box, **{"time_s": 4.0, **kwargs})(code, tests)
+
+
+def _cases(kind: str) -> dict[str, str]:
+    text = (Path(__file__).parent / "code_jail_cases.txt").read_text(encoding="utf-8")
+    parts = re.split(r"^==== (\w+): (.*)\n", text, flags=re.MULTILINE)[1:]
+    return {name: body for group, name, body in zip(*[iter(parts)] * 3, strict=True) if group == kind}
+
+
+RIGHT, WRONG = _cases("passes"), _cases("fails")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_answer_passes(box: Sandbox, name: str) -> None:
+    code, tests = RIGHT[name].split("---- tests\n")
+    found = verdict(box, code, tests)
+    assert isinstance(found, Score), found
+    assert found.passed, found.detail
+    assert "can_be_cheated" not in found.parts
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_answer_is_zero_and_never_no_verdict(box: Sandbox, name: str) -> None:
+    code, tests = WRONG[name].split("---- tests\n")
+    found = verdict(box, code, tests)
+    assert isinstance(found, Score), found
+    assert (found.value, found.passed) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        ("import nonexisting_lib\nassert f(1) == 2", "nonexisting_lib"),
+        ("assert f(1) == [1, 2][5]", "IndexError"),
+        ("table = {}['a']\nassert f(1) == 2", "KeyError"),
+        ("class T:\n    v = 3\nassert f(T()) == 3", "hand a T"),
+        ("from unittest.mock import patch\nwith patch('solution.g'):\n    assert f(1) == 2", "patch"),
+    ],
+)
+@pytest.mark.parametrize("code", ["def f(x): return x + 1", "def f(x): return 'no'"])
+def test_a_fault_of_the_tests_is_named_and_no_score(box: Sandbox, tests: str, words: str, code: str) -> None:
+    found = verdict(box, code, tests)
+    assert isinstance(found, Failed)
+    assert words in found.reason
+
+
+def test_a_usual_library_that_the_jail_lacks_is_no_score_but_any_other_module_is_wrong(box: Sandbox) -> None:
+    for tests in (["assert f() == 1"], {"inputs": [""], "outputs": ["1"]}):
+        found = verdict(box, "import sklearn.svm\ndef f(): return 1", tests)
+        assert isinstance(found, Failed)
+        assert "'sklearn'" in found.reason
+        assert verdict(box, "import no_such_module\ndef f(): return 1", tests).value == 0
+        claimed = "raise ImportError(\"No module named 'numpy'\")"
+        assert verdict(box, claimed, tests).value == 0
+
+
+def test_test_functions_are_credited_one_by_one(box: Sandbox) -> None:
+    tests = "import pytest\n@pytest.mark.parametrize('n', [1, 2, 3, 4])\ndef test_f(n):\n    assert f(n) == n + 1\n"
+    found = verdict(box, "def f(x): return 3", {"test": tests}, credit="partial")
+    assert isinstance(found, Score)
+    assert found.value == 0.25
+
+
+LISTS = {"fn_name": "f", "inputs": [[[3, 1]]], "outputs": [[[1, 3]]]}
+STDIN = [{"input": "3\n", "output": "6\n", "testtype": "stdin"}]
+DOUBLE = "print(2 * int(input()))"
+ROWS: dict[str, tuple[str, str, Any]] = {
+    "lists in lists": ("def f(a): return sorted(a)", "def f(a): return a", LISTS),
+    "integer keys": (
+        "def f(d): return {k + 1: v for k, v in d.items()}",
+        "def f(d): return {1: 2}",
+        json.dumps({"fn_name": "f", "inputs": [[{"1": 5}]], "outputs": [{"2": 5}]}),
+    ),
+    "a method of Solution": (
+        "class Solution:\n    def f(self, a: List[int], t: int) -> int: return a.index(t)",
+        "class Solution:\n    def f(self, a, t): return 0",
+        {"fn_name": "f", "inputs": ["[2, 7, 11]\n11"], "outputs": ["2"]},
+    ),
+    "linked lists": (
+        "class Solution:\n    def f(self, head: Optional[ListNode]): return head.next",
+        "class Solution:\n    def f(self, head: Optional[ListNode]): return head",
+        {"fn_name": "f", "inputs": ["[1,2,3]"], "outputs": ["[2,3]"]},
+    ),
+    "trees": (
+        "class Solution:\n    def f(self, root: TreeNode): root.left, root.right = root.right, root.left; return root",
+        "class Solution:\n    def f(self, root: TreeNode): return root",
+        {"fn_name": "f", "inputs": ["[1,2,null,4]"], "outputs": ["[1,null,2,4]"]},
+    ),
+    "public tests": (DOUBLE, "print(7)", json.dumps(STDIN)),
+    "private tests": (
+        DOUBLE,
+        "print(7)",
+        base64.b64encode(zlib.compress(pickle.dumps(json.dumps(STDIN)))).decode(),
+    ),
+    "both": (DOUBLE, "print(7)", {"public_test_cases": json.dumps(STDIN), "private_test_cases": json.dumps(STDIN)}),
+    "columns": (DOUBLE, "print(7)", {"public_tests": {"input": ["3"], "output": ["6"]}, "private_tests": None}),
+    "test_cases": (DOUBLE, "print(7)", {"language": "python", "test_cases": STDIN}),
+    "calls by type": (
+        "def f(a, b): return a + b",
+        "def f(a, b): return a",
+        [{"fn_name": "f", "type": "function_call", "input": [1, 2], "output": [3]}],
+    ),
+    "assert_case": (
+        "def f(x): return x + 1",
+        "def f(x): return 1",
+        {"inputs": [], "outputs": [], "fn_name": "f", "assert_case": ["assert f(1) == 2"]},
+    ),
+    "checker": (
+        "print('1 2')",
+        "print('1 3')",
+        {
+            "inputs": [""],
+            "outputs": ["2 1"],
+            "checker": "import sys\na, b = (sorted(open(n).read().split()) for n in sys.argv[2:])\nprint(int(a == b))",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_as_published(box: Sandbox, name: str) -> None:
+    right, wrong, row = ROWS[name]
+    good, bad = verdict(box, right, row), verdict(box, wrong, row)
+    assert isinstance(good, Score), good
+    assert good.passed, good.detail
+    assert isinstance(bad, Score), bad
+    assert bad.value == 0
+
+
+def test_a_pickle_with_code_is_refused() -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (exec, ("raise SystemExit",))
+
+    with pytest.raises(Unusable, match=r"builtins\.exec"):
+        read_plan(base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode())
+
+
+def test_a_checker_that_crashes_is_a_fault_of_the_row_only_on_the_right_output(box: Sandbox) -> None:
+    row = {"inputs": [""], "outputs": ["2"], "checker": "import sys\nprint(int(int(open(sys.argv[3]).read()) == 2))"}
+    assert verdict(box, "print('x')", row).value == 0
+    assert isinstance(verdict(box, "print('x')", row | {"checker": "1 / 0"}), Failed)
+
+
+# -- forged replies ----------------------------------------------------------------------------------------------------
+
+
+class Forger(PlainSandbox):
+    """Sessions whose every reply is made by ``forge``."""
+
+    def __init__(self, forge: Any) -> None:
+        super().__init__()
+        self.forge = forge
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        outer = self
+
+        class Forged(SandboxSession):
+            mark = ""
+
+            def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
+                if ".step(" not in source:
+                    found = re.findall(r"\.Answer\('(\w+)', .*'(\w+)'\)", source)
+                    self.mark, identity = found[-1]
+                    content = '{"value": ["n"]}'
+                else:
+                    match = re.search(r"\.step\('(\w+)'", source)
+                    assert match
+                    identity = match[1]
+                    names = '"do": "names"' in source
+                    content = '{"names": {"f": ["o", 0, {"calls": true}]}}' if names else outer.forge()
+                stdout = f"\n{self.mark}{identity}{content}\n".encode(errors="replace")
+                return RunResult(status="ok", exit_code=0, stdout=stdout, isolation=NONE)
+
+            def upload(self, path: str, content: bytes) -> None:
+                raise AssertionError
+
+            def download(self, path: str, *, max_bytes: int = 0) -> bytes:
+                raise AssertionError
+
+            def close(self) -> None:
+                return
+
+        return Forged()
+
+
+class Heartbeat:
+    """The longest pause of a thread that wants to run every few milliseconds."""
+
+    def __enter__(self) -> Heartbeat:
+        self._over, self.longest_s = threading.Event(), 0.0
+        self._thread = threading.Thread(target=self._beat)
+        self._thread.start()
+        return self
+
+    def _beat(self) -> None:
+        last = time.monotonic()
+        while not self._over.wait(0.005):
+            self.longest_s = max(self.longest_s, time.monotonic() - last)
+            last = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _forged(seed: int) -> Any:
+    chance = random.Random(seed)
+    tags = "n b i f c s y Y r d C O N l t S F Q q m D DT T td sl g a a0 o k h zz".split()
+
+    def value(depth: int = 0) -> Any:
+        kind = chance.randrange(8 if depth < 4 else 5)
+        if kind < 2:
+            return chance.choice([None, True, -1, 10**30, 1.5, "", "ff", "0x5", "1e3000000000", "<f8", "x" * 50, {}])
+        if kind == 2:
+            return [chance.choice(tags)]
+        if kind == 3:
+            return chance.choice([encode(5, lambda v: []), encode({1: (2.5, "a")}, lambda v: [])])
+        return [chance.choice(tags), *(value(depth + 1) for _ in range(chance.randrange(4)))]
+
+    def reply() -> str:
+        kind = chance.randrange(6)
+        if kind == 0:
+            return "".join(chance.choice('{}[]",:0e9x') for _ in range(30))
+        if kind == 1:
+            names = [["builtins", chance.choice(["ValueError", "KeyboardInterrupt", "UnicodeDecodeError", "type"])]]
+            return json.dumps({"fault": {"kinds": names, "text": "t", "args": [value()], "state": {"x": value()}}})
+        if kind == 2:
+            return json.dumps({"call": value(), "args": value(), "named": value()})
+        return json.dumps({"value": value(), "after": [value(), value()]})
+
+    return reply
+
+
+def _fuzz(replies: int, seed: int) -> None:
+    """Many calls in one test, each answered by a forged reply; none is right by chance."""
+    tests = f"assert f(1) == 'no such value'\nfor n in range({replies}):\n    assert f([n], n) == ['no such value']"
+    started = time.monotonic()
+    with Heartbeat() as heart:
+        found = verdict(Forger(_forged(seed)), "", tests, time_s=5.0, total_s=60.0)
+    assert isinstance(found, Score), found
+    assert found.value == 0
+    assert time.monotonic() - started < 70
+    assert heart.longest_s < 2  # on a busy machine; what the judge itself does takes a few milliseconds
+
+
+def test_forged_replies_are_wrong_answers() -> None:
+    for seed in range(3):
+        _fuzz(60, seed)
+
+
+@pytest.mark.slow
+def test_ten_thousand_forged_replies() -> None:
+    for seed in range(20):
+        _fuzz(500, 100 + seed)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"value": ["m", "1e3000000000"]}',
+        '{"value": ["q", "0x1", "0x0"]}',
+        '{"value": ["i", "0x' + "f" * 3_000_000 + '"]}',
+        '{"value": ["td", 1e308, 1, 1]}',
+        '{"value": ["r", "0x0", "0x' + "f" * 30 + '", "0x1"]}',
+        '{"value": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"value": ["l", [' + ",".join(['["n"]'] * 300_000) + "]]}",
+        "\x00" * 1_000_000,
+    ],
+    ids=["exponent", "division", "digits", "time", "range", "depth", "length", "zeros"],
+)
+def test_a_reply_that_is_costly_to_read_costs_its_answer_only(content: str) -> None:
+    tests = "assert f(1) == 4\nassert int(f(1)) == 4\nassert list(f(1)) == [4]\nassert str(f(1)) == '4'"
+    started = time.monotonic()
+    with Heartbeat() as heart:
+        found = verdict(Forger(lambda: content), "", tests, time_s=2.0, total_s=5.0)
+    assert isinstance(found, Score), found
+    assert found.value == 0
+    assert time.monotonic() - started < 15  # with the start of jails, on a busy machine
+    assert heart.longest_s < 2
