@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll_envs.errors import ConfigError
-from roll_envs.verifiers.extract import after_thinking, answer_phrase, boxed, tail
+from roll_envs.verifiers.extract import announced, boxed, plain, reply
 from roll_envs.verifiers.matching import normalize
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -35,6 +35,16 @@ _DENIAL = re.compile(
 _CHOSEN = re.compile(
     r"\b(?:choose|chose|pick|select|go(?:ing)?\s+with|correct\s+(?:option|choice)\s+is)\s+(?:option\s+|choice\s+)?\**"
     r"[\(\[]?([A-Z])\b(?![a-z'’])"
+)
+_SUPPOSED = re.compile(r"\b(?:if|whether|suppose|assume|why|how)\b[^.\n]{0,20}$", re.IGNORECASE)
+
+_NOT = re.compile(
+    r"(?:definitely\s+|clearly\s+)?not\s+(?:option\s+|choice\s+)?[\(\[]?([A-Z])\b[\)\]]?([,;\s]*(?:but(?:\s+rather)?\s+)?)",
+    re.IGNORECASE,
+)
+_IS_CORRECT = re.compile(
+    r"(?<![A-Za-z0-9'’])[\(\[]?([A-Z])[\)\]]?(?:[:.)]\s*[^.\n]{1,60}?)?\s+(?:is|must\s+be|has\s+to\s+be|would\s+be|should\s+be)\s+"
+    r"(?:(?:therefore|thus|clearly|indeed|definitely)\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer)\b"
 )
 
 
@@ -104,23 +114,32 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
-    text = after_thinking(tail(answer)).strip()
+    text = plain(reply(answer)).strip()
     boxes = boxed(text)
     if boxes:
-        found = [_committed(box, letters, options) for box in boxes]
-        return frozenset().union(*found) if all(found) else frozenset()
+        each = [_committed(box, letters, options) for box in boxes]
+        return frozenset().union(*each) if all(each) else frozenset()
     # A longer text explains first, so the letter that it begins with is no answer.
     whole = _committed(text, letters, options) if len(text) <= 400 else frozenset()
     if whole and len(text.split()) <= 3:
         return whole
-    phrase = answer_phrase(_MARKUP.sub("", text))
-    if phrase is not None:
-        said = _committed(phrase, letters, options)
-        if said:
-            return said
-    chosen = [m for m in _CHOSEN.finditer(_MARKUP.sub("", text)) if m[1] in letters]
-    if chosen and not _DENIAL.search(_MARKUP.sub("", text)[max(0, chosen[-1].start() - 40) : chosen[-1].start()]):
-        return frozenset(chosen[-1][1])
+    commits: list[tuple[int, frozenset[str]]] = []
+    denials: list[tuple[int, str]] = []
+    bare = _MARKUP.sub("", text)
+    for said in announced(bare):
+        no = _NOT.match(said.text)
+        if no is not None:
+            denials.append((said.start, no[1]))
+        if no is None or "but" in no[2].lower():
+            commits.append((said.start, _committed(said.text[no.end() if no else 0 :], letters, options)))
+    for pattern in (_CHOSEN, _IS_CORRECT):
+        for match in pattern.finditer(bare):
+            before = bare[max(0, match.start() - 40) : match.start()]
+            if match[1] in letters and not _DENIAL.search(before) and not _SUPPOSED.search(before):
+                commits.append((match.start(), frozenset(match[1])))
+    for start, found in sorted(commits, key=lambda commit: commit[0], reverse=True):
+        if found and not any(letter in found for at, letter in denials if at > start):
+            return found
     if whole:
         return whole
     lines = [line for line in text.splitlines() if line.strip()]
