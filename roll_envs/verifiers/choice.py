@@ -29,7 +29,7 @@ _LIST = re.compile(rf"{_LETTER}(?:\s*(?:,|;|/|&|\band\b|\bor\b|,\s*and\b|,\s*or\
 _BRACKETED = re.compile(r"[\(\[]\s*([A-Z])\s*[\)\]]")
 # A denial at most two words before the end of the text: "it is not option".
 _DENIAL = re.compile(
-    r"(?:\bnot|n't|\brule[sd]?\s+out|\beliminate[sd]?|\bexcept|\bincorrect|\bwrong)\W{0,3}(?:\w+\W+){0,2}$",
+    r"(?:\bnot|\bn?either|\bnor|n't|\brule[sd]?\s+out|\beliminate[sd]?|\bexcept|\bincorrect|\bwrong)\W{0,3}(?:\w+\W+){0,2}$",
     re.IGNORECASE,
 )
 _CHOSEN = re.compile(
@@ -42,6 +42,7 @@ _NOT = re.compile(
     r"(?:definitely\s+|clearly\s+)?not\s+(?:option\s+|choice\s+)?[\(\[]?([A-Z])\b[\)\]]?([,;\s]*(?:but(?:\s+rather)?\s+)?)",
     re.IGNORECASE,
 )
+_SENTENCE = re.compile(r"[.!?;\n]\s*")
 _IS_CORRECT = re.compile(
     r"(?<![A-Za-z0-9'’])[\(\[]?([A-Z])[\)\]]?(?:[:.)]\s*[^.\n]{1,60}?)?\s+(?:is|must\s+be|has\s+to\s+be|would\s+be|should\s+be)\s+"
     r"(?:(?:therefore|thus|clearly|indeed|definitely)\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer)\b"
@@ -134,7 +135,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
             commits.append((said.start, _committed(said.text[no.end() if no else 0 :], letters, options)))
     for pattern in (_CHOSEN, _IS_CORRECT):
         for match in pattern.finditer(bare):
-            before = bare[max(0, match.start() - 40) : match.start()]
+            before = _SENTENCE.split(bare[max(0, match.start() - 40) : match.start()])[-1]
             if match[1] in letters and not _DENIAL.search(before) and not _SUPPOSED.search(before):
                 commits.append((match.start(), frozenset(match[1])))
     for start, found in sorted(commits, key=lambda commit: commit[0], reverse=True):
@@ -166,7 +167,10 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
         return frozenset(lone.upper()) if len(lone) == 1 and lone.upper() in letters else frozenset()
     rest = bare[at:]
     # "A big cat" and "I think" begin with words, not with choices.
-    if rest and not re.match(r"\s*(?:[.):,\]\-–—]|$|\n|because\b|since\b|as\b|is\b|\()", rest):
+    if rest and not re.match(
+        r"\s*(?:[.):,\]\-–—]|$|\n|because\b|since\b|as\b|is\b(?!\s+(?:not|wrong|incorrect|false)\b)|\(|[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])",
+        rest,
+    ):
         return frozenset()
     return frozenset(found) if set(found) <= set(letters) else frozenset()
 
@@ -180,10 +184,12 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
 
 def _bracketed(text: str, letters: str) -> frozenset[str]:
     """The last letter in brackets, unless the words before it deny it."""
-    last = None
-    for match in _BRACKETED.finditer(text):
-        if match[1] in letters:
-            last = match
-    if last is None or _DENIAL.search(text[max(0, last.start() - 40) : last.start()]):
+    found = [match for match in _BRACKETED.finditer(text) if match[1] in letters]
+    named = "".join(match[1] for match in found)
+    # "(A) red (B) blue (C) green" lists the choices and makes none.
+    if not found or (len(found) > 2 and letters.startswith(named)):
+        return frozenset()
+    last = found[-1]
+    if _DENIAL.search(text[max(0, last.start() - 40) : last.start()]):
         return frozenset()
     return frozenset(last[1])

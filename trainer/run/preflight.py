@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import roll_envs
+from roll_envs.datasets.audit import refuse_unreadable
 from trainer.cluster import check_manager
 from trainer.config import RunConfig
 from trainer.model.hub import find_model
@@ -28,10 +29,12 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     """Find the model, look at its chat template, and plan the memory of the run; ``free`` bytes by device stand for
     those of this machine.
 
-    Raises :class:`ConfigError` for a model that is not there or has no chat template, a cluster that does not answer,
+    Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no chat template, a cluster that does not answer,
     and for a run that cannot fit.
     """
     check_manager(config.rollout)
+    for entry in config.environments:
+        refuse_unreadable(entry.id, entry.kwargs)
     model: Any
     if config.model.path is None:
         words: list[str] = []

@@ -29,8 +29,17 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 # "He earned $72": a subject and a verb before the number.
-_SUBJECT = re.compile(r"(?!sin|cos|tan|log|ln|sqrt|pi\b)[A-Z][a-z]+\s+(?:[a-z]+\s+)+(?=[$€£¥]?-?\d)")
+# "paying $660, she has $711" and "$2 + $3 = $5": signs of money, which begin no mathematics.
+_MONEY = re.compile(
+    r"(?<![\\$])\$(?=\d[\d,.]{0,20}(?:,?\s(?:[^$\n\\{}]{0,200}\s)?[a-zA-Z]{2,}\s[^$\n\\{}]{0,200}|\s*[-+*/=×]\s*)\$)"
+)
+_PRICE = re.compile(r"(\\?[$€£]\d[\d,.]*\d|\\?[$€£]\d)\s+(?:per|a|each|every|in|for|left)\b[^$]*")
+_EXPLAINED = re.compile(r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b")
+_SUBJECT = re.compile(
+    r"(?!sin|cos|tan|log|ln|sqrt|pi\b)(?:[A-Z][a-z]+\s+(?:[a-z]+\s+)+|there\s+\w+\s+)(?=\\?[$€£¥]?-?\d)"
+)
 _CALCULATION = re.compile(r"[^A-Za-z\\=]*=(?:[^A-Za-z\\=]*=)*\s*(?=[^=\s])")
+_OPERATION = re.compile(r"^\W*=|\d\s*[-+*/×÷]\s*[$€£]?[\d(]")
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
@@ -54,7 +63,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
         return _unstyled(boxes[-1] if len(boxes) == 1 else ", ".join(boxes))
     if require_boxed:
         return ""
-    return _unstyled(_unboxed(plain(text)))
+    return _unstyled(_unboxed(_MONEY.sub(r"\\$", plain(text))))
 
 
 def _unboxed(text: str) -> str:
@@ -136,8 +145,13 @@ def _from_phrase(phrase: str) -> str:
 
 def _result(text: str) -> str:
     """The last side of a calculation (``8 * 9 = 72``), and the number in a sentence of another script."""
+    if re.match(r"[-\\$€£]{0,3}\d", text):
+        text = _EXPLAINED.split(text, maxsplit=1)[0]
+    if price := _PRICE.fullmatch(text):
+        return price[1]
     sides = _CALCULATION.match(text)
-    text = text[sides.end() if sides else 0 :]
+    if sides and _OPERATION.search(sides[0]) and not (text.startswith("$") and text.rstrip(" .").endswith("$")):
+        text = text[sides.end() :]
     if _OTHER_SCRIPT.search(text):
         numbers = [m.group().strip() for m in _NUMBER.finditer(text) if m.group().strip()]
         spans = list(_SPAN.finditer(text))
