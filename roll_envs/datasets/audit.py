@@ -14,6 +14,7 @@ from roll_envs.datasets.env import DatasetEnv, DatasetSettings
 from roll_envs.datasets.tasks import DataTask
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers import Failed
+from roll_envs.verifiers.mathematics.final import is_sentence
 
 __all__ = ["AUDITED", "NEEDED_SHARE", "Audit", "Finding", "audit", "refuse_unreadable"]
 
@@ -24,6 +25,7 @@ NEEDED_SHARE = 0.99
 _MOST = 20_000
 _THREADS = 4
 _SHOWN = 10
+_OTHER_ANSWER = "\\boxed{-98765.4321}"
 
 
 class Finding(NamedTuple):
@@ -79,6 +81,13 @@ def _unreadable(env: DatasetEnv, task: DataTask) -> str:
             return verdict.reason
         if not verdict.passed:
             return verdict.detail or "it is not right by itself"
+        if env.verifier_of(task) == "math":
+            # Equal texts are right unread, so another answer shows whether the reference can be graded.
+            other = env.judge_task(task, _OTHER_ANSWER)
+            if isinstance(other, Failed):
+                return other.reason
+            if is_sentence(said):
+                return "it is a sentence that announces no answer; write the answer alone, after #### or in \\boxed{}"
     return ""
 
 

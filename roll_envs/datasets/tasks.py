@@ -1,7 +1,7 @@
 """Rows of a data set, and the tasks that they are: prompt, reference, split, verifier.
 
-Rows come from JSON lines, JSON, CSV, Parquet, Arrow, or Python; each file is read once in a process. All rows are checked at once,
-so that no run dies on row 5000.
+Rows come from JSON lines, JSON, CSV, Parquet, Arrow, or Python; each file is read once in a process. All rows
+are checked at once, so that no run dies on row 5000.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """1,400 replies with a known final answer, in the kinds that base, chat and reasoning models write.
 
 The frames are written by hand; names, numbers and letters vary by a fixed seed. A frame holds ``{a}`` (the answer) and

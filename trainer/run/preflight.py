@@ -29,8 +29,8 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     """Find the model, look at its chat template, and plan the memory of the run; ``free`` bytes by device stand for
     those of this machine.
 
-    Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no chat template, a cluster that does not answer,
-    and for a run that cannot fit.
+    Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no
+    chat template, a cluster that does not answer, and for a run that cannot fit.
     """
     check_manager(config.rollout)
     for entry in config.environments:

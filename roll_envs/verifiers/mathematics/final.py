@@ -6,7 +6,7 @@ import re
 
 from roll_envs.verifiers.extract import answer_phrase, boxed, plain, reply
 
-__all__ = ["final_expression", "for_reference", "reference_expression"]
+__all__ = ["final_expression", "for_reference", "is_sentence", "reference_expression"]
 
 _SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
     r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$"
@@ -46,7 +46,7 @@ _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
 _LABEL = re.compile(_STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])")
 _LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
 _BETWEEN = re.compile(r"\s*(?:,|;|,?\s*and|,?\s*or|\.)?\s*", re.IGNORECASE)
-_FEW_WORDS = 3
+_FEW_WORDS, _MOST_WORDS = 3, 8
 _SHORT = 300
 _LOOKED_AT = 20_000
 """Characters at the end that are searched for mathematics when no phrase announces the answer."""
@@ -95,6 +95,11 @@ def reference_expression(reference: str) -> str:
     if "\\boxed" in text or "\\fbox" in text or answer_phrase(text) is not None:
         return final_expression(text)
     return _unstyled(text)
+
+
+def is_sentence(reference: str) -> bool:
+    """Whether a reference is prose that announces no answer: no answer could be equal to it but itself."""
+    return len(_words(reference_expression(reference))) > _MOST_WORDS
 
 
 def for_reference(found: str, reference: str) -> str:
