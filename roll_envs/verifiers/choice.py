@@ -20,7 +20,7 @@ __all__ = ["LETTERS", "ChoiceVerifier", "read_choice"]
 LETTERS = "ABCDEFGHIJ"
 
 # Text styles of LaTeX, and signs of Markdown.
-_MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"']")
+_MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"'“”«»「」]")
 _LEADING = re.compile(r"(?:the\s+)?(?:options?|choices?|letters?|answers?)\b[\s:]*", re.IGNORECASE)
 # A letter in brackets, or a bare one that begins no word, number or contraction ("I'm").
 _LETTER = r"(?:[\(\[]\s*([A-Z])\s*[\)\]]|([A-Z])(?![A-Za-z0-9'’]))"
@@ -39,8 +39,13 @@ _CHOSEN = re.compile(
 _SUPPOSED = re.compile(r"\b(?:if|whether|suppose|assume|why|how)\b[^.\n]{0,20}$", re.IGNORECASE)
 
 _NOT = re.compile(
-    r"(?:definitely\s+|clearly\s+)?not\s+(?:option\s+|choice\s+)?[\(\[]?([A-Z])\b[\)\]]?([,;\s]*(?:but(?:\s+rather)?\s+)?)",
+    r"(?:(?:definitely\s+|clearly\s+)?not\s+|nicht\s+|pas\s+|не\s+|不是\s*)(?:option\s+|choice\s+)?[\(\[]?([A-Z])(?![A-Za-z0-9])[\)\]]?"
+    r"([,;\s]*(?:(?:but(?:\s+rather)?|sondern|mais|а)\s+|而是\s*)?)",
     re.IGNORECASE,
+)
+_MUST = re.compile(
+    r"\b(?:must|has\s+to|can\s+only)\s+be\s+(?:option\s+|choice\s+)?[\(\[]?([A-Z])[\)\]]?(?=\s*(?:[.,;]|$))",
+    re.MULTILINE,
 )
 _SENTENCE = re.compile(r"[.!?;\n]\s*")
 _IS_CORRECT = re.compile(
@@ -131,9 +136,9 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         no = _NOT.match(said.text)
         if no is not None:
             denials.append((said.start, no[1]))
-        if no is None or "but" in no[2].lower():
+        if no is None or no[2].strip(" ,;"):
             commits.append((said.start, _committed(said.text[no.end() if no else 0 :], letters, options)))
-    for pattern in (_CHOSEN, _IS_CORRECT):
+    for pattern in (_CHOSEN, _IS_CORRECT, _MUST):
         for match in pattern.finditer(bare):
             before = _SENTENCE.split(bare[max(0, match.start() - 40) : match.start()])[-1]
             if match[1] in letters and not _DENIAL.search(before) and not _SUPPOSED.search(before):
@@ -141,11 +146,11 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     for start, found in sorted(commits, key=lambda commit: commit[0], reverse=True):
         if found and not any(letter in found for at, letter in denials if at > start):
             return found
-    if whole:
+    if whole and "\n" not in text:
         return whole
     lines = [line for line in text.splitlines() if line.strip()]
     last = _committed(lines[-1], letters, options) if lines else frozenset()
-    return last or _bracketed(text, letters)
+    return last or whole or _bracketed(text, letters)
 
 
 def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:

@@ -55,11 +55,13 @@ _PHRASE = re.compile(
     r"(?:(?:final|correct|best|right)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
-    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely))?\s*:?|:|：|=|\$?\\boxed)\s*"
+    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=|[-–—](?=\s)|\$?\\boxed)\s*"
     rf"|(?:{_FOREIGN})\s*",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming|unless)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_NOT_CHOSEN = ("不", "非", "没", "未")
+_DISPLAYS = {"$$": "$$", "\\[": "\\]"}
 _HASHES = re.compile(r"^#### *", re.MULTILINE)
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
@@ -192,13 +194,18 @@ def announced(text: str) -> list[Announced]:
     found = []
     for match in [*_PHRASE.finditer(text), *_HASHES.finditer(text)]:
         # A box is read by `boxed`; one that got here never closes.
-        if match.group().endswith("boxed") or _SUPPOSED.search(text[max(0, match.start() - 40) : match.start()]):
+        if match.group().endswith("boxed") or text[match.start() - 1 : match.start()] in _NOT_CHOSEN:
+            continue
+        if _SUPPOSED.search(text[max(0, match.start() - 40) : match.start()]):
             continue
         at = match.end()
         while at < len(text) and text[at] in " \t\r\n*_":
             at += 1
         end = text.find("\n", at)
         end = len(text) if end < 0 else end
+        closing = _DISPLAYS.get(text[at:end].strip())
+        if closing is not None and text.find(closing, end, end + 2000) >= 0:  # mathematics on lines of its own
+            end = text.find(closing, end) + len(closing)
         found.append((at, end))
     return [Announced(text[at:end].strip().rstrip("*_ "), at) for at, end in sorted(found)[-_MOST:]]
 

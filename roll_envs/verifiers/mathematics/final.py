@@ -34,6 +34,7 @@ _MONEY = re.compile(
     r"(?<![\\$])\$(?=\d[\d,.]{0,20}(?:,?\s(?:[^$\n\\{}]{0,200}\s)?[a-zA-Z]{2,}\s[^$\n\\{}]{0,200}|\s*[-+*/=×]\s*)\$)"
 )
 _PRICE = re.compile(r"(\\?[$€£]\d[\d,.]*\d|\\?[$€£]\d)\s+(?:per|a|each|every|in|for|left)\b[^$]*")
+_IN_WORDS = re.compile(r"(\d)\s+\([a-z-]{2,20}\)(?=[\s.]*$)")
 _EXPLAINED = re.compile(r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b")
 _SUBJECT = re.compile(
     r"(?!sin|cos|tan|log|ln|sqrt|pi\b)(?:[A-Z][a-z]+\s+(?:[a-z]+\s+)+|there\s+\w+\s+)(?=\\?[$€£¥]?-?\d)"
@@ -152,6 +153,7 @@ def _result(text: str) -> str:
     """The last side of a calculation (``8 * 9 = 72``), and the number in a sentence of another script."""
     if re.match(r"[-\\$€£]{0,3}\d", text):
         text = _EXPLAINED.split(text, maxsplit=1)[0]
+    text = _IN_WORDS.sub(r"\1", text)
     if price := _PRICE.fullmatch(text):
         return price[1]
     sides = _CALCULATION.match(text)
