@@ -1,6 +1,6 @@
 """The command ``roll-envs``: its commands, its arguments, and how its errors end: one line on stderr and exit code 2.
 
-Six commands are built in; more are entry points of the group ``roll_envs.commands``. The name of an entry point is the
+Seven are built in; more are entry points of the group ``roll_envs.commands``. The name of an entry point is the
 command, its target a module with ``SUMMARY`` (one line of text), ``add_arguments(parser)`` and ``run(options) -> int``.
 Listing commands reads metadata and the text of their files; code runs only when its command is used. A broken one is a
 :class:`~roll_envs.errors.PluginError` of its own command and touches no other. A name that is built in stays so, and
@@ -54,6 +54,7 @@ COMMANDS = Registry(
         "play": "roll_envs.cli.play",
         "check": "roll_envs.cli.checking",
         "bench": "roll_envs.cli.bench",
+        "data": "roll_envs.cli.data",
     },
     name_pattern=r"[a-z][a-z0-9-]*",
 )

@@ -70,6 +70,7 @@ class DatasetEnv(TextEnv):
         self.tasks = make_tasks(given_rows(rows) if path is None else read_rows(path), fields)
         self._made: dict[str, Verifier] = {}
         """Verifiers that were made here, by their specs."""
+        self._common_spec = verifier
         self._common = None if verifier is None else self._verifier(verifier)
         self._by_domain = {name: self._verifier(spec) for name, spec in (by_domain or {}).items()}
         self._refuse_unjudged()
@@ -127,7 +128,7 @@ class DatasetEnv(TextEnv):
         if self._over:
             raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
         said = self.action_format.read(action)
-        score = Score(value=0.0, passed=False, detail=UNREAD) if said is None else self._judge(said)
+        score = Score(value=0.0, passed=False, detail=UNREAD) if said is None else self.judge_task(self.task, said)
         if isinstance(score, Failed):
             raise EnvironmentFaultError(f"row {self._row} could not be judged: {score.reason}")
         self._turns += 1
@@ -171,7 +172,7 @@ class DatasetEnv(TextEnv):
             return None
         answer = self.action_format.write(str(known))
         said = self.action_format.read(answer)
-        verdict = self._judge(said) if said is not None else None
+        verdict = self.judge_task(task, said) if said is not None else None
         return [answer] if isinstance(verdict, Score) and verdict.passed else None
 
     def render(self) -> str:
@@ -205,6 +206,14 @@ class DatasetEnv(TextEnv):
         for made in self._made.values():
             close_verifier(made)
 
+    def verifier_of(self, task: DataTask) -> str:
+        """The name of the verifier of a task; empty for one that was given as an object."""
+        spec = task.verifier
+        if spec is None:
+            spec = (self.settings.verifiers or {}).get(task.domain, self._common_spec)
+        name = spec.get("name") if isinstance(spec, Mapping) else spec
+        return name if isinstance(name, str) else ""
+
     # -- who judges: the row's own verifier, that of its domain, or the one for all ------------------------------------
 
     def _refuse_unjudged(self) -> None:
@@ -217,8 +226,8 @@ class DatasetEnv(TextEnv):
                     why = "has none of its own" + ("" if field is None else f" in the field {field!r}")
                 raise ConfigError(f"no verifier for row {number}: it {why}; give one for all in verifier='exact', ...")
 
-    def _judge(self, answer: str) -> Score | Failed:
-        task = self.task
+    def judge_task(self, task: DataTask, answer: str) -> Score | Failed:
+        """What the verifier of a task says of an answer."""
         chosen = self._by_domain.get(task.domain, self._common)
         if task.verifier is not None:
             try:

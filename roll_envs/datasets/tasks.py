@@ -1,11 +1,12 @@
 """Rows of a data set, and the tasks that they are: prompt, reference, split, verifier.
 
-Rows come from JSON lines, JSON, Parquet, or Python; each file is read once in a process. All rows are checked at once,
-so that no run dies on row 5000.
+Rows come from JSON lines, JSON, CSV, Parquet, Arrow, or Python; each file is read once in a process. All rows
+are checked at once, so that no run dies on row 5000.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import json
@@ -75,8 +76,8 @@ def _identity(path: Path) -> tuple[str, int, int]:
 def _rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
     name = path.name.lower()
     kind = Path(name.removesuffix(".gz")).suffix
-    if kind not in _READERS or (kind == ".parquet" and name.endswith(".gz")):
-        raise ConfigError(f"{str(path)!r} is of no known kind; known are {', '.join(_READERS)}, and JSON packed as .gz")
+    if kind not in _READERS or (kind in _BINARY and name.endswith(".gz")):
+        raise ConfigError(f"{str(path)!r} is of no known kind; known are {', '.join(_READERS)}, and text packed as .gz")
     return _READERS[kind](path)
 
 
@@ -119,14 +120,57 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         raise ConfigError(f"{path} is no Parquet file: {error}") from error
 
 
-_READERS = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".parquet": _parquet}
+def _arrow(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        import pyarrow  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from pyarrow import ipc
+    except ImportError as error:
+        raise MissingExtraError(f"reading {path.name}", "data") from error
+    with open(path, "rb") as file:
+        begun = file.read(6)
+    try:  # the form of files, or that of streams, which Hugging Face's datasets write
+        reader = (ipc.open_file if begun == b"ARROW1" else ipc.open_stream)(pyarrow.memory_map(str(path)))
+        yield from reader.read_all().to_pylist()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no Arrow file: {error}") from error
+
+
+def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
+    with _open(path) as file:
+        reader = csv.DictReader(file, strict=True, delimiter="\t" if ".tsv" in path.suffixes else ",")
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    names = len(reader.fieldnames or ())
+                    raise ConfigError(f"{path}:{reader.line_num} has not the {names} columns of the first line")
+                yield row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}:{reader.line_num} is no CSV: {error}") from error
+
+
+_READERS = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+}
+_BINARY = (".parquet", ".arrow")
 
 
 def given_rows(rows: Iterable[Mapping[str, Any]]) -> Rows:
-    """Rows given in Python; a sequence stays the object it is. Raises :class:`ConfigError`."""
+    """Rows given in Python; a sequence stays the object it is, a data set of Hugging Face is read once for all
+    environments of the process. Raises :class:`ConfigError`."""
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise ConfigError(f"rows must be a list of mappings, not {str(rows)[:100]!r}")
-    kept = rows if isinstance(rows, Sequence) else list(rows)
+    if isinstance(rows, Sequence):
+        kept: Rows = rows
+    elif (fingerprint := getattr(rows, "_fingerprint", None)) is not None:  # the contents of a datasets.Dataset
+        kept = _kept(_read, (str(fingerprint), len(rows)), lambda: list(rows))  # type: ignore[arg-type]
+    else:
+        kept = list(rows)
     if not kept:
         raise ConfigError("rows is empty")
     for number, row in enumerate(kept):
@@ -159,7 +203,7 @@ _OTHER_NAMES = {
     "testing": "test",
     "held-out": "test",
 }
-_PROMPTS = ("prompt", "question", "problem", "instruction", "input")
+_PROMPTS = ("prompt", "question", "problem", "instruction", "input", "messages")
 _REFERENCES = (
     "reference",
     "answer",
@@ -244,7 +288,17 @@ def _prompt(row: Mapping[str, Any], number: int, template: str | None) -> str:
             f"row {number} has none of the fields {', '.join(_PROMPTS)}; name its fields in prompt, such as "
             f"prompt='{{{next(iter(row), 'question')}}}'"
         )
-    return _text(row[name])
+    return _text(_asked(row[name]) if name == "messages" else row[name])
+
+
+def _asked(messages: Any) -> Any:
+    """Chat messages without the reply of the assistant that ends them."""
+    return messages[:-1] if _last_reply(messages) is not None and len(messages) > 1 else messages
+
+
+def _last_reply(messages: Any) -> Any:
+    last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
+    return last.get("content") if isinstance(last, Mapping) and last.get("role") == "assistant" else None
 
 
 def _text(value: Any) -> str:
@@ -257,7 +311,8 @@ def _text(value: Any) -> str:
 def _reference(row: Mapping[str, Any], number: int, name: str | None) -> Any:
     if name is not None:
         return _need(row, name, number)
-    return next((value for found, value in (_find(row, known) for known in _REFERENCES) if found), None)
+    known = next((value for found, value in (_find(row, known) for known in _REFERENCES) if found), None)
+    return _last_reply(row.get("messages")) if known is None else known
 
 
 def _split(row: Mapping[str, Any], number: int, prompt: str, fields: Fields) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll_envs.errors import ConfigError
-from roll_envs.verifiers.extract import after_thinking, answer_phrase, boxed, tail
+from roll_envs.verifiers.extract import announced, boxed, plain, reply
 from roll_envs.verifiers.matching import normalize
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -20,7 +20,7 @@ __all__ = ["LETTERS", "ChoiceVerifier", "read_choice"]
 LETTERS = "ABCDEFGHIJ"
 
 # Text styles of LaTeX, and signs of Markdown.
-_MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"']")
+_MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"'“”«»「」]")
 _LEADING = re.compile(r"(?:the\s+)?(?:options?|choices?|letters?|answers?)\b[\s:]*", re.IGNORECASE)
 # A letter in brackets, or a bare one that begins no word, number or contraction ("I'm").
 _LETTER = r"(?:[\(\[]\s*([A-Z])\s*[\)\]]|([A-Z])(?![A-Za-z0-9'’]))"
@@ -29,12 +29,28 @@ _LIST = re.compile(rf"{_LETTER}(?:\s*(?:,|;|/|&|\band\b|\bor\b|,\s*and\b|,\s*or\
 _BRACKETED = re.compile(r"[\(\[]\s*([A-Z])\s*[\)\]]")
 # A denial at most two words before the end of the text: "it is not option".
 _DENIAL = re.compile(
-    r"(?:\bnot|n't|\brule[sd]?\s+out|\beliminate[sd]?|\bexcept|\bincorrect|\bwrong)\W{0,3}(?:\w+\W+){0,2}$",
+    r"(?:\bnot|\bn?either|\bnor|n't|\brule[sd]?\s+out|\beliminate[sd]?|\bexcept|\bincorrect|\bwrong)\W{0,3}(?:\w+\W+){0,2}$",
     re.IGNORECASE,
 )
 _CHOSEN = re.compile(
     r"\b(?:choose|chose|pick|select|go(?:ing)?\s+with|correct\s+(?:option|choice)\s+is)\s+(?:option\s+|choice\s+)?\**"
     r"[\(\[]?([A-Z])\b(?![a-z'’])"
+)
+_SUPPOSED = re.compile(r"\b(?:if|whether|suppose|assume|why|how)\b[^.\n]{0,20}$", re.IGNORECASE)
+
+_NOT = re.compile(
+    r"(?:(?:definitely\s+|clearly\s+)?not\s+|nicht\s+|pas\s+|не\s+|不是\s*)(?:option\s+|choice\s+)?[\(\[]?([A-Z])(?![A-Za-z0-9])[\)\]]?"
+    r"([,;\s]*(?:(?:but(?:\s+rather)?|sondern|mais|а)\s+|而是\s*)?)",
+    re.IGNORECASE,
+)
+_MUST = re.compile(
+    r"\b(?:must|has\s+to|can\s+only)\s+be\s+(?:option\s+|choice\s+)?[\(\[]?([A-Z])[\)\]]?(?=\s*(?:[.,;]|$))",
+    re.MULTILINE,
+)
+_SENTENCE = re.compile(r"[.!?;\n]\s*")
+_IS_CORRECT = re.compile(
+    r"(?<![A-Za-z0-9'’])[\(\[]?([A-Z])[\)\]]?(?:[:.)]\s*[^.\n]{1,60}?)?\s+(?:is|must\s+be|has\s+to\s+be|would\s+be|should\s+be)\s+"
+    r"(?:(?:therefore|thus|clearly|indeed|definitely)\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer)\b"
 )
 
 
@@ -104,28 +120,37 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
-    text = after_thinking(tail(answer)).strip()
+    text = plain(reply(answer)).strip()
     boxes = boxed(text)
     if boxes:
-        found = [_committed(box, letters, options) for box in boxes]
-        return frozenset().union(*found) if all(found) else frozenset()
+        each = [_committed(box, letters, options) for box in boxes]
+        return frozenset().union(*each) if all(each) else frozenset()
     # A longer text explains first, so the letter that it begins with is no answer.
     whole = _committed(text, letters, options) if len(text) <= 400 else frozenset()
     if whole and len(text.split()) <= 3:
         return whole
-    phrase = answer_phrase(_MARKUP.sub("", text))
-    if phrase is not None:
-        said = _committed(phrase, letters, options)
-        if said:
-            return said
-    chosen = [m for m in _CHOSEN.finditer(_MARKUP.sub("", text)) if m[1] in letters]
-    if chosen and not _DENIAL.search(_MARKUP.sub("", text)[max(0, chosen[-1].start() - 40) : chosen[-1].start()]):
-        return frozenset(chosen[-1][1])
-    if whole:
+    commits: list[tuple[int, frozenset[str]]] = []
+    denials: list[tuple[int, str]] = []
+    bare = _MARKUP.sub("", text)
+    for said in announced(bare):
+        no = _NOT.match(said.text)
+        if no is not None:
+            denials.append((said.start, no[1]))
+        if no is None or no[2].strip(" ,;"):
+            commits.append((said.start, _committed(said.text[no.end() if no else 0 :], letters, options)))
+    for pattern in (_CHOSEN, _IS_CORRECT, _MUST):
+        for match in pattern.finditer(bare):
+            before = _SENTENCE.split(bare[max(0, match.start() - 40) : match.start()])[-1]
+            if match[1] in letters and not _DENIAL.search(before) and not _SUPPOSED.search(before):
+                commits.append((match.start(), frozenset(match[1])))
+    for start, found in sorted(commits, key=lambda commit: commit[0], reverse=True):
+        if found and not any(letter in found for at, letter in denials if at > start):
+            return found
+    if whole and "\n" not in text:
         return whole
     lines = [line for line in text.splitlines() if line.strip()]
     last = _committed(lines[-1], letters, options) if lines else frozenset()
-    return last or _bracketed(text, letters)
+    return last or whole or _bracketed(text, letters)
 
 
 def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
@@ -147,7 +172,10 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
         return frozenset(lone.upper()) if len(lone) == 1 and lone.upper() in letters else frozenset()
     rest = bare[at:]
     # "A big cat" and "I think" begin with words, not with choices.
-    if rest and not re.match(r"\s*(?:[.):,\]\-–—]|$|\n|because\b|since\b|as\b|is\b|\()", rest):
+    if rest and not re.match(
+        r"\s*(?:[.):,\]\-–—]|$|\n|because\b|since\b|as\b|is\b(?!\s+(?:not|wrong|incorrect|false)\b)|\(|[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])",
+        rest,
+    ):
         return frozenset()
     return frozenset(found) if set(found) <= set(letters) else frozenset()
 
@@ -161,10 +189,12 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
 
 def _bracketed(text: str, letters: str) -> frozenset[str]:
     """The last letter in brackets, unless the words before it deny it."""
-    last = None
-    for match in _BRACKETED.finditer(text):
-        if match[1] in letters:
-            last = match
-    if last is None or _DENIAL.search(text[max(0, last.start() - 40) : last.start()]):
+    found = [match for match in _BRACKETED.finditer(text) if match[1] in letters]
+    named = "".join(match[1] for match in found)
+    # "(A) red (B) blue (C) green" lists the choices and makes none.
+    if not found or (len(found) > 2 and letters.startswith(named)):
+        return frozenset()
+    last = found[-1]
+    if _DENIAL.search(text[max(0, last.start() - 40) : last.start()]):
         return frozenset()
     return frozenset(last[1])

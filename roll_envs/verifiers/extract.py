@@ -1,4 +1,4 @@
-r"""Extracts the final answer from a model's text: after its thoughts, in ``\boxed{...}`` or after "the answer is".
+r"""Extracts the final answer from a model's text: after its thoughts, in ``<answer>``, in ``\boxed{...}`` or announced.
 
 Takes time linear in the text. Left out: what the answer means.
 """
@@ -7,27 +7,77 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
-__all__ = ["MAX_CHARS", "after_thinking", "answer_phrase", "boxed", "tail"]
+__all__ = [
+    "MAX_CHARS",
+    "after_thinking",
+    "announced",
+    "answer_phrase",
+    "boxed",
+    "plain",
+    "reply",
+    "short_answer",
+    "tail",
+]
 
 MAX_CHARS = 100_000
 """Of a longer text only the end is read, where a final answer is expected."""
 
+_THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning models
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<thought>", "</thought>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|channel|>analysis", "<|channel|>final<|message|>"),
+)
+_TAGS = ("answer", "final_answer", "solution")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 # The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
-# The parentheses in the middle are for remarks such as "(in cm)", the stars for bold type.
+# "the answer is" as it is said in other languages; what follows it is the answer.
+_FOREIGN = (
+    r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該)?(?:是|为|為|选|選)?|(?:故|应|應|因此|所以)?(?:选择|選擇|选|選)(?:项|項)?"
+    r"|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?"
+    r"|\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)|\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est\b|:)"
+    r"|\bantwort\s*(?:ist\b|lautet\b|:)|\bresposta(?:\s+(?:correta|certa|final))?\s*(?:é\b|:)"
+    r"|\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)|\bответ\s*(?:[:—–-]|это\b|равен\b)|\bđáp\s+(?:án|số)(?:\s+đúng)?\s*(?:là\b|:)"
+    r"|\bjawaban(?:nya)?(?:\s+(?:akhir|yang\s+benar))?\s*(?:adalah\b|:)|\bodpowiedź\s*(?:to\b|:)|\b(?:doğru\s+)?cevap\s*:?"
+    r"|(?:الإجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)|(?:सही\s+)?उत्तर(?:\s+है)?\s*:?"
+)
+# The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
-    r"(?:(?:final|correct|best)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
-    r"(?:\([^()\n]{0,40}\)\s*)?(?:(?:is|are|would\s+be|must\s+be|should\s+be|will\s+be)\b(?:\s+(?:therefore|thus|then|simply|just))?"
-    r"\s*:?|:|=|\$?\\boxed)\s*",
+    r"(?:(?:final|correct|best|right)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
+    r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
+    r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
+    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=|[-–—](?=\s)|\$?\\boxed)\s*"
+    rf"|(?:{_FOREIGN})\s*",
     re.IGNORECASE,
 )
+_SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming|unless)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_NOT_CHOSEN = ("不", "非", "没", "未")
+_DISPLAYS = {"$$": "$$", "\\[": "\\]"}
 _HASHES = re.compile(r"^#### *", re.MULTILINE)
+# Emphasis of Markdown; between letters or digits two stars are a power.
+_STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
+_ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
+_HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>)[ \t]+", re.MULTILINE)
+_FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
 # What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, and delimiters of
 # mathematics.
 _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNORECASE)
+
+
+class Announced(NamedTuple):
+    """What follows "the answer is", to the end of its line, and where it begins."""
+
+    text: str
+    start: int
 
 
 def tail(text: str) -> str:
@@ -35,15 +85,57 @@ def tail(text: str) -> str:
     return text[-MAX_CHARS:]
 
 
-def after_thinking(text: str) -> str:
-    """What follows the last ``</think>``; nothing when thoughts are begun and never ended."""
-    for tag in ("think", "thinking", "reasoning"):
-        _, closed, rest = text.rpartition(f"</{tag}>")
-        if closed:
-            text = rest
-        elif f"<{tag}>" in text:
-            return text.partition(f"<{tag}>")[0]
+def after_thinking(text: str, *, first: bool = False) -> str:
+    """What follows the last end of thoughts (with ``first`` the first, where what follows may quote one); nothing when
+    a text, or a line of it, begins with thoughts that never end.
+
+    A template may open the thoughts in the prompt, so that only their end is in the text.
+    """
+    for opening, closing in _THOUGHTS:
+        begun = text.lstrip().startswith(opening)
+        if first and not begun and opening != "<think>":
+            continue
+        _, closed, rest = text.partition(closing) if first else text.rpartition(closing)
+        text = rest if closed else text
+        if first:
+            if begun and not closed:
+                return ""
+        elif opening in text:
+            at = 0 if text.lstrip().startswith(opening) else text.find("\n" + opening)
+            if at >= 0:
+                return text[:at]
     return text
+
+
+def reply(text: str) -> str:
+    """The part of a model's text where its answer is: the end of it, after thoughts, in the last ``<answer>``."""
+    text = after_thinking(tail(text))
+    lower = text.lower()
+    for tag in _TAGS if len(lower) == len(text) else ():
+        end = lower.rfind(f"</{tag}>")
+        start = lower.rfind(f"<{tag}>", 0, end if end >= 0 else len(text))
+        if start >= 0:  # an answer that was cut off, or stopped at its closing tag, reaches to the end
+            return text[start + len(tag) + 2 : end if end >= 0 else len(text)]
+    return text
+
+
+def plain(text: str) -> str:
+    """``text`` without the emphasis, code marks and headings of Markdown, full-width signs as ASCII ones."""
+    text = _HEADING.sub("", text.translate(_FULL_WIDTH).replace("。", ". "))
+    return _ITALICS.sub(r"\1", _STARS.sub("", text))
+
+
+def short_answer(text: str) -> str:
+    r"""A short answer in words: in ``<answer>`` or ``\boxed{}``, after "the answer is", or the whole reply.
+
+    ``short_answer("It is old. **The answer is Paris.**")`` is ``"Paris."``.
+    """
+    text = reply(text)
+    boxes = boxed(text)
+    if boxes:
+        return ", ".join(boxes)
+    said = answer_phrase(plain(text))
+    return said or text.strip()
 
 
 def boxed(text: str) -> list[str]:
@@ -93,18 +185,36 @@ def _argument(text: str, start: int, closed_by: Mapping[int, int]) -> tuple[str 
     return (word.group().rstrip(".,;"), word.end()) if word else (None, start)
 
 
-def answer_phrase(text: str) -> str | None:
-    """What follows the last "the answer is", "Answer:" or ``####``, to the end of its line; ``None`` without one.
+def announced(text: str) -> list[Announced]:
+    """What follows each "the answer is", "Answer:", ``####`` or their like in other languages, in order.
 
-    An empty line after the words is passed over ("Answer:", then the answer below).
+    An empty line after the words is passed over ("Answer:", then the answer below). A supposition ("if the answer is")
+    announces nothing.
     """
-    start = -1
-    for pattern in (_PHRASE, _HASHES):
-        for match in pattern.finditer(text):
-            # A box is read by `boxed`; one that got here never closes.
-            if match.group().endswith("boxed"):
-                continue
-            start = max(start, match.end())
-    if start < 0:
-        return None
-    return text[start:].lstrip(" \t\r\n*_").partition("\n")[0].strip().rstrip("*_ ")
+    found = []
+    for match in [*_PHRASE.finditer(text), *_HASHES.finditer(text)]:
+        # A box is read by `boxed`; one that got here never closes.
+        if match.group().endswith("boxed") or text[match.start() - 1 : match.start()] in _NOT_CHOSEN:
+            continue
+        if _SUPPOSED.search(text[max(0, match.start() - 40) : match.start()]):
+            continue
+        at = match.end()
+        while at < len(text) and text[at] in " \t\r\n*_":
+            at += 1
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        closing = _DISPLAYS.get(text[at:end].strip())
+        if closing is not None and text.find(closing, end, end + 2000) >= 0:  # mathematics on lines of its own
+            end = text.find(closing, end) + len(closing)
+        found.append((at, end))
+    return [Announced(text[at:end].strip().rstrip("*_ "), at) for at, end in sorted(found)[-_MOST:]]
+
+
+_MOST = 50
+"""Announcements that are read, from the end."""
+
+
+def answer_phrase(text: str) -> str | None:
+    """What the last announcement of an answer says; ``None`` without one."""
+    found = announced(text)
+    return found[-1].text if found else None

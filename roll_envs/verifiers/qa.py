@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll_envs.errors import ConfigError
-from roll_envs.verifiers.extract import after_thinking, tail
+from roll_envs.verifiers.extract import short_answer
 from roll_envs.verifiers.references import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -40,7 +40,7 @@ class ExactMatchVerifier:
         wanted = texts_of(reference)
         if isinstance(wanted, str):
             return Failed(reason=wanted)
-        said = squad_normalize(after_thinking(tail(answer)))
+        said = squad_normalize(short_answer(answer))
         same = said in {squad_normalize(w) for w in wanted}
         return Score(value=float(same), passed=same, detail="" if same else f"read {said[:200]!r}")
 
@@ -57,7 +57,7 @@ class F1Verifier:
         wanted = texts_of(reference)
         if isinstance(wanted, str):
             return Failed(reason=wanted)
-        said = after_thinking(tail(answer))
+        said = short_answer(answer)
         best = max(squad_f1(said, w) for w in wanted)
         same = float(squad_normalize(said) in {squad_normalize(w) for w in wanted})
         return Score(value=best, passed=best >= self.threshold, parts={"f1": best, "em": same})

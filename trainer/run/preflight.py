@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import roll_envs
+from roll_envs.datasets.audit import refuse_unreadable
 from trainer.cluster import check_manager
 from trainer.cluster.learner_ranks import check_ranks
 from trainer.config import RunConfig
@@ -29,11 +30,13 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     """Find the model, look at its chat template, and plan the memory of the run; ``free`` bytes by device stand for
     those of this machine.
 
-    Raises :class:`ConfigError` for a model that is not there or has no chat template, a cluster that does not answer,
-    and for a run that cannot fit.
+    Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no
+    chat template, a cluster that does not answer, and for a run that cannot fit.
     """
     check_manager(config.rollout)
     check_ranks(config)
+    for entry in config.environments:
+        refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)
     plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
     return Ready(config, plan, plan.check())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from roll_envs.errors import ConfigError
 from roll_envs.tools.types import BadCall, ToolCall, ToolResult, ToolSpec
+from roll_envs.verifiers.extract import after_thinking
 
 __all__ = [
     "MAX_CALLS",
@@ -56,10 +57,7 @@ def after_thought(text: str) -> str:
     A call that is only thought about is not made. A template may open the thought in the prompt, so that only its end
     is in the text.
     """
-    _, closing, rest = text.partition("</think>")
-    if closing:
-        return rest
-    return "" if text.lstrip().startswith("<think>") else text
+    return after_thinking(text, first=True)
 
 
 def skip_space(text: str, start: int) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from roll_envs.verifiers.extract import after_thinking, answer_phrase, boxed, tail
+from roll_envs.verifiers.extract import answer_phrase, boxed, plain, reply
 
-__all__ = ["final_expression"]
+__all__ = ["final_expression", "for_reference", "is_sentence", "reference_expression"]
 
-_OPENING, _CLOSING = re.compile(r"<answer>", re.IGNORECASE), re.compile(r"</answer>", re.IGNORECASE)
 _SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
     r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
@@ -29,8 +28,26 @@ _LEAD = re.compile(
     r"|(?:[A-Za-z]{2,}[\s,]+){0,3}[A-Za-z]{2,}:\s+",
     re.IGNORECASE,
 )
+# "He earned $72": a subject and a verb before the number.
+# "paying $660, she has $711" and "$2 + $3 = $5": signs of money, which begin no mathematics.
+_MONEY = re.compile(
+    r"(?<![\\$])\$(?=\d[\d,.]{0,20}(?:,?\s(?:[^$\n\\{}]{0,200}\s)?[a-zA-Z]{2,}\s[^$\n\\{}]{0,200}|\s*[-+*/=×]\s*)\$)"
+)
+_PRICE = re.compile(r"(\\?[$€£]\d[\d,.]*\d|\\?[$€£]\d)\s+(?:per|a|each|every|in|for|left)\b[^$]*")
+_IN_WORDS = re.compile(r"(\d)\s+\([a-z-]{2,20}\)(?=[\s.]*$)")
+_EXPLAINED = re.compile(r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b")
+_SUBJECT = re.compile(
+    r"(?!sin|cos|tan|log|ln|sqrt|pi\b)(?:[A-Z][a-z]+\s+(?:[a-z]+\s+)+|there\s+\w+\s+)(?=\\?[$€£¥]?-?\d)"
+)
+_CALCULATION = re.compile(r"[^A-Za-z\\=]*=(?:[^A-Za-z\\=]*=)*\s*(?=[^=\s])")
+_OPERATION = re.compile(r"^\W*=|\d\s*[-+*/×÷]\s*[$€£]?[\d(]")
+_OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
+_STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
+_LABEL = re.compile(_STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])")
+_LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
 _BETWEEN = re.compile(r"\s*(?:,|;|,?\s*and|,?\s*or|\.)?\s*", re.IGNORECASE)
-_FEW_WORDS = 3
+_FEW_WORDS, _MOST_WORDS = 3, 8
 _SHORT = 300
 _LOOKED_AT = 20_000
 """Characters at the end that are searched for mathematics when no phrase announces the answer."""
@@ -41,15 +58,19 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
     ``final_expression("We get $x=2$, so the answer is $\\frac12$ cm.")`` is ``"\\frac12 cm"``.
     """
-    text = _LINES.sub("\n", _WHITESPACE.sub(" ", _in_tags(after_thinking(tail(text)))))
+    text = _LINES.sub("\n", _WHITESPACE.sub(" ", reply(text)))
     boxes = boxed(text)
     if boxes:
-        return boxes[-1] if len(boxes) == 1 else ", ".join(boxes)
+        return _unstyled(boxes[-1] if len(boxes) == 1 else ", ".join(boxes))
     if require_boxed:
         return ""
+    return _unstyled(_unboxed(_MONEY.sub(r"\\$", plain(text))))
+
+
+def _unboxed(text: str) -> str:
     phrase = answer_phrase(text)
-    if phrase is not None:
-        return _from_phrase(phrase)
+    if phrase:
+        return _result(_from_phrase(phrase))
     lead = _LEAD.match(text.strip())
     bare = text.strip()[lead.end() if lead else 0 :]
     text = text[-_LOOKED_AT:]
@@ -57,8 +78,8 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
     # Mathematics within prose: the last of it is the answer.
     if spans and _words(text[: spans[-1].start()]):
         return _joined(text, spans)
-    if len(bare) <= _SHORT and "\n" not in bare and not _is_prose(bare):
-        return bare
+    if len(bare) <= _SHORT and "\n" not in bare and not _is_prose(bare) and not _SUBJECT.match(bare):
+        return _result(bare)
     # Long, and no prose at either end: one long expression, such as a list.
     if len(bare) > _SHORT and not _is_prose(bare[:_SHORT]) and not _is_prose(bare[-_SHORT:]):
         return bare
@@ -68,15 +89,31 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
     return numbers[-1].strip() if numbers else bare.splitlines()[-1] if bare else ""
 
 
-def _in_tags(text: str) -> str:
-    """The content of the last closed ``<answer>``; the whole text without one."""
-    closings = list(_CLOSING.finditer(text))
-    # Only the last two: many closings without an opening would take quadratic time.
-    for closing in reversed(closings[-2:]):
-        openings = [m.end() for m in _OPENING.finditer(text, 0, closing.start())]
-        if openings:
-            return text[openings[-1] : closing.start()]
-    return text
+def reference_expression(reference: str) -> str:
+    """The answer in a reference: after GSM8K's ``####``, in the box of a solution, or announced by a sentence; else the
+    whole text."""
+    text = reference.strip()
+    if "\\boxed" in text or "\\fbox" in text or answer_phrase(text) is not None:
+        return final_expression(text)
+    return _unstyled(text)
+
+
+def is_sentence(reference: str) -> bool:
+    """Whether a reference is prose that announces no answer: no answer could be equal to it but itself."""
+    return len(_words(reference_expression(reference))) > _MOST_WORDS
+
+
+def for_reference(found: str, reference: str) -> str:
+    r"""``found`` without the letter of its choice (``\textbf{(C)} 72``); that letter, where the reference is one."""
+    label = _LABEL.match(found)
+    if label is None:
+        return found
+    return label[1] if _LABEL_ALONE.fullmatch(reference.strip()) else found[label.end() :]
+
+
+def _unstyled(text: str) -> str:
+    """Numbers without the bold type they stand in."""
+    return _STYLED.sub(r"\1", text)
 
 
 def _is_prose(text: str) -> bool:
@@ -110,6 +147,23 @@ def _from_phrase(phrase: str) -> str:
     middle = ", ".join(map(_content, kept))
     head = before if before and not _PROSE.search(before) else ""
     return f"{head} {middle}{trailing}".strip()
+
+
+def _result(text: str) -> str:
+    """The last side of a calculation (``8 * 9 = 72``), and the number in a sentence of another script."""
+    if re.match(r"[-\\$€£]{0,3}\d", text):
+        text = _EXPLAINED.split(text, maxsplit=1)[0]
+    text = _IN_WORDS.sub(r"\1", text)
+    if price := _PRICE.fullmatch(text):
+        return price[1]
+    sides = _CALCULATION.match(text)
+    if sides and _OPERATION.search(sides[0]) and not (text.startswith("$") and text.rstrip(" .").endswith("$")):
+        text = text[sides.end() :]
+    if _OTHER_SCRIPT.search(text):
+        numbers = [m.group().strip() for m in _NUMBER.finditer(text) if m.group().strip()]
+        spans = list(_SPAN.finditer(text))
+        return _content(spans[-1]) if spans else numbers[-1] if numbers else text
+    return text
 
 
 def _joined(text: str, spans: list[re.Match[str]]) -> str:

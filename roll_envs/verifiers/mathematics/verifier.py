@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError
-from roll_envs.verifiers.mathematics.final import final_expression
+from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number
 from roll_envs.verifiers.mathematics.tidy import tidy
 from roll_envs.verifiers.references import texts_of
@@ -81,9 +81,9 @@ class MathVerifier:
         if len(found) > self.max_chars:
             said = f"the answer has {len(found)} characters; at most {self.max_chars} are read"
             return self._unusable(wanted) or _wrong(said, ungraded=True)
-        said, failure, ungraded = tidy(found), None, ""
+        failure, ungraded = None, ""
         for text in wanted:
-            verdict = self._one(said, text)
+            verdict = self._one(tidy(for_reference(found, text)), text)
             if isinstance(verdict, Failed):
                 failure = failure or verdict
             elif verdict.passed:
@@ -96,8 +96,7 @@ class MathVerifier:
         return _wrong(f"read {shown!r}{': ' + ungraded if ungraded else ''}", ungraded=bool(ungraded))
 
     def _one(self, said: str, reference: str) -> Verdict:
-        # Some data sets give a whole solution as reference, with its answer in a box.
-        gold = tidy(final_expression(reference) if "\\boxed" in reference else reference)
+        gold = tidy(reference_expression(reference))
         if not gold or len(gold) > self.max_chars:
             return Failed(reason=_about(reference, "it is empty" if not gold else f"it has {len(gold)} characters"))
         if said == gold:

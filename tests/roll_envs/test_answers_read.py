@@ -1,0 +1,108 @@
+"""Final answers in many kinds of writing: the bar of a labelled set, and replies that commit to nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from answer_replies import UNDECIDED, replies
+
+from roll_envs.verifiers import Score, make_verifier
+from roll_envs.verifiers.choice import read_choice
+from roll_envs.verifiers.extract import after_thinking, plain, reply, short_answer
+from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
+
+
+def test_98_of_100_replies_are_read_and_no_letter_is_wrong() -> None:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    math = make_verifier("math")
+    labelled = replies()
+    assert len(labelled) >= 1000
+    missed, wrong = Counter[str](), []
+    for one in labelled:
+        if one.task == "choice":
+            found = read_choice(one.text, "ABCDE")
+            missed[one.kind] += found != {one.answer}
+            if found and found != {one.answer}:
+                wrong.append((one, found))
+        else:
+            verdict = math(one.text, one.answer)
+            assert isinstance(verdict, Score)
+            missed[one.kind] += not verdict.passed
+            assert not math(one.text, "1234567.25").passed
+    assert wrong == []
+    assert missed.total() <= 0.02 * len(labelled), missed
+
+
+@pytest.mark.parametrize("text", UNDECIDED)
+def test_a_reply_that_commits_to_no_choice(text: str) -> None:
+    assert len(read_choice(text, "ABCDE")) != 1
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("A isn't right. Neither A nor B is correct. The answer is C.", "C"),
+        ("Neither A nor B is correct.", ""),
+        ("The answer is B. Wait: the answer is not B. The answer is D.", "D"),
+        ("The answer is A. On reflection, the answer is not A.", ""),
+        ("选项A不正确，答案是B", "B"),
+        ("C is wrong. Therefore, A is correct.", "A"),
+    ],
+)
+def test_denials(text: str, letters: str) -> None:
+    assert read_choice(text, "ABCDE") == frozenset(letters)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The answer is 2**3.", "2**3."),
+        ("$5 + 3 = 8$", "$5 + 3 = 8$"),
+        ("The answer is $5 \\text{ cm}$.", "5 \\text{ cm}"),
+        ("After paying $660, she has $711 left.", "$711"),
+        ("8 * 9 = 72", "72"),
+        ("x = 5", "x = 5"),
+        ("答案是 72 元。", "72"),
+    ],
+)
+def test_final_expressions(text: str, found: str) -> None:
+    assert final_expression(text) == found
+
+
+@pytest.mark.parametrize(
+    ("reference", "found"),
+    [
+        ("48/2 = <<48/2=24>>24\n#### 1,072", "1,072"),
+        ("Thus the answer is $\\boxed{\\frac12}$.", "\\frac12"),
+        ("The answer is 72.", "72."),
+        ("x^2+1", "x^2+1"),
+        ("x = 3 or x = 4", "x = 3 or x = 4"),
+    ],
+)
+def test_references(reference: str, found: str) -> None:
+    assert reference_expression(reference) == found
+
+
+def test_the_letter_of_a_choice_before_a_value() -> None:
+    assert for_reference("\\textbf{(C)}\\ 72", "72") == "72"
+    assert for_reference("\\textbf{(C)}\\ 72", "\\textbf{(C)}") == "C"
+    assert for_reference("72", "C") == "72"
+
+
+def test_thoughts_and_tags() -> None:
+    assert after_thinking("we write a <think> tag") == "we write a <think> tag"
+    assert after_thinking("a</think>b</think>c", first=True) == "b</think>c"
+    assert reply("<answer>1</answer> I used <answer> tags") == "1"
+    assert reply("<answer>1</answer> no <answer>2</answer>") == reply("It is <answer>2") == "2"
+    assert plain("**A** is 2**3, `b` and *c*; 2 * 3 * 4") == "A is 2**3, b and c; 2 * 3 * 4"
+    assert short_answer("Old. **The answer is Paris**") == "Paris"
+
+
+@pytest.mark.parametrize("name", ["em", "f1"])
+def test_short_answers_in_tags(name: str) -> None:
+    verifier: Any = make_verifier(name)
+    for text in ("<think>Rome?</think><answer>Paris</answer>", "The answer is **Paris**.", "Paris", "\\boxed{Paris}"):
+        assert verifier(text, "Paris").value == 1.0
+        assert verifier(text, "Rome").value == 0.0

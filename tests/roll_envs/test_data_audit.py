@@ -1,0 +1,130 @@
+"""References are judged as answers before training; the files and rows that data sets come in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll_envs.cli import main
+from roll_envs.datasets.audit import audit, refuse_unreadable
+from roll_envs.datasets.env import DatasetEnv, DatasetSettings
+from roll_envs.datasets.tasks import given_rows, read_rows
+from roll_envs.errors import ConfigError
+
+ROWS: list[dict[str, Any]] = [
+    {"question": "a", "answer": "48/2 = <<48/2=24>>24\n#### 72"},
+    {"question": "b", "answer": "Thus the answer is $\\boxed{\\frac{1}{2}}$."},
+    {"prompt": [{"role": "user", "content": "c"}], "reward_model": {"style": "rule", "ground_truth": "7"}},
+    {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "The answer is 4."}]},
+]
+BAD = [
+    "it depends on very many things which nobody of us could ever tell you",
+    None,
+    "",
+    "\\frac{1}{0}",
+]
+
+
+def found_in(rows: Any, verifier: str = "math") -> list[int]:
+    env = DatasetEnv(DatasetSettings(rows=rows, verifier=verifier))
+    return [finding.row for finding in audit(env).findings]
+
+
+@pytest.fixture(autouse=True)
+def _math() -> None:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+
+
+def test_rows_of_common_data_sets_are_right_by_themselves() -> None:
+    assert found_in(ROWS) == []
+    env = DatasetEnv(DatasetSettings(rows=ROWS, verifier="math"))
+    assert env.tasks[3].prompt == "2+2?"
+    for row, answer in enumerate(("72", "1/2", "7", "4")):
+        env.reset(options={"row": row})
+        assert env.step(f"\\boxed{{{answer}}}")[1] == 1.0, row
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_reference_that_cannot_be_graded_is_named(bad: Any) -> None:
+    assert found_in([*ROWS, {"question": "e", "answer": bad}]) == [4]
+
+
+def test_choices() -> None:
+    rows = [{"question": "a", "answer": x} for x in ("B", "(c)", 2, [0, 1], "Z", 11)]
+    assert found_in(rows, "choice") == [4, 5]
+
+
+def test_verifiers_whose_references_are_no_answers_are_not_audited() -> None:
+    env = DatasetEnv(
+        DatasetSettings(rows=[{"question": "a", "answer": "x"}], verifier={"name": "regex", "pattern": "x"})
+    )
+    found = audit(env)
+    assert (found.judged, found.skipped, found.share) == (0, 1, 1.0)
+
+
+def test_a_run_does_not_start_below_99_of_100() -> None:
+    good = [{"question": str(n), "answer": str(n)} for n in range(200)]
+    refuse_unreadable("roll/Dataset-v0", {"rows": good, "verifier": "math"})
+    refuse_unreadable("roll/FrozenLake-v0", {})
+    good[7] = good[9] = {"question": "q", "answer": ""}
+    refuse_unreadable("roll/Dataset-v0", {"rows": list(good), "verifier": "math"})
+    good[11] = {"question": "q", "answer": ""}
+    with pytest.raises(ConfigError, match=r"3 of 200 references(?s:.*)row 7: (?s:.*)row 11: "):
+        refuse_unreadable("roll/Dataset-v0", {"rows": list(good), "verifier": "math"})
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
+    assert main(["data", "check", str(path), "--verifier", "math"]) == 0
+    assert "4 of 4 references" in capsys.readouterr().out
+    path.write_text("\n".join(map(json.dumps, [*ROWS, {"question": "e", "answer": "\\frac{1}{0}"}])), encoding="utf-8")
+    assert main(["data", "check", str(path), "--verifier", "math", "--json"]) == 1
+    assert [f["row"] for f in json.loads(capsys.readouterr().out)["findings"]] == [4]
+    assert main(["data", "check", str(path), "--verifier", "schema"]) == 2
+    assert main(["data", "check", str(tmp_path / "rows.xlsx"), "--verifier", "math"]) == 2
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('question,answer\n"1+1, say",2\nx,"#### 3"\n', encoding="utf-8")
+    assert found_in(read_rows(path)) == []
+    assert read_rows(path)[0] == {"question": "1+1, say", "answer": "2"}
+    path.write_text("question,answer\na\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rows\.csv:2 has not the 2 columns"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("form", ["new_file", "new_stream"])
+def test_arrow(tmp_path: Path, form: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the optional part 'data'")
+    path = tmp_path / "rows.arrow"
+    table = pyarrow.table({"question": ["a", "b"], "answer": ["1", "2"]})
+    with getattr(pyarrow.ipc, form)(path, table.schema) as writer:
+        writer.write_table(table)
+    assert read_rows(path) == [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+    path.write_bytes(b"no arrow")
+    with pytest.raises(ConfigError, match="is no Arrow file"):
+        read_rows(path)
+
+
+class HubData:
+    """As much of ``datasets.Dataset`` as is used: no Sequence, and its rows are made anew at each reading."""
+
+    _fingerprint = "f3a1"
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return iter([{"question": str(n), "answer": str(n)} for n in range(3)])
+
+
+def test_rows_of_a_data_set_of_the_hub_are_shared() -> None:
+    assert given_rows(HubData()) is given_rows(HubData())  # type: ignore[arg-type]
+    one, other = (DatasetEnv(DatasetSettings(rows=HubData(), verifier="math")) for _ in range(2))
+    assert one.tasks is other.tasks
