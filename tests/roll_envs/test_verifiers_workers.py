@@ -167,7 +167,7 @@ def test_a_worker_inherits_no_open_file(make_pool: Callable[..., WorkerPool], tm
 
 
 def test_tasks_wait_for_a_free_worker_and_not_for_ever(make_pool: Callable[..., WorkerPool]) -> None:
-    pool = make_pool(queue_timeout_s=0.2)
+    pool = make_pool(queue_timeout_s=0.2, first_s=5.0)
     value(pool, "pid")
     with ThreadPoolExecutor(2) as threads:
         busy = threads.submit(pool.call, "spin", [1.0], deadline_s=20)
