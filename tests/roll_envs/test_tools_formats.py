@@ -241,7 +241,7 @@ CALLS = st.lists(
 @settings(deadline=None)  # other work shares the processor
 @given(calls=CALLS)
 def test_what_is_rendered_is_read_back(calls: list[ToolCall]) -> None:
-    """In every format that carries any name and text: to draw the calls takes much longer than to write and read them."""
+    """In every format that carries any name and text: drawing the calls takes longer than writing and reading them."""
     for name in (n for n in TOOL_FORMATS if n not in ("qwen3-coder", "glm", "llama-pythonic")):
         form = TOOL_FORMATS[name]
         text = form.render(calls)
@@ -324,8 +324,9 @@ def test_an_unknown_format_names_the_nearest() -> None:
 PIECES = (
     "<tool_call>", "</tool_call>", "<function=", "<function=a>", "</function>", "<parameter=b>", "</parameter>",
     "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
-    "<|start|>assistant", "<|channel|>commentary", " to=functions.a", "<|message|>", "<arg_key>", "</arg_key>", "<arg_value>",
-    "</arg_value>", "[a(b=", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```tool\n", "```", "{", "}", "[", "]",
+    "<|start|>assistant", "<|channel|>commentary", " to=functions.a", "<|message|>", "<arg_key>", "</arg_key>",
+    "<arg_value>", "</arg_value>", "[a(b=",
+    "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```tool\n", "```", "{", "}", "[", "]",
     '"', '{"name": "a"',
     '"arguments": {', '"tool_calls"', ":", ",", ";", "\\", "\n", " ", "1", "é", "\ud800", "\x00",
 )  # fmt: skip
