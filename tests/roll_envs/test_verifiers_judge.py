@@ -534,9 +534,9 @@ def test_a_child_process_starts_over() -> None:
         # As if a thread of the parent held every lock at this moment; none of them is released in the child.
         with judge._client._lock, judge._cache._lock, judge._totals_lock:
             child = os.fork()
-        if child == 0:
-            verdict = judge("a", "b")  # which the parent is asking just now
-            os._exit(0 if isinstance(verdict, Score) and verdict.passed else 1)
+            if child == 0:  # within the block, which would release the locks
+                verdict = judge("a", "b")  # which the parent is asking just now
+                os._exit(0 if isinstance(verdict, Score) and verdict.passed else 1)
         until = time.monotonic() + 20
         while time.monotonic() < until:
             done, status = os.waitpid(child, os.WNOHANG)
