@@ -219,7 +219,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     assert re.search(r"^License(-Expression)?: Apache-2.0$", metadata, re.MULTILINE)
     assert "Requires-Dist: torch" in metadata
     base = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
-    assert base == ["gymnasium", "numpy", "httpx", "pydantic", "rapidfuzz"]
+    assert base == ["gymnasium", "numpy", "httpx", "pydantic", "rapidfuzz", "jsonschema"]
 
 
 # -- the verdict on a run ----------------------------------------------------------------------------------------------

@@ -1,40 +1,52 @@
-"""Checks arguments against a tool's JSON schema and explains the first mistake in one sentence for the model.
+"""Checks arguments against a tool's JSON schema, by ``jsonschema``, and explains the first mistake for the model.
 
-Keywords that are checked: ``type`` (one or several), ``enum``, ``const``, ``properties``, ``required``, ``items``,
-``minimum``, ``maximum``, ``minLength``, ``maxLength``, ``minItems``, ``maxItems``, and ``additionalProperties`` (where
-it is missing, the arguments may have no other names, so that misspelt ones are errors; objects within them may). Other
-keywords (``anyOf``, ``$ref``, ...) are left to the tool itself.
+The meaning is JSON Schema's: draft 2020-12 unless the schema names another, ``format`` left aside, and names that it
+does not mention are allowed unless it says otherwise. A reference to another document is never fetched.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from roll_envs.errors import ConfigError, nearest
+import jsonschema  # type: ignore[import-untyped,unused-ignore]
+import referencing
+from referencing.exceptions import Unresolvable
+
+from roll_envs.errors import ConfigError, RollError, nearest
 
 __all__ = ["check_arguments", "check_schema", "describe_parameters"]
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list, tuple),
-    "object": (Mapping,),
-    "null": (type(None),),
-}
 _MOST_SHOWN = 60
+_MOST_SAID = 300
+_PATTERN_S = 2.0
+_LENGTHS = {
+    "minLength": "more characters",
+    "maxLength": "fewer characters",
+    "minItems": "more items",
+    "maxItems": "fewer items",
+}
 
 
 def check_schema(schema: Any, where: str) -> None:
-    """Raise :class:`ConfigError` unless ``schema`` is a JSON schema of an object that :func:`check_arguments` reads."""
+    """Raise :class:`ConfigError` unless ``schema`` is a valid JSON schema of an object."""
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise ConfigError(f"{where}: parameters must be a JSON schema of type 'object', not {_short(schema)}")
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, Mapping) or not isinstance(required, Sequence) or isinstance(required, str):
-        raise ConfigError(f"{where}: parameters needs 'properties' (an object) and 'required' (a list of names)")
+    try:
+        validator = _validator(_text(schema))
+        validator.check_schema(validator.schema)
+        # References are looked up when a value gets there; one to nowhere is told before.
+        for reference in _references(validator.schema):
+            validator._resolver.lookup(reference)
+    except jsonschema.SchemaError as error:
+        said = f"{error.json_path}: {error.message[:_MOST_SAID]}"
+        raise ConfigError(f"{where}: parameters is no valid JSON schema: {said}") from None
+    except Unresolvable as error:
+        raise ConfigError(f"{where}: parameters refers to {_short(error.ref)}, which it does not hold") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: parameters cannot be read as JSON: {error}") from None
 
 
 def describe_parameters(schema: Mapping[str, Any]) -> str:
@@ -42,105 +54,116 @@ def describe_parameters(schema: Mapping[str, Any]) -> str:
     required = schema.get("required", [])
     parts = []
     for name, part in schema.get("properties", {}).items():
-        kind = _type_names(part) if isinstance(part, Mapping) else ""
+        named = part.get("type", "") if isinstance(part, Mapping) else ""
+        kind = named if isinstance(named, str) else " or ".join(named)
         marks = [m for m in (kind, "" if name in required else "optional") if m]
         parts.append(f"{name} ({', '.join(marks)})" if marks else name)
     return ", ".join(parts) or "none"
 
 
 def check_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """What is wrong with ``arguments``, in one sentence with what is allowed; empty when they fit."""
-    properties = schema.get("properties", {})
-    missing = [name for name in schema.get("required", []) if name not in arguments]
-    if missing:
-        return f"argument {missing[0]!r} is missing; arguments: {describe_parameters(schema)}"
-    for name, value in arguments.items():
-        if name not in properties:
-            # Where the schema allows other names, the tool itself checks them.
-            if schema.get("additionalProperties", False) is not False:
-                continue
-            close = nearest(str(name), properties, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            return f"there is no argument {_short(name)}{hint}; arguments: {describe_parameters(schema)}"
-        problem = _problem(value, properties[name], f"argument {name!r}", 0)
-        if problem:
-            return problem
-    return ""
+    """What is wrong with ``arguments``, in one sentence with what is allowed; empty when they fit.
+
+    Raises :class:`ConfigError` for a schema that :func:`check_schema` refuses.
+    """
+    try:
+        text = _text(schema)
+        if '"pattern' in text:
+            return _matched(arguments, text)
+        validator = _validator(text)
+        errors = validator.iter_errors(_plain(arguments))
+        # The one that is nearest to the top, and names missing before values that do not fit.
+        error = min(errors, key=lambda each: (len(each.absolute_path), each.validator != "required"), default=None)
+    except RecursionError:
+        return "the arguments are nested too deep"
+    except Unresolvable:
+        check_schema(schema, "the tool")
+        raise
+    return "" if error is None else _explained(error, schema)
 
 
-def _problem(value: Any, schema: Any, where: str, depth: int) -> str:
-    # What lies deeper than in any usual schema is left to the tool.
-    if not isinstance(schema, Mapping) or depth > 20:
-        return ""
-    names = _type_list(schema)
-    if names and not any(_is(value, name) for name in names):
-        return f"{where} must be of type {_type_names(schema)}, not {_type_of(value)} {_short(value)}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{where} must be one of {', '.join(_short(v) for v in schema['enum'])}, not {_short(value)}"
-    if "const" in schema and value != schema["const"]:
-        return f"{where} must be {_short(schema['const'])}, not {_short(value)}"
-    return _bound(value, schema, where) or _inside(value, schema, where, depth)
+def _matched(arguments: Mapping[str, Any], schema: str) -> str:
+    """As :func:`check_arguments`, in a worker process: matching a pattern may never end, and stops every thread.
+
+    Raises :class:`RollError` where no worker can be had.
+    """
+    # Imported here because the verifiers import this module.
+    from roll_envs.verifiers.workers import PoolSettings, shared_pool
+
+    pool = shared_pool(PoolSettings(module="roll_envs.verifiers.format_tasks", memory_mb=512))
+    outcome = pool.call("fit", [json.dumps(_plain(arguments)), json.loads(schema)], deadline_s=_PATTERN_S)
+    if outcome.status == "unavailable":
+        raise RollError(f"the arguments of a call could not be checked: {outcome.detail}")
+    if outcome.status != "ok":
+        return f"the arguments could not be checked against the tool's patterns: {outcome.detail}"
+    problem = outcome.value.get("problem", outcome.value.get("fault", ""))
+    return f"the call does not fit: {problem}" if problem else ""
 
 
-def _bound(value: Any, schema: Mapping[str, Any], where: str) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if "minimum" in schema and value < schema["minimum"]:
-            return f"{where} must be {schema['minimum']} or more, not {_short(value)}"
-        if "maximum" in schema and value > schema["maximum"]:
-            return f"{where} must be {schema['maximum']} or less, not {_short(value)}"
-    for kinds, least, most, unit in (
-        (str, "minLength", "maxLength", "characters"),
-        (list, "minItems", "maxItems", "items"),
-    ):
-        if isinstance(value, kinds):
-            if least in schema and len(value) < schema[least]:
-                return f"{where} must have {schema[least]} or more {unit}, not {len(value)}"
-            if most in schema and len(value) > schema[most]:
-                return f"{where} must have {schema[most]} or fewer {unit}, not {len(value)}"
-    return ""
+def _explained(error: jsonschema.ValidationError, schema: Mapping[str, Any]) -> str:
+    path, value, rule = list(error.absolute_path), error.instance, error.validator_value
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+    where = f"argument {where!r}" if path else "the call"
+    allowed = f"; arguments: {describe_parameters(schema)}"
+    if error.validator == "required" and isinstance(value, Mapping):
+        missing = next(name for name in rule if name not in value)
+        return f"argument {missing!r} is missing{allowed}" if not path else f"{where} lacks {missing!r}"
+    if error.validator == "additionalProperties" and rule is False and isinstance(value, Mapping):
+        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+        name = next((name for name in value if name not in known), "")
+        close = nearest(name, known, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"there is no argument {_short(name)}{hint}{allowed if not path else ''}"
+    if error.validator == "type":
+        kinds = rule if isinstance(rule, str) else " or ".join(rule)
+        return f"{where} must be of type {kinds}, not {_type_of(value)} {_short(value)}"
+    if error.validator == "enum":
+        return f"{where} must be one of {', '.join(map(_short, rule))}, not {_short(value)}"
+    if error.validator == "const":
+        return f"{where} must be {_short(rule)}, not {_short(value)}"
+    if error.validator in ("minimum", "maximum"):
+        return f"{where} must be {rule} or {'more' if error.validator == 'minimum' else 'less'}, not {_short(value)}"
+    if error.validator in _LENGTHS:
+        return f"{where} must have {rule} or {_LENGTHS[error.validator]}, not {len(value)}"
+    return f"{where} does not fit: {error.message[:_MOST_SAID]}"
 
 
-def _inside(value: Any, schema: Mapping[str, Any], where: str, depth: int) -> str:
-    if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
-        for place, item in enumerate(value):
-            problem = _problem(item, schema["items"], f"{where}, item {place}", depth + 1)
-            if problem:
-                return problem
-    if isinstance(value, Mapping) and isinstance(schema.get("properties"), Mapping):
-        missing = [name for name in schema.get("required", []) if name not in value]
-        if missing:
-            return f"{where} lacks {missing[0]!r}; it holds: {describe_parameters(schema)}"
-        for name, part in value.items():
-            if name in schema["properties"]:
-                problem = _problem(part, schema["properties"][name], f"{where}.{name}", depth + 1)
-                if problem:
-                    return problem
-            elif schema.get("additionalProperties") is False:
-                return f"{where} may not hold {_short(name)}; it holds: {describe_parameters(schema)}"
-    return ""
+@functools.lru_cache(maxsize=512)
+def _validator(text: str) -> Any:
+    """The validator of a schema, given as JSON: a mapping cannot be remembered."""
+    schema = json.loads(text)
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    # An empty registry: a reference to another document is not fetched.
+    return kind(schema, registry=referencing.Registry())
 
 
-def _type_list(schema: Mapping[str, Any]) -> list[str]:
-    named = schema.get("type", [])
-    return [n for n in ([named] if isinstance(named, str) else named) if n in _TYPES]
+def _references(schema: Any) -> list[str]:
+    found, left = [], [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            found += [part["$ref"]] if isinstance(part.get("$ref"), str) else []
+            # Data, in which "$ref" has no meaning.
+            left += [inner for key, inner in part.items() if key not in ("enum", "const", "default", "examples")]
+        elif isinstance(part, list):
+            left += part
+    return found
 
 
-def _type_names(schema: Mapping[str, Any]) -> str:
-    return " or ".join(_type_list(schema))
+def _text(schema: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(schema), allow_nan=False)
 
 
-def _is(value: Any, name: str) -> bool:
-    # In Python a bool is an int; in JSON it is not.
-    if isinstance(value, bool):
-        return name == "boolean"
-    # In JSON schema 1.0 is an integer.
-    if name == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _TYPES[name])
+def _plain(value: Any) -> Any:
+    """The value with plain dicts and lists, which are all that ``jsonschema`` takes for objects and arrays."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _type_of(value: Any) -> str:
-    return next((name for name in _TYPES if _is(value, name)), type(value).__name__)
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
 
 
 def _short(value: Any) -> str:

@@ -3,7 +3,8 @@
     judge = make_verifier("llm_judge", url="http://localhost:8000/v1", model="qwen", kind="correctness")
     judge("It is Paris.", "Paris", {"prompt": "What is the capital of France?"})
 
-A server that cannot be reached, a deadline that ran out, a reply without a clear verdict: each is :class:`Failed`.
+A server that cannot be reached, a deadline that ran out, replies that are cut or hold no clear verdict: each is
+:class:`Failed`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -19,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
-from roll_envs.verifiers.judge_llm_client import ChatClient, Endpoint
+from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
 from roll_envs.verifiers.judge_llm_forms import (
     Criterion,
     Form,
@@ -67,7 +69,8 @@ class LlmJudge:
     ``cached``.
 
     Further options are those of :class:`~roll_envs.verifiers.judge_llm_client.Endpoint`. ``cache_dir``: where replies
-    are kept on disk; in memory the last ``cache_items`` are. ``guidance``: rules of your own for the judge.
+    are kept on disk; in memory the last ``cache_items`` are. ``guidance``: rules of your own for the judge. ``asks``:
+    how often the judge is asked until a reply is whole and clear, each time after a cut one with more tokens.
     """
 
     def __init__(
@@ -84,11 +87,12 @@ class LlmJudge:
         max_chars: int = 20_000,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_items: int = 10_000,
-        key_env: str = "OPENAI_API_KEY",
+        key_env: str = "",
         try_s: float = 60.0,
         deadline_s: float = 300.0,
         queue_s: float = 3600.0,
         tries: int = 8,
+        asks: int = 3,
         concurrency: int = 16,
         structured: Literal["auto", "always", "never"] = "auto",
         max_tokens: int = 1024,
@@ -106,6 +110,9 @@ class LlmJudge:
             raise ConfigError(f"threshold must be a number from 0 to 1, not {threshold!r}")
         if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 100:
             raise ConfigError(f"max_chars must be a whole number of 100 or more, not {max_chars!r}")
+        if isinstance(asks, bool) or not isinstance(asks, int) or not 1 <= asks <= 10:
+            raise ConfigError(f"asks must be a whole number from 1 to 10, not {asks!r}")
+        self.asks = asks
         self.form = _form(kind, criteria, scale)
         self.kind, self.threshold, self.guidance = kind, threshold, guidance
         self.question_key, self.max_chars = question_key, max_chars
@@ -117,6 +124,7 @@ class LlmJudge:
         self._client = ChatClient(self.endpoint)
         self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
         self._totals, self._totals_lock = dict(_FREE), threading.Lock()
+        _judges.add(self)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         asked = self._texts(answer, reference, context)
@@ -124,7 +132,7 @@ class LlmJudge:
             return asked
         future = self._client.submit(self._judge(asked))
         try:
-            return future.result(self.endpoint.queue_s + self.endpoint.deadline_s + _SPARE_S)
+            return future.result(self.asks * self.endpoint.queue_s + self.endpoint.deadline_s + _SPARE_S)
         except concurrent.futures.CancelledError:
             return Failed(reason="the judge was closed")
         except TimeoutError:
@@ -213,23 +221,31 @@ class LlmJudge:
         reading = None if known is None else read_reply(self.form, known)
         if reading is not None:
             return _JudgeResult(reading, {**_FREE, "cached": 1.0})
-        messages = messages_for(self.form, texts, draw_mark(texts), self.guidance)
-        reply = await self._client.ask(messages, self.form.schema)
-        if isinstance(reply, Failed):
-            return reply
-        cost = {
-            "prompt_tokens": float(reply.prompt_tokens),
-            "completion_tokens": float(reply.completion_tokens),
-            "requests": float(reply.tries),
-        }
+        cost, longer, left_s, why = dict(_FREE), 1, self.endpoint.deadline_s, ""
+        for ask in range(self.asks):
+            messages = messages_for(self.form, texts, draw_mark(texts), self.guidance, again=ask > 0)
+            reply = await self._client.ask(messages, self.form.schema, deadline_s=left_s, longer=longer)
+            if isinstance(reply, Failed):
+                return reply
+            self._count(cost, reply)
+            reading = None if reply.cut else read_reply(self.form, reply.text)
+            if reading is not None:
+                await asyncio.to_thread(self._cache.put, key, reply.text)
+                return _JudgeResult(reading, {**cost, "cached": 0.0})
+            why = f"was cut ({reply.cut})" if reply.cut else "holds no clear verdict"
+            why = f"the judge's reply {why}, asked {ask + 1} times; the last: {reply.text[-300:]!r}"
+            longer *= 2 if reply.cut else 1
+            left_s -= reply.seconds
+            if left_s <= 0:
+                break
+        return Failed(reason=why)
+
+    def _count(self, cost: dict[str, float], reply: ChatReply) -> None:
+        spent = (reply.prompt_tokens, reply.completion_tokens, reply.tries)
         with self._totals_lock:
-            for name, number in cost.items():
+            for name, number in zip(_FREE, spent, strict=True):
+                cost[name] += number
                 self._totals[name] += number
-        reading = read_reply(self.form, reply.text)
-        if reading is None:
-            return Failed(reason=f"the judge's reply holds no clear verdict: {reply.text[-300:]!r}")
-        await asyncio.to_thread(self._cache.put, key, reply.text)
-        return _JudgeResult(reading, {**cost, "cached": 0.0})
 
     def _score(self, told: list[_JudgeResult]) -> Score:
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}
@@ -251,6 +267,21 @@ class LlmJudge:
         if self.threshold is not None:
             passed = first.parts.get("probability", first.value) >= self.threshold
         return Score(value=float(passed), passed=passed, detail=first.reason, parts=parts)
+
+
+_judges: weakref.WeakSet[LlmJudge] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # Threads that are not in the child may have held these locks.
+    for judge in list(_judges):
+        judge._totals_lock = threading.Lock()
+        judge._cache.unlock()
+        judge._in_progress = {}
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -> Form:

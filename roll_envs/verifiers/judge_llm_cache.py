@@ -32,8 +32,12 @@ class ReplyCache:
     def __init__(self, folder: str | os.PathLike[str] | None = None, items: int = 10_000) -> None:
         self.folder = None if folder is None else Path(folder)
         self.items = items
-        self._lock = threading.Lock()
         self._known: OrderedDict[str, str] = OrderedDict()
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Begin with a free lock, in a child made by ``os.fork``."""
+        self._lock = threading.Lock()
 
     def get(self, key: str) -> str | None:
         """The reply to a request, if it is known."""

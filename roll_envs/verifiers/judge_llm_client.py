@@ -13,8 +13,9 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import httpx
@@ -30,6 +31,9 @@ T = TypeVar("T")
 # With these, servers refuse the field response_format that they do not know.
 _SCHEMA_STATUSES = frozenset({400, 404, 415, 422, 501})
 _MAX_BYTES = 4 << 20
+_OPENAI = "api.openai.com"
+# How servers say that a reply has come to its end; some say nothing.
+_ENDED = frozenset({"", "stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -40,8 +44,9 @@ class Endpoint:
     url: str
     """Up to and with the version: ``http://host:8000/v1``."""
     model: str
-    key_env: str = "OPENAI_API_KEY"
-    """Name of the environment variable with the API key; without such a variable none is sent."""
+    key_env: str = ""
+    """Name of the environment variable with the API key; without such a variable none is sent. Empty:
+    ``OPENAI_API_KEY`` for ``https://api.openai.com``, and no key for any other server."""
     try_s: float = 60.0
     """Limit of one attempt, from connecting to the last byte."""
     deadline_s: float = 300.0
@@ -56,9 +61,20 @@ class Endpoint:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More items of the request's body, such as ``{"seed": 0}``; one that is ``None`` is left out of it."""
 
+    @property
+    def key(self) -> str:
+        """The API key, empty where none is to be sent."""
+        address = httpx.URL(self.url)
+        own = address.scheme == "https" and (address.host == _OPENAI or address.host.endswith("." + _OPENAI))
+        return os.environ.get(self.key_env or ("OPENAI_API_KEY" if own else ""), "")
+
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"url must begin with http:// or https:// and end with the version, not {self.url!r}")
+        try:
+            httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"url {self.url!r} cannot be used: {error}") from None
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be the name of a model, not {self.model!r}")
         if self.structured not in ("auto", "always", "never"):
@@ -84,6 +100,10 @@ class ChatReply:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     tries: int = 1
+    cut: str = ""
+    """Why the reply did not come to its end, in the server's word (``length``); empty where it did."""
+    seconds: float = 0.0
+    """From the first attempt, without waiting for a place."""
 
 
 class _RetryableError(Exception):
@@ -107,20 +127,34 @@ class ChatClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self._plain = endpoint.structured == "never"
+        self._reset()
+        _clients.add(self)
+
+    def _reset(self) -> None:
+        # Also in a forked child, where a thread that is not there may have held the lock, and no loop runs.
         self._lock = threading.Lock()
-        self._pid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._http: httpx.AsyncClient | None = None
         self._slots: asyncio.Semaphore | None = None
-        self._plain = endpoint.structured == "never"
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the client's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._running())
 
-    async def ask(self, messages: list[dict[str, Any]], schema: Mapping[str, Any]) -> ChatReply | Failed:
-        """A reply, or why there is none. Only on the client's loop (:meth:`submit`)."""
+    async def ask(
+        self,
+        messages: list[dict[str, Any]],
+        schema: Mapping[str, Any],
+        *,
+        deadline_s: float | None = None,
+        longer: int = 1,
+    ) -> ChatReply | Failed:
+        """A reply, or why there is none. Only on the client's loop (:meth:`submit`).
+
+        ``deadline_s``: instead of the endpoint's; ``longer``: times as many tokens as the endpoint says.
+        """
         assert self._slots is not None
         try:
             async with asyncio.timeout(self.endpoint.queue_s):
@@ -128,7 +162,7 @@ class ChatClient:
         except TimeoutError:
             return Failed(reason=f"no place for a request to the judge within {self.endpoint.queue_s:g} s")
         try:
-            return await self._tries(messages, schema)
+            return await self._tries(messages, schema, deadline_s or self.endpoint.deadline_s, longer)
         finally:
             self._slots.release()
 
@@ -136,7 +170,7 @@ class ChatClient:
         """End the thread and close connections; requests under way fail. Any number of times; asking starts anew."""
         with self._lock:
             loop, thread, self._loop = self._loop, self._thread, None
-        if loop is None or thread is None or self._pid != os.getpid():
+        if loop is None or thread is None:
             return
         asyncio.run_coroutine_threadsafe(self._end(), loop)
         thread.join(timeout=5)
@@ -152,8 +186,8 @@ class ChatClient:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
                 self._slots = asyncio.Semaphore(self.endpoint.concurrency)
                 limits = httpx.Limits(max_connections=self.endpoint.concurrency)
                 self._http = httpx.AsyncClient(timeout=self.endpoint.try_s, limits=limits, follow_redirects=False)
@@ -161,8 +195,11 @@ class ChatClient:
                 self._thread.start()
             return self._loop
 
-    async def _tries(self, messages: list[dict[str, Any]], schema: Mapping[str, Any]) -> ChatReply | Failed:
-        until = time.monotonic() + self.endpoint.deadline_s
+    async def _tries(
+        self, messages: list[dict[str, Any]], schema: Mapping[str, Any], deadline_s: float, longer: int
+    ) -> ChatReply | Failed:
+        started = time.monotonic()
+        until = started + deadline_s
         last, count, plain = "", 0, self._plain
         while count < self.endpoint.tries:
             left = until - time.monotonic()
@@ -170,9 +207,9 @@ class ChatClient:
                 break
             try:
                 async with asyncio.timeout(min(left, self.endpoint.try_s)):
-                    reply = await self._once(messages, None if plain else schema, count + 1)
+                    reply = await self._once(messages, None if plain else schema, longer)
                 self._plain = plain  # remember a server that accepts the request only without a schema
-                return reply
+                return replace(reply, tries=count + 1, seconds=time.monotonic() - started)
             # Not counted as a try: the server has not been asked the question yet.
             except _SchemaRefusedError:
                 plain = True
@@ -188,10 +225,10 @@ class ChatClient:
             if count == self.endpoint.tries or time.monotonic() + pause_s >= until:
                 break
             await asyncio.sleep(pause_s)
-        allowed = f"{self.endpoint.tries} tries and {self.endpoint.deadline_s:g} s allowed"
+        allowed = f"{self.endpoint.tries} tries and {deadline_s:.3g} s allowed"
         return Failed(reason=f"the judge gave no reply in {count} tries ({allowed}); the last: {last}")
 
-    async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, tries: int) -> ChatReply:
+    async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, longer: int) -> ChatReply:
         assert self._http is not None
         # At temperature 0, so that the same texts get the same verdict; `extra` may say otherwise.
         body: dict[str, Any] = {
@@ -202,10 +239,13 @@ class ChatClient:
             **self.endpoint.extra,
         }
         body = {name: value for name, value in body.items() if value is not None}
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(body.get(name), int):
+                body[name] *= longer
         if schema is not None:
             shape = {"name": "verdict", "strict": True, "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
-        key = os.environ.get(self.endpoint.key_env, "")
+        key = self.endpoint.key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         address = self.endpoint.url.rstrip("/") + "/chat/completions"
         try:
@@ -217,7 +257,7 @@ class ChatClient:
         except httpx.InvalidURL as error:
             raise _FinalError(f"the judge's address {address!r} cannot be used: {error}") from None
         if status == 200:
-            return _reply(content, tries)
+            return _reply(content)
         said = f"HTTP {status}: {content[:300].decode(errors='replace')}"
         if status in _SCHEMA_STATUSES and schema is not None and self.endpoint.structured == "auto":
             raise _SchemaRefusedError
@@ -243,7 +283,7 @@ async def _read(response: httpx.Response) -> bytes:
     return bytes(content)
 
 
-def _reply(content: bytes, tries: int) -> ChatReply:
+def _reply(content: bytes) -> ChatReply:
     try:
         reply = json.loads(content)
     except (ValueError, RecursionError):
@@ -252,9 +292,22 @@ def _reply(content: bytes, tries: int) -> ChatReply:
         said = read_answer(reply)
     except ValueError as error:
         raise _RetryableError(str(error)) from None
-    if not said.text.strip():
+    cut = "" if said.finish in _ENDED else said.finish
+    if not said.text.strip() and not cut:
         # Not repeated: at temperature 0 the next reply would be empty as well.
         raise _FinalError(f"the judge refused: {said.refusal[:200]}" if said.refusal else "the judge said nothing")
     return ChatReply(
-        text=said.text, prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens, tries=tries
+        text=said.text, prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens, cut=cut
     )
+
+
+_clients: weakref.WeakSet[ChatClient] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -17,8 +17,6 @@ from roll_envs.errors import ConfigError
 __all__ = ["Criterion", "Form", "Reading", "correctness_form", "pairwise_form", "read_reply", "rubric_form"]
 
 _MAX_CHARS = 65_536
-# A "{" that begins no object may be read to the end of the text, so the number of attempts is limited.
-_MOST_OBJECTS = 100
 
 
 class Reading(NamedTuple):
@@ -38,8 +36,6 @@ class Form(NamedTuple):
     closing: str
     schema: Mapping[str, Any]
     """JSON schema of the reply, in the subset that servers guarantee."""
-    key: str
-    """The key by which a JSON object is recognised as a verdict."""
     read: Callable[[Mapping[str, Any]], Reading | None]
 
 
@@ -82,7 +78,7 @@ def correctness_form() -> Form:
         '{"reasoning": "<one or two sentences>", "verdict": "correct" or "incorrect", '
         '"confidence": <0 to 100, how sure you are of the verdict>}'
     )
-    return Form("correctness", task, closing, schema, "verdict", _read_correctness)
+    return Form("correctness", task, closing, schema, _read_correctness)
 
 
 def _read_correctness(found: Mapping[str, Any]) -> Reading | None:
@@ -109,7 +105,7 @@ def pairwise_form() -> Form:
         "Judge which answer is better. Reply with one JSON object and nothing else: "
         '{"reasoning": "<one or two sentences>", "winner": "A", "B" or "tie"}'
     )
-    return Form("pairwise", task, closing, schema, "winner", _read_pairwise)
+    return Form("pairwise", task, closing, schema, _read_pairwise)
 
 
 def _read_pairwise(found: Mapping[str, Any]) -> Reading | None:
@@ -163,46 +159,39 @@ def rubric_form(criteria: Sequence[Criterion], low: int, high: int) -> Form:
         value = sum(criterion.weight * shares[criterion.name] for criterion in criteria) / total
         return Reading(value, shares, _reasoning(found))
 
-    return Form("rubric", task, closing, _object(reasoning=_TEXT, scores=points), "scores", read)
+    return Form("rubric", task, closing, _object(reasoning=_TEXT, scores=points), read)
 
 
 def read_reply(form: Form, reply: str) -> Reading | None:
-    """The verdict in a judge's reply; ``None`` when there is none, or there are several that differ.
+    """The verdict in a judge's reply; ``None`` when there is none, or it is not clear.
 
-    JSON objects are read anywhere after the thoughts, in a fence or among words. Only outermost objects count, so that
-    an object inside the reasoning is not taken for the verdict.
+    After the thoughts the reply must be one JSON object and nothing else, a fence around it aside: a verdict among
+    words may be quoted, from the answer that is judged or from the form. Thoughts must have ended, and no key of the
+    object may stand twice.
     """
-    text = reply.rpartition("</think>")[2].strip()
-    if len(text) > _MAX_CHARS:
+    text = reply.strip()
+    if not text.startswith(("{", "```")):
+        # A reply that begins with the object has no thoughts; tags within it are quoted.
+        text = text.rpartition("</think>")[2].strip()
+    fence = _FENCE.fullmatch(text)
+    text = fence[1].strip() if fence else text
+    if len(text) > _MAX_CHARS or not text.startswith("{"):
         return None
-    found = [value for value in _objects(text) if form.key in value]
-    readings = [form.read(value) for value in found]
-    if not readings or readings[0] is None:
+    try:
+        found = json.loads(text, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError):
         return None
-    # Value and parts must agree; the reasons may differ.
-    same = all(other is not None and other[:2] == readings[0][:2] for other in readings)
-    return readings[0] if same else None
+    return form.read(found)
 
 
-_DECODER = json.JSONDecoder()
+_FENCE = re.compile(r"```[a-z]*[ \t]*\n([^`]*)\n?[ \t]*```")
 
 
-def _objects(text: str) -> list[Mapping[str, Any]]:
-    """The outermost JSON objects of a text, in order."""
-    objects: list[Mapping[str, Any]] = []
-    at = text.find("{")
-    for _ in range(_MOST_OBJECTS):
-        if at < 0:
-            break
-        try:
-            value, end = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-        else:
-            if isinstance(value, Mapping):
-                objects.append(value)
-        at = text.find("{", end)
-    return objects
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def _number(value: Any) -> float | None:

@@ -18,7 +18,7 @@ from roll_envs.verifiers.judge_llm_forms import Form
 __all__ = ["block", "break_special_tokens", "clip_middle", "draw_mark", "messages_for"]
 
 _SPECIAL = re.compile(
-    r"<(?=[|｜])|(?<=[|｜])>|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])"
+    r"<(?=[|｜])|(?<=[|｜])>|<(?=</?SYS>>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])"
     r"|<(?=/?(?:s|bos|eos|unk|pad|sep|cls|mask|think|thinking|start_of_turn|end_of_turn|tool_call|tool_response)>)",
     re.IGNORECASE,
 )
@@ -59,9 +59,15 @@ def block(name: str, text: str, mark: str) -> str:
     return f"<<<{name} {mark}>>>\n{break_special_tokens(text)}\n<<<end of {name} {mark}>>>"
 
 
-def messages_for(form: Form, texts: Mapping[str, str], mark: str, guidance: str = "") -> list[dict[str, Any]]:
-    """The messages of a request. ``guidance``: further rules of the user for the judge."""
+def messages_for(
+    form: Form, texts: Mapping[str, str], mark: str, guidance: str = "", again: bool = False
+) -> list[dict[str, Any]]:
+    """The messages of a request. ``guidance``: further rules of the user; ``again``: a reply before was not clear."""
     system = "\n\n".join(part for part in (form.task, guidance.strip(), _RULES.format(mark=mark)) if part)
     shown = "\n\n".join(block(name, text, mark) for name, text in texts.items())
     closing = f"That was the last text; the mark was {mark}. {form.closing}"
+    if again:
+        closing += (
+            "\n\nAn earlier reply could not be read. Be brief, and write the whole JSON object and no other word."
+        )
     return [{"role": "system", "content": system}, {"role": "user", "content": f"{shown}\n\n{closing}"}]

@@ -1,19 +1,22 @@
-"""The main program of a worker process: runs tasks from a pipe one after the other, each with an alarm as last
-deadline.
+"""The main program of a pool's template process: imports the tasks and forks workers, which run them one by one.
 
 Started by path (``python -I worker_main.py``), so that nothing but the standard library is imported before the limits
-are known. Messages in both directions: four bytes of length, then JSON. The parent kills a worker whose task takes
-too long; should the parent be gone, the alarm ends it, and an idle one ends when the pipe closes.
+are known. Standard input is a connection to the parent: four bytes with a file descriptor ask for a worker that is
+connected to it, four bytes with a process number for the death of that worker. Tasks and replies are four bytes of
+length, then JSON. The parent has a worker killed whose task takes too long; should parent and template be gone, an
+alarm ends it, and an idle one ends when its connection closes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import logging
 import os
 import signal
+import socket
 import struct
 import sys
 from collections.abc import Callable
@@ -34,24 +37,78 @@ _REFUSED = (
 
 
 def main(settings_text: str) -> None:
-    """Serve tasks until the pipe closes. ``settings_text``: JSON with path, module, packages and memory_mb."""
+    """Fork workers until the connection closes. ``settings_text``: JSON with path, module, packages and memory_mb."""
     settings = json.loads(settings_text)
-    # The pipes get other numbers, so that a library that reads or prints cannot disturb them.
-    requests = os.fdopen(os.dup(0), "rb")
-    replies = os.fdopen(os.dup(1), "wb")
+    # The connection gets another number, so that a library that reads or prints cannot disturb it.
+    control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # -I has left out the paths of the environment; these are the parent's.
     sys.path[:] = settings["path"]
     for name, folder in settings["packages"].items():
         _add_bare_package(name, folder)
-    tasks: dict[str, Callable[..., Any]] = importlib.import_module(settings["module"]).TASKS
+    module = importlib.import_module(settings["module"])
+    prepare = getattr(module, "prepare", None)
+    if prepare is not None:
+        prepare()
     # Standard error stays open up to here: the parent shows it where the imports fail.
     os.dup2(nothing, 2)
+    os.close(nothing)
     logging.disable(logging.CRITICAL)  # log messages of libraries about strange input are not read, and take time
-    _confine(int(settings["memory_mb"]))  # after the imports, which may need what is refused from here on
-    write_message(replies, {"ready": True})
+    gc.collect()
+    gc.freeze()  # what is shared with the workers is not written to by their collections
+    control.sendall(b"r")
+    workers: set[int] = set()
+    try:
+        while True:
+            command, descriptors, _, _ = socket.recv_fds(control, 4, 1)
+            while 0 < len(command) < 4:
+                command += control.recv(4 - len(command)) or b"\x00" * 4
+            if not command:
+                break
+            (number,) = struct.unpack(">I", command[:4])
+            if descriptors:
+                control.sendall(struct.pack(">I", _fork(control, descriptors[0], module.TASKS, settings, workers)))
+            elif number in workers:
+                workers.discard(number)
+                _kill(number)
+    finally:
+        for worker in workers:
+            _kill(worker)
+
+
+def _fork(
+    control: socket.socket, descriptor: int, tasks: dict[str, Callable[..., Any]], settings: Any, workers: set[int]
+) -> int:
+    """The process number of a new worker; 0 where the system allows no more."""
+    try:
+        worker = os.fork()
+    except OSError:
+        worker = 0
+    else:
+        if worker == 0:
+            try:
+                control.close()
+                _serve(descriptor, tasks, int(settings["memory_mb"]))
+            finally:
+                os._exit(1)
+        workers.add(worker)
+    os.close(descriptor)
+    return worker
+
+
+def _kill(worker: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(worker, 0)
+
+
+def _serve(descriptor: int, tasks: dict[str, Callable[..., Any]], memory_mb: int) -> None:
+    """Run tasks until the connection closes."""
+    requests, replies = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb")
+    _confine(memory_mb)
     while (request := read_message(requests)) is not None:
         signal.setitimer(signal.ITIMER_REAL, request["deadline_s"] + _ORPHAN_GRACE_S)
         reply = _answer(tasks[request["task"]], request["arguments"])
@@ -82,7 +139,6 @@ def _add_bare_package(name: str, folder: str) -> None:
 def _confine(memory_mb: int) -> None:
     # The default action kills at once; a handler in Python would have to wait for a long C call to return.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ImportError):
         import resource
 

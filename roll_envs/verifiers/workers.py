@@ -1,9 +1,15 @@
-"""WorkerPool: warm grading processes, killed when an input takes too long.
+"""WorkerPool: grading processes that one hostile input cannot take from the others.
 
 Some inputs can be graded only by code that may compute for hours, eat all memory or crash the interpreter (computer
 algebra, regular expressions). A time limit inside the process does not hold: a power of large numbers or a match blocks
-every thread and signal handler. So such work is done in a few processes that are started afresh (no secrets in their
-environment, no inherited files), bounded by resource limits, killed at a deadline and replaced by a warm spare.
+every thread and signal handler. So such work is done in processes with resource limits that are killed at a deadline.
+They are forked by a template process that has the imports done already (no secrets in its environment, no inherited
+files), so that a new one takes milliseconds.
+
+A task has a short first pass, counted in processor time. What does not finish in it is done again in a slow lane with
+processes of its own and a bounded queue. Whose turn it is depends on the task's *shape*, a text that tasks of one kind
+share: shapes that were quick go first, shapes that were slow go last, and while others wait, none is tried that ran to
+its deadline before.
 """
 
 from __future__ import annotations
@@ -12,8 +18,8 @@ import atexit
 import contextlib
 import json
 import os
-import queue
 import selectors
+import socket
 import struct
 import subprocess
 import sys
@@ -27,8 +33,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, RollError
+from roll_envs.verifiers.worker_lanes import Lane, Shapes
 
-__all__ = ["Outcome", "PoolSettings", "WorkerPool", "close_shared_pools", "shared_pool"]
+__all__ = ["Outcome", "PoolSettings", "WorkerPool", "close_shared_pools", "pool_metrics", "shared_pool"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
@@ -36,6 +43,10 @@ _PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 _MIN_CPU_SHARE = 0.05
 """A task at its deadline that used less processor time than this share of it was starved by a busy machine, and gets no
 verdict. The share is small: an input that computes for ever must count as wrong, not as a busy machine."""
+_PATIENCE = 3
+"""How many times its deadline a starved task may take."""
+_KILL_AT = 0.97
+"""Share of the deadline after which a worker is killed, so that the caller has its answer by the deadline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,23 +54,32 @@ class PoolSettings:
     """Settings of a pool; :func:`shared_pool` shares one pool between equal settings."""
 
     module: str
-    """Name of the module with ``TASKS``: name -> function from JSON values to a JSON value."""
+    """Name of the module with ``TASKS``: name -> function from JSON values to a JSON value. Its function ``prepare``,
+    where it has one, is run once before workers are made."""
     workers: int = 2
-    """Processes that work at one time; one more is kept as a spare."""
+    """Processes for first passes."""
     uses: int = 1000
     """A worker is replaced after so many tasks, so that caches and leaks of libraries do not grow for ever."""
     memory_mb: int = 2048
     """Address space of a worker."""
+    first_s: float = 0.15
+    """Processor time of the first pass."""
+    queue: int = 4096
+    """Tasks that may wait for their first pass; one more is ``unavailable`` at once."""
+    slow_workers: int = 1
+    """Processes for what did not finish in its first pass."""
+    slow_queue: int = 8
+    """Tasks that may wait for the slow lane; one more is given up after its first pass."""
     start_timeout_s: float = 60.0
-    queue_timeout_s: float = 60.0
-    """How long a task waits for a free worker."""
+    queue_timeout_s: float = 180.0
+    """How long a task waits for its turn."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "uses", "memory_mb"):
+        for name in ("workers", "uses", "memory_mb", "queue", "slow_workers", "slow_queue"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of 1 or more, not {value!r}")
-        for name in ("start_timeout_s", "queue_timeout_s"):
+        for name in ("first_s", "start_timeout_s", "queue_timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name} must be above 0, not {value!r}")
@@ -74,18 +94,65 @@ class Outcome:
     to the input. ``unavailable``: no worker could do it, which says nothing about the input."""
     value: Any = None
     detail: str = ""
-
-
-_KILL_AT = 0.97
-"""Share of the deadline after which a worker is killed, so that the caller has its answer by the deadline."""
+    hurried: bool = False
+    """A ``deadline`` that came after the first pass, since the slow lane was full: another time there may be more."""
 
 
 class _WorkerDied(Exception):
-    """The worker process has ended or its pipe is closed."""
+    """The worker process has ended or its connection is closed."""
 
 
 class _Worker:
-    """One process. Making it starts it; :meth:`wait_ready` waits for its imports."""
+    """One process, and the parent's end of its connection."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid, self.connection, self.used = pid, connection, 0
+        self._data = b""
+
+    def send(self, task: str, arguments: list[Any], deadline_s: float) -> None:
+        """Give it a task. Raises :class:`_WorkerDied`."""
+        self.used += 1
+        body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s}).encode()
+        self.connection.settimeout(deadline_s)
+        try:
+            self.connection.sendall(struct.pack(">I", len(body)) + body)
+        except (OSError, ValueError) as error:
+            raise _WorkerDied from error
+
+    def receive(self, until: float) -> dict[str, Any] | None:
+        """The reply, or ``None`` at ``until``; may be called again. Raises :class:`_WorkerDied`."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.connection, selectors.EVENT_READ)
+            while True:
+                wanted = 4 + struct.unpack(">I", self._data[:4])[0] if len(self._data) >= 4 else 4
+                if len(self._data) >= wanted > 4:
+                    message: dict[str, Any] = json.loads(self._data[4:wanted])
+                    self._data = b""
+                    return message
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    return None
+                try:
+                    some = self.connection.recv(1 << 16)
+                except OSError as error:
+                    raise _WorkerDied from error
+                if not some:
+                    raise _WorkerDied
+                self._data += some
+
+    def cpu_s(self) -> float | None:
+        """Processor time used so far; ``None`` where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+class _Template:
+    """The process that has the imports done and forks workers. Making it waits until it is ready.
+
+    Raises :class:`RollError` with the reason when it does not come up in time.
+    """
 
     def __init__(self, settings: PoolSettings) -> None:
         told = {
@@ -94,113 +161,89 @@ class _Worker:
             "module": settings.module,
             "memory_mb": settings.memory_mb,
         }
-        self.used, self.ready = 0, False
-        # A file, because a pipe that nobody reads would fill up and block the worker.
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", str(_PACKAGE / "worker_main.py"), json.dumps(told)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            bufsize=0,
-            close_fds=True,
-            start_new_session=True,
-            # No keys or passwords of the environment reach code that reads what a model wrote.
-            env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
-        )
+        self._lock = threading.Lock()
+        self.control, theirs = socket.socketpair()
+        # A file, because a pipe that nobody reads would fill up and block the process.
+        with tempfile.TemporaryFile() as errors, theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", str(_PACKAGE / "worker_main.py"), json.dumps(told)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                close_fds=True,
+                start_new_session=True,
+                # No keys or passwords of the environment reach code that reads what a model wrote.
+                env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
+            )
+            theirs.close()
+            self.control.settimeout(settings.start_timeout_s)
+            try:
+                ready = self.control.recv(1)
+            except TimeoutError:
+                self.end()
+                raise RollError(f"a grading worker was not ready within {settings.start_timeout_s:g} s") from None
+            except OSError:
+                ready = b""
+            if not ready:
+                self.end()
+                errors.seek(0)
+                said = errors.read()[-400:].decode(errors="replace").strip()
+                raise RollError(f"a grading worker did not start: {said or 'it ended at once'}")
 
-    def wait_ready(self, timeout_s: float) -> None:
-        """Raises :class:`RollError` with the reason when it does not come up in time."""
-        if self.ready:
-            return
+    def fork(self) -> _Worker:
+        """A new worker. Raises OSError or :class:`RollError`."""
+        ours, theirs = socket.socketpair()
         try:
-            message = self._receive(time.monotonic() + timeout_s)
-        except _WorkerDied:
-            self.errors.seek(0)
-            said = self.errors.read()[-400:].decode(errors="replace").strip()
-            raise RollError(f"a grading worker did not start: {said or 'it ended at once'}") from None
-        if message is None:
-            raise RollError(f"a grading worker was not ready within {timeout_s:g} s")
-        self.ready = True
+            with theirs, self._lock:
+                socket.send_fds(self.control, [struct.pack(">I", 0)], [theirs.fileno()])
+                answer = b""
+                while len(answer) < 4:
+                    some = self.control.recv(4 - len(answer))
+                    if not some:
+                        raise RollError("the process that makes grading workers has ended")
+                    answer += some
+            (pid,) = struct.unpack(">I", answer)
+            if not pid:
+                raise RollError("no grading worker could be made: the system refuses more processes")
+        except BaseException:
+            ours.close()
+            raise
+        return _Worker(pid, ours)
 
-    def ask(self, task: str, arguments: list[Any], deadline_s: float) -> dict[str, Any] | None:
-        """The reply, or ``None`` at the deadline. Raises :class:`_WorkerDied`."""
-        self.used += 1
-        until = time.monotonic() + deadline_s
-        body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s}).encode()
-        assert self.process.stdin is not None
-        try:
-            view = memoryview(struct.pack(">I", len(body)) + body)
-            while view:  # an unbuffered pipe may take a part only
-                view = view[self.process.stdin.write(view) or 0 :]
-        except (OSError, ValueError) as error:
-            raise _WorkerDied from error
-        return self._receive(until)
-
-    def _receive(self, until: float) -> dict[str, Any] | None:
-        """The next message, or ``None`` at ``until``."""
-        assert self.process.stdout is not None
-        data, wanted = b"", 4
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while len(data) < wanted:
-                if not selector.select(max(0.0, until - time.monotonic())):
-                    return None
-                try:
-                    some = os.read(self.process.stdout.fileno(), 1 << 16)
-                except OSError as error:
-                    raise _WorkerDied from error
-                if not some:
-                    raise _WorkerDied
-                data += some
-                if len(data) >= 4:
-                    wanted = 4 + int(struct.unpack(">I", data[:4])[0])
-        message: dict[str, Any] = json.loads(data[4:])
-        return message
-
-    def cpu_s(self) -> float | None:
-        """Processor time used so far; ``None`` where the system does not tell."""
-        try:
-            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError, IndexError):
-            return None
-
-    def kill(self) -> None:
-        """Kill and reap; any number of times, from any thread."""
-        self.process.kill()
-        self.process.wait()
+    def kill(self, worker: _Worker) -> None:
+        """Have a worker killed; it is the template's child, so that its number is not used again before."""
+        with contextlib.suppress(OSError), self._lock:
+            self.control.sendall(struct.pack(">I", worker.pid))
+        worker.connection.close()
 
     def end(self) -> None:
-        """:meth:`kill`, and close its pipes; only for the one thread that uses it."""
-        self.kill()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the pipes without touching the process (after a fork it belongs to the parent)."""
-        for stream in (self.process.stdin, self.process.stdout, self.errors):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        """Kill it and, with the connection, all its workers; any number of times."""
+        self.control.close()
+        try:
+            self.process.wait(timeout=5)  # it kills its workers when the connection ends
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 class WorkerPool:
-    """At most ``settings.workers`` tasks at one time, from any thread. Processes start with the first task."""
+    """Does tasks for any number of threads. Processes start with the first task."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
+        self._closed = False
         self._reset()
         _pools.add(self)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._template: _Template | None = None
+        self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self._spare: _Worker | None = None
-        # Last in, first out: a warm worker is taken before a None, which stands for one that has not been started.
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(self.settings.workers):
-            self._idle.put(None)
-        self._closed = False
+        self._shapes = Shapes()
+        self._fast = Lane(self.settings.workers, self.settings.queue, self._shapes)
+        self._slow = Lane(self.settings.slow_workers, self.settings.slow_queue, self._shapes)
+        self._counts = dict.fromkeys(("tasks", "slow", "deadline", "hurried", "died", "unavailable"), 0)
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -208,134 +251,192 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, task: str, arguments: list[Any], *, deadline_s: float) -> Outcome:
-        """Do a task. Takes at most ``deadline_s`` from the moment a worker has it; never raises for the input.
+    def metrics(self) -> dict[str, float]:
+        """Tasks waiting now (``queue``, ``slow_queue``); the longest wait in seconds, and tasks by outcome, so far."""
+        with self._lock:
+            counts = {f"{name}_total": float(count) for name, count in self._counts.items()}
+        return {
+            "queue": float(self._fast.waiting),
+            "queue_most": float(self._fast.most_waited),
+            "queue_longest_s": self._fast.longest_s,
+            "slow_queue": float(self._slow.waiting),
+            "slow_queue_longest_s": self._slow.longest_s,
+            **counts,
+        }
 
-        The input is held responsible for a worker that dies only when a second worker dies too.
+    def call(
+        self, task: str, arguments: list[Any], *, deadline_s: float, shape: str = "", costly: bool = False
+    ) -> Outcome:
+        """Do a task. It computes for at most ``deadline_s``, waits not counted; never raises for the input.
+
+        ``shape``: what tasks of one kind share; ``costly``: whether one of a new shape looks as if it took long. The
+        input is held responsible for a worker that dies only when a second worker dies too.
         """
+        outcome = self._call(task, arguments, deadline_s, shape, costly)
+        with self._lock:
+            self._counts["tasks"] += 1
+            if outcome.status in self._counts:
+                self._counts[outcome.status] += 1
+            self._counts["hurried"] += outcome.hurried
+        return outcome
+
+    def _call(self, task: str, arguments: list[Any], deadline_s: float, shape: str, costly: bool) -> Outcome:
+        whole_s = _KILL_AT * deadline_s
+        entered = self._fast.enter(shape, self.settings.queue_timeout_s, costly=costly)
+        if entered == "hopeless":
+            detail = f"others like it were not graded within {deadline_s:g} s, and more tasks wait"
+            return Outcome(status="deadline", detail=detail, hurried=True)
+        if entered != "in":
+            why = f"{self.settings.queue} tasks wait already"
+            if entered == "late":
+                why = f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
+            return Outcome(status="unavailable", detail=why)
         try:
-            # One place for each worker: getting one is the permission to use a process.
-            worker = self._idle.get(timeout=self.settings.queue_timeout_s)
-        except queue.Empty:
-            waited = f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
-            return Outcome(status="unavailable", detail=waited)
+            found = self._work(task, arguments, whole_s, self.settings.first_s, first=True)
+        finally:
+            self._fast.leave(shape)
+        if found.status != "deadline" or not found.hurried:
+            self._shapes.note(shape, "slow" if found.status == "deadline" else "quick")
+            return self._told(found, deadline_s)
+        left_s = whole_s - self.settings.first_s
+        if self._shapes.kind(shape) != "endless":
+            self._shapes.note(shape, "slow")
+        with self._lock:
+            self._counts["slow"] += 1
+        if self._slow.enter(shape, self.settings.queue_timeout_s) != "in":
+            detail = f"not graded within {self.settings.first_s:g} s, and too many others take as long"
+            return Outcome(status="deadline", detail=detail, hurried=True)
         try:
-            until: float | None = None
-            for attempt in (1, 2):
-                worker = self._ready(worker)
-                # The deadline starts when the first worker is ready, and is not extended for the second.
-                if until is None:
-                    until = time.monotonic() + _KILL_AT * deadline_s
-                left = max(0.05, until - time.monotonic())
-                before = worker.cpu_s()
-                try:
-                    reply = worker.ask(task, arguments, left)
-                except _WorkerDied:
-                    self._drop(worker)
-                    worker = None
-                    if attempt == 1 and time.monotonic() < until:
-                        continue
-                    return Outcome(status="died", detail="the grading process died")
-                if reply is None:
-                    starved = _starved(before, worker.cpu_s(), left)
-                    self._drop(worker)
-                    worker = None
-                    return starved or Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s")
+            found = self._work(task, arguments, left_s, left_s, first=False)
+        finally:
+            self._slow.leave(shape)
+        if found.status == "deadline" and shape:
+            self._shapes.note(shape, "endless")
+            self._fast.refuse(shape)
+            self._slow.refuse(shape)
+        return self._told(found, deadline_s)
+
+    @staticmethod
+    def _told(found: Outcome, deadline_s: float) -> Outcome:
+        if found.status != "deadline":
+            return found
+        return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s")
+
+    def _work(self, task: str, arguments: list[Any], whole_s: float, cpu_s: float, *, first: bool) -> Outcome:
+        """Do a task within ``whole_s`` seconds and ``cpu_s`` seconds of processor time.
+
+        A ``deadline`` of a ``first`` pass is ``hurried`` where ``cpu_s`` is used up before ``whole_s`` has passed.
+        """
+        until: float | None = None
+        for attempt in (1, 2):
+            try:
+                worker = self._take()
+            except (RollError, OSError) as error:
+                return Outcome(status="unavailable", detail=str(error))
+            # The deadline starts when the first worker is there, and is not extended for the second.
+            if until is None:
+                until = time.monotonic() + whole_s
+            reply: dict[str, Any] | None = None
+            died = False
+            before, used = worker.cpu_s(), 0.0
+            try:
+                worker.send(task, arguments, whole_s)
+                wait_s = cpu_s
+                # One that a busy machine keeps from computing gets more time before it is given up without a verdict.
+                enough = _MIN_CPU_SHARE * whole_s if first and before is not None else 0.0
+                while reply is None and used < cpu_s and not self._closed:
+                    left = until + (_PATIENCE - 1) * whole_s * (used < enough) - time.monotonic()
+                    if left <= 0:
+                        break
+                    reply = worker.receive(time.monotonic() + min(left, wait_s, max(0.01, until - time.monotonic())))
+                    now = worker.cpu_s()
+                    if before is None or now is None:
+                        used = cpu_s if reply is None else 0.0
+                    else:
+                        used, wait_s = now - before, max(0.01, cpu_s - (now - before))
+            except _WorkerDied:
+                died = True
+            finally:
+                # One that has not replied (also after Ctrl-C) must not answer the next task.
+                self._give_back(worker, usable=reply is not None)
+            if reply is not None:
                 if "error" in reply:
                     return Outcome(status="error", detail=reply["error"])
                 return Outcome(status="ok", value=reply["value"])
-            raise AssertionError("unreachable")
-        except (RollError, OSError) as error:
-            worker = None
-            return Outcome(status="unavailable", detail=str(error))
-        except BaseException:
-            # Ctrl-C, say: the reply to this task is still to come, and must not answer the next one.
-            if worker is not None:
-                self._drop(worker)
-                worker = None
-            raise
-        finally:
-            self._give_back(worker)
+            if died:
+                if self._closed:
+                    return Outcome(status="unavailable", detail="this pool of grading workers is closed")
+                if attempt == 1 and time.monotonic() < until:
+                    continue
+                return Outcome(status="died", detail="the grading process died")
+            if first and time.monotonic() < until:
+                return Outcome(status="deadline", hurried=True)
+            if used < enough:
+                said = f"used {used:.1f} s of processor time in {_PATIENCE * whole_s:.1f} s"
+                return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {said}")
+            return Outcome(status="deadline")
+        raise AssertionError("unreachable")
 
-    def _ready(self, worker: _Worker | None) -> _Worker:
-        """A ready worker: this one, the spare, or a new one. Starts a new spare where there is none."""
-        if worker is None or worker.process.poll() is not None:
-            if worker is not None:
-                self._drop(worker)
-            with self._lock:
-                worker, self._spare = self._spare, None
-            worker = worker if worker is not None and worker.process.poll() is None else self._start()
-        try:
-            worker.wait_ready(self.settings.start_timeout_s)
-        except BaseException:
-            self._drop(worker)
-            raise
-        with self._lock:
-            wanting = self._spare is None and not self._closed
-        if wanting:
-            # Outside of the lock, since starting a process takes long; another thread may have been quicker.
-            fresh = self._start()
-            with self._lock:
-                kept = self._spare is None
-                if kept:
-                    self._spare = fresh
-            if not kept:
-                self._drop(fresh)
-        return worker
-
-    def _start(self) -> _Worker:
+    def _take(self) -> _Worker:
+        """An idle worker or a new one. Raises :class:`RollError` or OSError where there is none to be had."""
         with self._lock:
             if self._closed:
                 raise RollError("this pool of grading workers is closed")
-            worker = _Worker(self.settings)
+            if self._idle:
+                return self._idle.pop()
+        with self._starting:
+            template = self._template
+            if template is None or template.process.poll() is not None:
+                template = _Template(self.settings)
+                with self._lock:
+                    closed = self._closed
+                    self._template = None if closed else template
+                if closed:
+                    template.end()
+                    raise RollError("this pool of grading workers is closed")
+        try:
+            worker = template.fork()
+        except (RollError, OSError):
+            with self._lock:
+                if self._template is template:
+                    self._template = None
+            template.end()
+            raise
+        with self._lock:
             self._all.add(worker)
         return worker
 
-    def _drop(self, worker: _Worker) -> None:
+    def _give_back(self, worker: _Worker, *, usable: bool) -> None:
         with self._lock:
+            if usable and worker.used < self.settings.uses and not self._closed:
+                self._idle.append(worker)
+                return
             self._all.discard(worker)
-        worker.end()
-
-    def _give_back(self, worker: _Worker | None) -> None:
-        if worker is not None and (worker.used >= self.settings.uses or self._closed):
-            self._drop(worker)
-            worker = None
-        self._idle.put(worker)
+            template = self._template
+        if template is not None:
+            template.kill(worker)
+        else:
+            worker.connection.close()
 
     def close(self) -> None:
         """Kill every process, those at work too; any number of times. Later tasks are ``unavailable``."""
         with self._lock:
             self._closed = True
-            workers, spare = list(self._all), self._spare
-            self._all, self._spare = set(), None
-        if spare is not None:
-            spare.end()
-        for worker in workers:
-            worker.kill()  # the thread that waits for its reply sees the end of the pipe and closes its descriptors
-        places = 0
-        with contextlib.suppress(queue.Empty):
-            while True:
-                idle = self._idle.get_nowait()
-                places += 1
-                if idle is not None:
-                    idle.end()
-        for _ in range(places):
-            self._idle.put(None)  # a later call finds a place, and is told that the pool is closed
+            template, self._template = self._template, None
+            idle, self._idle = self._idle, []
+            self._all.clear()
+        if template is not None:
+            template.end()
+        for worker in idle:
+            worker.connection.close()
 
     def _after_fork(self) -> None:
         """Reset the pool in a child made by ``os.fork``: the processes belong to the parent and are left alone."""
-        workers, closed = list(self._all), self._closed
+        workers, template = list(self._all), self._template
         self._reset()
-        self._closed = closed
-        for worker in workers:
-            worker.abandon()
-
-
-def _starved(before: float | None, after: float | None, deadline_s: float) -> Outcome | None:
-    if before is None or after is None or after - before >= _MIN_CPU_SHARE * deadline_s:
-        return None
-    used = f"used {after - before:.1f} s of processor time in {deadline_s:.1f} s"
-    return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {used}")
+        for connection in [worker.connection for worker in workers] + ([template.control] if template else []):
+            with contextlib.suppress(OSError):
+                connection.close()
 
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
@@ -350,6 +451,12 @@ def shared_pool(settings: PoolSettings) -> WorkerPool:
         if pool is None or pool._closed:
             pool = _shared[settings] = WorkerPool(settings)
         return pool
+
+
+def pool_metrics() -> dict[str, dict[str, float]]:
+    """:meth:`WorkerPool.metrics` of the shared pools by the last part of their module's name (``grading`` is math)."""
+    with _shared_lock:
+        return {settings.module.rpartition(".")[2]: pool.metrics() for settings, pool in _shared.items()}
 
 
 def close_shared_pools() -> None:

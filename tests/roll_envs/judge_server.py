@@ -19,6 +19,7 @@ class Reply:
 
     content: Any = ""
     status: int = 200
+    finish: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     raw: bytes | None = None
     """Instead of the body of a chat."""
@@ -34,7 +35,7 @@ class Reply:
             return self.raw
         message = {"role": "assistant", "content": self.content}
         usage = {"prompt_tokens": 100, "completion_tokens": 7}
-        return json.dumps({"choices": [{"message": message}], "usage": usage}).encode()
+        return json.dumps({"choices": [{"message": message, "finish_reason": self.finish}], "usage": usage}).encode()
 
 
 Script = Callable[[int, dict[str, Any]], Reply]

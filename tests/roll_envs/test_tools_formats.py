@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,16 @@ READ = [
     ("fenced", 'First:\n```tool\n{"name": "add", "arguments": {"a": 1, "b": 2.5}}\n```\nThen more.'),
     ("fenced", '```tool  \r\n{"name": "add", "arguments": {"a": 1, "b": 2.5}}'),
 ]
+RECORDED = [
+    json.loads(line) for line in (Path(__file__).parent / "tool_calls.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case['format']}: {case['what']}")
+def test_calls_as_models_write_them(case: dict[str, Any]) -> None:
+    found = TOOL_FORMATS[case["format"]].parse(case["text"], SPECS)
+    calls = [{"name": c.name, "arguments": c.arguments} if isinstance(c, ToolCall) else "bad" for c in found]
+    assert calls == case["calls"]
 
 
 @pytest.mark.parametrize(("name", "text"), READ)
@@ -230,8 +241,8 @@ CALLS = st.lists(
 @settings(deadline=None)  # other work shares the processor
 @given(calls=CALLS)
 def test_what_is_rendered_is_read_back(calls: list[ToolCall]) -> None:
-    """In every format but qwen3-coder's: to draw the calls takes much longer than to write and read them."""
-    for name in (n for n in TOOL_FORMATS if n != "qwen3-coder"):
+    """In every format that carries any name and text: drawing the calls takes longer than writing and reading them."""
+    for name in (n for n in TOOL_FORMATS if n not in ("qwen3-coder", "glm", "llama-pythonic")):
         form = TOOL_FORMATS[name]
         text = form.render(calls)
         if (
@@ -247,11 +258,25 @@ def test_what_is_rendered_is_read_back(calls: list[ToolCall]) -> None:
 
 @settings(deadline=None)  # other work shares the processor
 @given(values=st.dictionaries(NAMES, TEXTS.filter(lambda t: "</" not in t), max_size=4), number=st.integers())
-def test_qwen_coder_renders_texts_as_they_are(values: dict[str, str], number: int) -> None:
-    form = TOOL_FORMATS["qwen3-coder"]
+def test_raw_texts_are_rendered_as_they_are(values: dict[str, str], number: int) -> None:
     call = ToolCall(name="tool", arguments={**values, "number": number})
     spec = ToolSpec(name="tool", description="", parameters={"properties": {"number": {"type": "integer"}}})
-    assert form.parse(form.render([call, call]), {"tool": spec}) == (call, call)
+    qwen, glm = TOOL_FORMATS["qwen3-coder"], TOOL_FORMATS["glm"]
+    assert qwen.parse(qwen.render([call, call]), {"tool": spec}) == (call, call)
+    if not any("<" in text or text != text.strip("\n") for text in values.values()):
+        assert glm.parse(glm.render([call, call]), {"tool": spec}) == (call, call)
+
+
+@settings(deadline=None)  # other work shares the processor
+@given(values=st.dictionaries(st.from_regex(r"[a-z]{2}_[0-9]", fullmatch=True), JSON, max_size=4))
+def test_python_calls_are_rendered_as_literals(values: dict[str, Any]) -> None:
+    form = TOOL_FORMATS["llama-pythonic"]
+    call = ToolCall(name="a.tool", arguments=values)
+    if "</think>" not in (text := form.render([call, call])):
+        assert form.parse(text, {}) == (call, call)
+    for wrong in (ToolCall(name="a-b"), ToolCall(name="a", arguments={"x y": 1}), ToolCall(name="class")):
+        with pytest.raises(ConfigError, match="use 'hermes'"):
+            form.render([wrong])
 
 
 def test_what_is_no_json_is_not_rendered() -> None:
@@ -277,9 +302,14 @@ def test_a_result_in_each_format() -> None:
         "hermes": '<tool_response>\na "b"\n</tool_response>',
         "llama3": '{"output": "a \\"b\\""}',
         "llama3-function": '{"output": "a \\"b\\""}',
+        "llama-pythonic": '{"output": "a \\"b\\""}',
         "mistral": '[TOOL_RESULTS]{"content": "a \\"b\\""}[/TOOL_RESULTS]',
         "openai": '{"role": "tool", "tool_call_id": "call_1", "content": "a \\"b\\""}',
         "qwen3-coder": '<tool_response>\na "b"\n</tool_response>',
+        "deepseek": '<｜tool▁output▁begin｜>a "b"<｜tool▁output▁end｜>',
+        "kimi": '## Return of functions.add:0\na "b"',
+        "harmony": '<|start|>functions.add to=assistant<|channel|>commentary<|message|>a "b"<|end|>',
+        "glm": '<tool_response>\na "b"\n</tool_response>',
         "fenced": '```result\na "b"\n```',
     }
 
@@ -293,6 +323,9 @@ def test_an_unknown_format_names_the_nearest() -> None:
 
 PIECES = (
     "<tool_call>", "</tool_call>", "<function=", "<function=a>", "</function>", "<parameter=b>", "</parameter>",
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+    "<|start|>assistant", "<|channel|>commentary", " to=functions.a", "<|message|>", "<arg_key>", "</arg_key>",
+    "<arg_value>", "</arg_value>", "[a(b=",
     "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```tool\n", "```", "{", "}", "[", "]",
     '"', '{"name": "a"',
     '"arguments": {', '"tool_calls"', ":", ",", ";", "\\", "\n", " ", "1", "é", "\ud800", "\x00",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +22,7 @@ from roll_envs.errors import (
 )
 from roll_envs.tools import BadCall, Tool, ToolBudget, ToolCall, ToolResult, ToolRunner, make_tools, register_tool
 from roll_envs.tools import registry as tool_registry
-from roll_envs.tools.arguments import check_arguments, describe_parameters
+from roll_envs.tools.arguments import check_arguments, check_schema, describe_parameters
 
 
 def _runner(*tools: Tool, **budget: Any) -> ToolRunner:
@@ -190,9 +192,9 @@ SCHEMA = {
         ({"name": "abcd"}, "3 or fewer characters, not 4"),
         ({"many": []}, "1 or more items"),
         ({"many": [1, 2, 3]}, "2 or fewer items"),
-        ({"many": [1, "2"]}, "argument 'many', item 1 must be of type number, not string"),
+        ({"many": [1, "2"]}, "argument 'many[1]' must be of type number, not string"),
         ({"deep": {}}, "argument 'deep' lacks 'x'"),
-        ({"deep": {"x": 1.5}}, "argument 'deep'.x must be of type integer or null, not number 1.5"),
+        ({"deep": {"x": 1.5}}, "argument 'deep.x' must be of type integer or null, not number 1.5"),
         ({"one": 2}, "must be 1, not 2"),
         ({"name": "ab", "many": [1, 2.5], "deep": {"x": None}, "one": 1, "free": [{}]}, ""),
     ],
@@ -202,10 +204,77 @@ def test_arguments_are_checked(arguments: dict[str, Any], says: str) -> None:
     assert says in found if says else found == ""
 
 
-def test_a_schema_may_allow_other_names() -> None:
-    assert check_arguments({"z": 1}, {"properties": {"a": {}}}).startswith('there is no argument "z"')
-    assert check_arguments({"z": 1}, {"properties": {"a": {}}, "additionalProperties": True}) == ""
+def test_other_names_are_allowed_unless_the_schema_forbids_them() -> None:
+    closed = {"properties": {"abc": {}}, "additionalProperties": False}
+    found = check_arguments({"abd": 1}, closed)
+    assert found == "there is no argument \"abd\"; did you mean 'abc'?; arguments: abc (optional)"
+    for schema in ({"type": "object"}, {"properties": {"a": {}}}, {"additionalProperties": True}):
+        assert check_arguments({"z": 1}, schema) == ""
+    inner = {"properties": {"a": {"type": "object"}}}
+    assert check_arguments({"a": {"z": 1}}, inner) == ""
     assert describe_parameters({}) == "none"
+
+
+MEANING: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"additionalProperties": {"type": "integer"}}, {"x": "s"}, "'x' must be of type integer, not string"),
+    (
+        {"properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}},
+        {"a": "s"},
+        "argument 'a' does not fit",
+    ),
+    ({"properties": {"a": {"oneOf": [{"minimum": 1}, {"maximum": 5}]}}}, {"a": 3}, "argument 'a' does not fit"),
+    ({"properties": {"a": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"required": ["z"]}}}, {"a": {}}, "'a' lacks 'z'"),
+    ({"properties": {"a": {"multipleOf": 5}}}, {"a": 7}, "7 is not a multiple of 5"),
+    ({"properties": {"a": {"exclusiveMinimum": 0}}}, {"a": 0}, "argument 'a' does not fit"),
+    ({"properties": {"a": {"uniqueItems": True}}}, {"a": [1, 1]}, "argument 'a' does not fit"),
+    ({"properties": {"a": {"prefixItems": [{"type": "string"}]}}}, {"a": [1]}, "'a[0]' must be of type string"),
+    ({"properties": {"a": {"enum": [1, "b"]}}}, {"a": True}, 'must be one of 1, "b", not true'),
+    ({"properties": {"a": {"not": {"const": 1}}}}, {"a": 1}, "argument 'a' does not fit"),
+    ({"minProperties": 1}, {}, "the call does not fit"),
+    ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "the call does not fit"),
+    ({"properties": {"a": {"pattern": "^x$"}}}, {"a": "y"}, "'y' does not match '^x$'"),
+    ({"patternProperties": {"^n": {"type": "number"}}}, {"n1": "y"}, "'y' is not of type 'number'"),
+    ({"properties": {"a": {"type": "integer"}}}, {"a": 3.0}, ""),
+    ({"properties": {"a": {"$ref": "#"}}}, {"a": {"a": {"a": {}}}}, ""),
+    ({"properties": {"a": {"type": "array"}}}, {"a": (1, 2)}, ""),
+]
+
+
+@pytest.mark.parametrize(("schema", "arguments", "says"), MEANING)
+def test_the_meaning_is_that_of_json_schema(schema: dict[str, Any], arguments: dict[str, Any], says: str) -> None:
+    check_schema(schema, "a tool")
+    found = check_arguments(arguments, schema)
+    assert says in found if says else found == ""
+
+
+def test_a_pattern_that_never_ends_stops_nobody() -> None:
+    schema = {"properties": {"a": {"pattern": "^(x+x+)+y$"}}}
+    started = time.monotonic()
+    assert "could not be checked" in check_arguments({"a": "x" * 60}, schema)
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"type": "array"}, "type 'object'"),
+        ({"properties": {"a": {"type": "text"}}}, "no valid JSON schema"),
+        ({"required": "a"}, "no valid JSON schema"),
+        ({"properties": {"a": {"$ref": "#/$defs/P"}}}, "which it does not hold"),
+        ({"properties": {"a": {"$ref": "https://example.com/s.json"}}}, "which it does not hold"),
+        ({"properties": {"a": {"minimum": float("nan")}}}, "cannot be read as JSON"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_told_before(schema: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        check_schema(schema, "a tool")
+
+
+def test_arguments_of_any_depth_are_answered() -> None:
+    value: Any = 1
+    for _ in range(100_000):
+        value = [value]
+    assert "too deep" in check_arguments({"a": value}, {"properties": {"a": {"type": "array"}}})
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import pickle
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -17,14 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, MissingExtraError
-from roll_envs.verifiers import Failed, Score, ajudge, make_verifier
+from roll_envs.verifiers import Failed, Score, Verdict, ajudge, make_verifier
 from roll_envs.verifiers.mathematics.final import final_expression
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number
+from roll_envs.verifiers.mathematics.sizes import hopeless
 from roll_envs.verifiers.mathematics.structure import Unreadable, read
 from roll_envs.verifiers.mathematics.tidy import tidy
 from roll_envs.verifiers.mathematics.units import Unit, read_unit
 from roll_envs.verifiers.mathematics.verifier import MathVerifier
-from roll_envs.verifiers.workers import Outcome, WorkerPool
+from roll_envs.verifiers.workers import Outcome, WorkerPool, pool_metrics
 
 PAIRS = [
     line.split("\t")
@@ -161,7 +163,7 @@ def test_units() -> None:
 
 # -- hostile answers and faults ----------------------------------------------------------------------------------------
 
-ENDLESS = ("9^{9^{9^9}}", "\\boxed{10000000!}", "\\sum_{n=1}^{10^{12}} \\frac{1}{n^2+n+1}")
+ENDLESS = ("\\prod_{k=1}^{10^{7}} (1+\\frac{1}{k^2+1})", "\\sum_{n=1}^{10^{12}} \\frac{1}{n^2+n+1}")
 
 
 @pytest.mark.parametrize("answer", ENDLESS)
@@ -223,7 +225,7 @@ class Pool:
         self.outcomes = list(outcomes)
         self.tasks: list[str] = []
 
-    def call(self, task: str, arguments: list[Any], *, deadline_s: float) -> Outcome:
+    def call(self, task: str, arguments: list[Any], *, deadline_s: float, shape: str, costly: bool) -> Outcome:
         self.tasks.append(task)
         return self.outcomes.pop(0)
 
@@ -234,29 +236,133 @@ def with_pool(*outcomes: Outcome) -> tuple[Any, Pool]:
     return MathVerifier(pool=pool), pool  # type: ignore[arg-type]
 
 
-def test_who_is_at_fault() -> None:
-    good = Outcome(status="ok", value="")
-    verifier, _ = with_pool(good, Outcome(status="died", detail="the grading process died"))
-    verdict = verifier("x", "y")
-    assert isinstance(verdict, Score)
-    assert (verdict.value, verdict.parts) == (0.0, {"ungraded": 1.0})
-    verifier, _ = with_pool(good, Outcome(status="unavailable", detail="no worker"))
+DIED = Outcome(status="died", detail="the grading process died")
+GONE = Outcome(status="unavailable", detail="no worker")
+HURRIED = Outcome(status="deadline", detail="too many", hurried=True)
+GOOD, RIGHT, WRONG = (Outcome(status="ok", value=value) for value in ("", True, False))
+
+
+def test_an_answer_is_at_fault_where_its_reference_can_be_graded() -> None:
+    verifier, pool = with_pool(DIED, GOOD)
+    for _ in range(2):  # remembered
+        verdict = verifier("x", "y")
+        assert isinstance(verdict, Score)
+        assert (verdict.value, verdict.parts) == (0.0, {"ungraded": 1.0})
+    assert pool.tasks == ["grade", "check"]
+    pool.outcomes = [DIED]
+    assert not judged(verifier, "z", "y")  # the reference is known
+    assert pool.tasks == ["grade", "check", "compare"]
+
+
+def test_a_missing_worker_is_a_failure_and_not_remembered() -> None:
+    verifier, pool = with_pool(GONE, RIGHT)
     assert verifier("x", "y") == Failed(reason="no worker")
-    verifier, pool = with_pool(
-        Outcome(status="unavailable", detail="no worker"), good, Outcome(status="ok", value=True)
-    )
+    assert judged(verifier, "x", "y")
+    assert judged(verifier, "x", "y")
+    assert pool.tasks == ["grade", "grade"]
+    verifier, pool = with_pool(DIED, GONE, WRONG)
+    assert isinstance(verifier("x", "y"), Failed)  # whose fault it is cannot be told
+    assert not judged(verifier, "x", "y")
+
+
+def test_a_verdict_in_a_hurry_is_not_remembered() -> None:
+    verifier, pool = with_pool(HURRIED, GOOD, RIGHT)
+    assert not judged(verifier, "x", "y")
+    assert judged(verifier, "x", "y")
+    assert pool.tasks == ["grade", "check", "compare"]
+
+
+@pytest.mark.parametrize(
+    "outcomes", [(DIED, DIED), (DIED, Outcome(status="ok", value="no")), (Outcome(status="ok", value="no"),)]
+)
+def test_a_reference_at_fault_is_a_failure_for_all_its_answers(outcomes: tuple[Outcome, ...]) -> None:
+    verifier, pool = with_pool(*outcomes)
     assert isinstance(verifier("x", "y"), Failed)
-    assert judged(verifier, "x", "y")  # a missing worker is not remembered against the reference
-    assert pool.tasks == ["check", "check", "compare"]
-    for outcome in (
-        Outcome(status="died", detail="died"),
-        Outcome(status="error", detail="E"),
-        Outcome(status="ok", value="no"),
-    ):
-        verifier, pool = with_pool(outcome)
-        assert isinstance(verifier("x", "y"), Failed)
-        assert isinstance(verifier("z", "y"), Failed)
-        assert pool.tasks == ["check"]
+    assert isinstance(verifier("z", "y"), Failed)
+    assert len(pool.tasks) == len(outcomes)
+
+
+def test_equal_answers_at_the_same_time_are_graded_once() -> None:
+    gate = threading.Event()
+
+    class Slow(Pool):
+        def call(self, *args: Any, **kwargs: Any) -> Outcome:
+            gate.wait(10)
+            return super().call(*args, **kwargs)
+
+    pool = Slow(RIGHT)
+    with_pool()
+    verifier = MathVerifier(pool=pool)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(judged, verifier, "x", "y") for _ in range(8)]
+        gate.set()
+        assert all(each.result(10) for each in asked)
+    assert pool.tasks == ["grade"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("9^{9^{9^9}}", True),
+        ("2^{10^{10}}", True),
+        ("\\sqrt[10^9]{2^{10^9+7}}", True),
+        ("(1+1)^{10^9}", True),
+        ("((10^5)!)!", True),
+        ("\\Gamma(10^{10})", True),
+        ("\\binom{10^9}{5\\cdot10^8}", True),
+        ("x^{10^{11}}", True),
+        ("\\dfrac{1}{3^{10^{8}}}", True),
+        ("2^{1000}", False),
+        ("1^{10^9}", False),
+        ("(-1)^{10^{10}}", False),
+        ("100!", False),
+        ("\\binom{10^{9}}{2}", False),
+        ("\\sum_{n=1}^{10^{12}} n", False),
+        ("6.02\\times10^{23}", False),
+        ("x^{2023}-1", False),
+        ("{" * 5000 + "^", False),
+    ],
+)
+def test_sizes_that_no_computation_finishes(text: str, found: bool) -> None:
+    assert hopeless(tidy(text)) is found
+
+
+def test_a_hopeless_answer_is_wrong_without_a_worker() -> None:
+    verifier, pool = with_pool()
+    verdict = verifier("\\boxed{2^{10^{10}}}", "5")
+    assert isinstance(verdict, Score)
+    assert (verdict.value, verdict.parts, pool.tasks) == (0.0, {"ungraded": 1.0}, [])
+    pool.outcomes = [Outcome(status="ok", value="no")]
+    assert isinstance(verifier("2^{10^{10}}", "nan"), Failed)  # the reference is at fault all the same
+    pool.outcomes = [RIGHT]
+    assert judged(verifier, "2^{10^{10}}", "4^{5\\cdot10^{9}}")  # of the reference's own size
+
+
+def test_hostile_answers_take_no_turn_from_honest_ones() -> None:
+    """Half of a crowd cannot be graded in time; no honest answer fails or waits for them, and no hostile one fails."""
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    verifier = make_verifier("math", deadline_s=1.5, memory_mb=1024)
+    assert judged(verifier, "2x", "x+x")
+    hostile = [(f"\\sum_{{n=1}}^{{10^{{12}}+{n}}} \\frac{{1}}{{n^2+n+1}}", "5") for n in range(100, 116)]
+    hostile += [(f"\\boxed{{{n}!}}", "5") for n in range(150_000, 150_016)]
+    honest = [(f"\\boxed{{\\sqrt{{{8 * k * k}}}}}", f"{2 * k}\\sqrt{{2}}") for k in range(2, 34)]
+    finished: list[tuple[str, Verdict]] = []
+
+    def ask(kind: str, answer: str, reference: str) -> None:
+        finished.append((kind, verifier(answer, reference)))
+
+    with ThreadPoolExecutor(64) as threads:
+        for one, other in zip(hostile, honest, strict=True):
+            threads.submit(ask, "hostile", *one)
+            threads.submit(ask, "honest", *other)
+    assert len(finished) == 64
+    assert all(isinstance(v, Score) and v.passed == (kind == "honest") for kind, v in finished), finished
+    # Some hostile ones come before it is known what they are, but not many.
+    last = max(place for place, (kind, _) in enumerate(finished) if kind == "honest")
+    assert last < 32 + 16
+    metrics = pool_metrics()["grading"]
+    assert metrics["queue_most"] > 10
+    assert metrics["queue"] == metrics["slow_queue"] == metrics["unavailable_total"] == 0
 
 
 def test_trivial_answers_need_no_worker() -> None:

@@ -167,7 +167,7 @@ def test_a_worker_inherits_no_open_file(make_pool: Callable[..., WorkerPool], tm
 
 
 def test_tasks_wait_for_a_free_worker_and_not_for_ever(make_pool: Callable[..., WorkerPool]) -> None:
-    pool = make_pool(queue_timeout_s=0.2)
+    pool = make_pool(queue_timeout_s=0.2, first_s=5.0)
     value(pool, "pid")
     with ThreadPoolExecutor(2) as threads:
         busy = threads.submit(pool.call, "spin", [1.0], deadline_s=20)
@@ -199,7 +199,9 @@ def test_closing_leaves_no_process(make_pool: Callable[..., WorkerPool]) -> None
     with ThreadPoolExecutor(1) as threads:
         busy = threads.submit(pool.call, "spin", [30], deadline_s=60)
         time.sleep(0.3)
-        pids = [worker.process.pid for worker in pool._all]
+        pids = [worker.pid for worker in pool._all]
+        assert pool._template is not None
+        pids.append(pool._template.process.pid)
         assert len(pids) >= 2
         pool.close()
         assert busy.result().status in ("unavailable", "died")
@@ -215,7 +217,7 @@ pool = WorkerPool(PoolSettings(module='pool_tasks_here', workers=2, memory_mb=51
 pool.call('pid', [], deadline_s=5)
 threading.Thread(target=pool.call, args=('spin', [30]), kwargs={{'deadline_s': 1.0}}, daemon=True).start()
 time.sleep(0.3)
-print(*[w.process.pid for w in pool._all], flush=True)
+print(*[w.pid for w in pool._all], pool._template.process.pid, flush=True)
 {end}
 """
 
@@ -243,10 +245,11 @@ def test_a_forked_child_has_its_own_workers(tmp_path: Path) -> None:
         "from roll_envs.verifiers.workers import PoolSettings, WorkerPool\n"
         "pool = WorkerPool(PoolSettings(module='pool_tasks_here', workers=1, memory_mb=512))\n"
         "mine = pool.call('pid', [], deadline_s=5).value\n"
+        "parents = pool._template.process.pid\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    other = pool.call('ppid', [], deadline_s=5).value\n"
-        "    os._exit(0 if other == os.getpid() else 1)\n"
+        "    os._exit(0 if parents != other == pool._template.process.pid else 1)\n"
         "status = os.waitpid(child, 0)[1]\n"
         "print(status, pool.call('pid', [], deadline_s=5).value == mine)\n"
     )

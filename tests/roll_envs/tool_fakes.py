@@ -70,11 +70,14 @@ class InProcessSandbox(Sandbox):
         self.closed = True
 
 
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 class CountTool(Tool):
     """Counts its calls in an episode; ``outside`` says that the count cannot be brought back."""
 
     def __init__(self, *, name: str = "count", state: ToolState = "replay", drift: int = 0) -> None:
-        self.spec = ToolSpec(name=name, description="Counts.", parameters={"type": "object", "properties": {}})
+        self.spec = ToolSpec(name=name, description="Counts.", parameters=NOTHING)
         self.state, self.drift = state, drift
         self.value, self.disposed, self.opened = 0, 0, 0
 
@@ -97,6 +100,7 @@ class OddTool(Tool):
             name="odd",
             description="Misbehaves.",
             parameters={
+                "additionalProperties": False,
                 "type": "object",
                 "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}, "s": {"enum": ["a", "b"]}},
                 "required": ["n"],

@@ -1,14 +1,17 @@
 """Llama 3: a JSON object alone, ``<|python_tag|>`` before it or before code, or ``<function=name>{...}</function>``.
 
 ``<|python_tag|>`` is a special token, which decoding usually leaves out; a JSON object that is the whole answer is
-therefore a call without it. Code after the tag is a call of the tool ``python``.
+therefore a call without it. Code after the tag is a call of the tool ``python``, unless it is ``NAME.call(key=value)``,
+by which built-in tools are called, and there is a tool of that name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from roll_envs.tools.formats.pythonic import python_calls
 from roll_envs.tools.formats.reading import (
     Call,
     Results,
@@ -38,6 +41,7 @@ _JSON_FORM = '{"name": ..., "parameters": {...}}'
 _FUNCTION_FORM = "<function=NAME>{...}</function>"
 # Special tokens at the end, where decoding has not left them out.
 _ENDS = re.compile(r"(?:\s|<\|eom_id\|>|<\|eot_id\|>)*\Z")
+_BUILT_IN = re.compile(r"\s*([A-Za-z_]\w{0,100})\.call\(")
 _FUNCTION = re.compile(r"<function=([^<>\n]{0,200})(>?)")
 
 
@@ -66,7 +70,10 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     # Only the end is searched, which keeps the time linear in the text.
     code = re.sub(r"(?:<\|eom_id\|>|<\|eot_id\|>)\s*\Z", "", text[-200:])
     code = (text[:-200] + code).strip("\r\n")
-    if code.strip():
+    name = _BUILT_IN.match(code)
+    if name is not None and name[1] in specs:
+        yield from (replace(call, name=name[1]) if isinstance(call, ToolCall) else call for call in python_calls(code))
+    elif code.strip():
         yield ToolCall(name="python", arguments={"code": code})
     else:
         yield BadCall(reason=f"nothing stands after {TAG}; write {_JSON_FORM} or Python code after it")

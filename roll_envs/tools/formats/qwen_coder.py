@@ -24,7 +24,7 @@ from roll_envs.tools.formats.reading import (
 )
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
-__all__ = ["describe_qwen_coder", "parse_qwen_coder", "render_qwen_coder", "show_qwen_coder"]
+__all__ = ["describe_qwen_coder", "parse_qwen_coder", "render_qwen_coder", "show_qwen_coder", "value_of"]
 
 _FORM = "<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>"
 _START = re.compile(r"<tool_call>|<function=")
@@ -65,7 +65,7 @@ def _call(text: str, at: int, specs: Mapping[str, ToolSpec]) -> tuple[Call, int]
         if ending is None or ending.group() != "</parameter>":
             reason = f"the parameter {clip(key)!r} of {clip(name)!r} is not closed; write {_FORM}"
             return BadCall(reason=reason), len(text) if ending is None else ending.end()
-        arguments[key] = _value(text[parameter.end() : ending.start()], _schema(specs, name, key))
+        arguments[key] = value_of(text[parameter.end() : ending.start()], specs, name, key)
         at = skip_space(text, ending.end())
     if not text.startswith("</function>", at):
         found = clip(text[at : at + 20])
@@ -84,7 +84,9 @@ def _is_text(schema: Any) -> bool:
     return kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind)
 
 
-def _value(raw: str, schema: Any) -> Any:
+def value_of(raw: str, specs: Mapping[str, ToolSpec], name: str, key: str) -> Any:
+    """The argument ``key`` of the tool ``name``, written as text."""
+    schema = _schema(specs, name, key)
     # The template puts one newline on either side of a value.
     text = raw.removeprefix("\n").removesuffix("\n")
     if _is_text(schema):

@@ -1,27 +1,32 @@
 """``math``: final answers of mathematics. Equal texts and plain numbers are decided here, the rest in worker processes.
 
-An answer that cannot be graded within the deadline, or that kills the worker, is not correct: the reference alone was
-graded before it, so the answer is at fault. A reference that cannot be graded, or missing workers, give
-:class:`Failed`.
+An answer that cannot be graded within the deadline, or that kills the worker, is not correct if the reference alone can
+be graded: then the answer is at fault. A reference that cannot be graded, or missing workers, give :class:`Failed`.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number
+from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly, shape_of
 from roll_envs.verifiers.mathematics.tidy import tidy
 from roll_envs.verifiers.references import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
-from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
+from roll_envs.verifiers.workers import Outcome, PoolSettings, WorkerPool, shared_pool
 
 __all__ = ["MathVerifier"]
 
+_verifiers: weakref.WeakSet[MathVerifier] = weakref.WeakSet()
 _MODULE = "roll_envs.verifiers.mathematics.grading"
 _REMEMBERED = 20_000
 
@@ -32,7 +37,7 @@ class MathVerifier:
     The answer is looked for in ``\boxed{}`` (only there with ``require_boxed``), after "the answer is", and last in the
     text. Answers and references beyond ``max_chars`` are not read. ``deadline_s`` bounds one comparison from the moment
     a worker has it; ``workers`` and ``memory_mb`` are shared by all verifiers of this process with the same values.
-    Raises :class:`MissingExtraError` without math-verify.
+    Verdicts are remembered. Raises :class:`MissingExtraError` without math-verify.
     """
 
     def __init__(
@@ -55,15 +60,24 @@ class MathVerifier:
         self.require_boxed, self.deadline_s, self.max_chars = bool(require_boxed), float(deadline_s), max_chars
         self._settings = PoolSettings(module=_MODULE, workers=workers, uses=uses, memory_mb=memory_mb)
         self._given = pool
-        self._checked: dict[str, str] = {}
+        self._start_over()
+
+    def _start_over(self) -> None:
+        # Also in a forked child, where a lock may be held and a verdict awaited by threads that are not there.
         self._lock = threading.Lock()
+        self._checked: dict[str, str] = {}
+        self._graded: OrderedDict[tuple[str, str], Future[Verdict]] = OrderedDict()
+        """Verdicts, and those that are being found, by reference and answer."""
+        _verifiers.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without locks and processes, which cannot be pickled."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_given")}
+        left_out = ("_lock", "_given", "_graded", "_checked")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock(), _given=None)
+        self.__dict__.update(state, _given=None)
+        self._start_over()
 
     @property
     def pool(self) -> WorkerPool:
@@ -109,31 +123,94 @@ class MathVerifier:
         # With a comma, one of the texts may be a list: the workers decide.
         if one is not None and other is not None and "," not in gold + said:
             return _wrong("another number")
-        why = self._check(gold)
-        if why is not None:
-            return Failed(reason=_about(reference, why))
-        outcome = self.pool.call("compare", [gold, said], deadline_s=self.deadline_s)
-        if outcome.status == "unavailable":
-            return Failed(reason=outcome.detail)
-        if outcome.status != "ok":
-            return _wrong(outcome.detail, ungraded=True)
-        return Score(value=float(outcome.value), passed=bool(outcome.value))
+        return self._remembered(gold, said)
 
-    def _check(self, gold: str) -> str | None:
-        """Why a reference cannot be graded, or ``None``; computed once for each reference."""
+    def _remembered(self, gold: str, said: str) -> Verdict:
+        """The verdict on two tidied texts, found once, also for those who ask at the same time."""
+        key = gold, said
         with self._lock:
-            known = self._checked.get(gold)
+            known = self._graded.get(key)
+            if known is None:
+                mine: Future[Verdict] = Future()
+                self._graded[key] = mine
         if known is not None:
-            return known or None
-        outcome = self.pool.call("check", [gold], deadline_s=self.deadline_s)
+            return known.result()  # whoever works on it has deadlines of its own
+        try:
+            verdict, lasting = self._grade(gold, said)
+        except BaseException as error:
+            self._forget(key, mine)
+            mine.set_exception(error if isinstance(error, Exception) else RuntimeError("grading was interrupted"))
+            raise
+        if not lasting:
+            self._forget(key, mine)
+        mine.set_result(verdict)
+        return verdict
+
+    def _forget(self, key: tuple[str, str], mine: Future[Verdict]) -> None:
+        with self._lock:
+            if self._graded.get(key) is mine:
+                del self._graded[key]
+
+    def _grade(self, gold: str, said: str) -> tuple[Verdict, bool]:
+        """The verdict of the workers, and whether it would be the same another time."""
+        why = self._known(gold)
+        if not why and hopeless(said) and not hopeless(gold):
+            # The reference may be at fault all the same.
+            why = self._check(gold) if why is None else why
+            if not why:
+                return _wrong("it is too large to be written out", ungraded=True), True
+        if why:
+            return self._unfit(gold, why)
+        outcome = self._call("compare" if why == "" else "grade", [gold, said])
         if outcome.status == "unavailable":
-            return outcome.detail  # not remembered: it says nothing of the reference
-        why = outcome.value if outcome.status == "ok" else outcome.detail
+            return Failed(reason=outcome.detail), False
+        if outcome.status == "ok" and not isinstance(outcome.value, str):
+            if why is None:
+                self._keep(gold, "")
+            return Score(value=float(outcome.value), passed=bool(outcome.value)), True
+        if outcome.status == "ok":
+            self._keep(gold, outcome.value)
+            return self._unfit(gold, outcome.value)
+        # The answer is at fault, unless the reference alone cannot be graded either.
+        fault = self._check(gold) if why is None else why
+        if fault:
+            return self._unfit(gold, fault)
+        return _wrong(outcome.detail, ungraded=True), not outcome.hurried
+
+    def _unfit(self, gold: str, why: str) -> tuple[Verdict, bool]:
+        return Failed(reason=_about(gold, why)), bool(self._known(gold))
+
+    def _call(self, task: str, texts: list[str]) -> Outcome:
+        shape = "|".join(map(shape_of, texts))
+        costly = any(map(looks_costly, texts))
+        return self.pool.call(task, texts, deadline_s=self.deadline_s, shape=shape, costly=costly)
+
+    def _known(self, gold: str) -> str | None:
+        """Why a reference cannot be graded, empty where it can; ``None`` when that has not been seen yet."""
+        if plain_number(gold) is not None:
+            return ""
+        with self._lock:
+            return self._checked.get(gold)
+
+    def _check(self, gold: str) -> str:
+        """Why a reference cannot be graded, empty where it can; asked once for each reference."""
+        known = self._known(gold)
+        if known is not None:
+            return known
+        outcome = self._call("check", [gold])
+        why = str(outcome.value) if outcome.status == "ok" else outcome.detail
+        # A missing worker says nothing of the reference.
+        if outcome.status != "unavailable" and not outcome.hurried:
+            self._keep(gold, why)
+        return why
+
+    def _keep(self, gold: str, why: str) -> None:
         with self._lock:
             if len(self._checked) >= _REMEMBERED:
                 self._checked.clear()
             self._checked[gold] = why
-        return why or None
+            while len(self._graded) > _REMEMBERED:
+                self._graded.popitem(last=False)
 
     def _unusable(self, wanted: tuple[str, ...]) -> Failed | None:
         """For answers that need no grading: an unusable reference is still a failure."""
@@ -148,3 +225,12 @@ def _about(reference: str, why: str) -> str:
 
 def _wrong(detail: str, *, ungraded: bool = False) -> Score:
     return Score(value=0.0, passed=False, detail=detail, parts={"ungraded": 1.0} if ungraded else {})
+
+
+def _after_fork() -> None:
+    for verifier in list(_verifiers):
+        verifier._start_over()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
