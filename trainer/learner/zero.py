@@ -157,7 +157,18 @@ class ShardedModule:
         """What the module makes of each of this rank's batches, without gradients."""
         with torch.no_grad():  # not inference mode: gathered weights would keep it
             everything = [*batches, *self._ranks.empty_batches(len(batches))]
-            return [self._engine(batch=b.to(self._device)) for b in everything][: len(batches)]
+            return [self._forward(batch) for batch in everything][: len(batches)]
+
+    def _forward(self, batch: Batch) -> Any:
+        offload = getattr(self._zero, "parameter_offload", None)  # of stage 3
+        if offload is not None:
+            # DeepSpeed fetches weights ahead in the order that it saw before, and forgets it where another comes: on one
+            # rank only where micro-batches differ, after which ranks wait for each other in different places. So it
+            # has none.
+            coordinator = offload.get_param_coordinator()
+            if not coordinator.is_invalid_trace():
+                coordinator._invalidate_trace()
+        return self._engine(batch=batch.to(self._device))
 
     def add_gradients(self, batches: Sequence[Batch], loss: Callable[[Batch, Any], torch.Tensor]) -> None:
         """Run all micro-batches of a step of this rank forward and backward. ``loss`` makes a scalar of a batch and
@@ -166,8 +177,7 @@ class ShardedModule:
         count = len(batches) + len(empty)
         for index, batch in enumerate((*batches, *empty)):
             self._engine.set_gradient_accumulation_boundary(index + 1 == count)
-            moved = batch.to(self._device)
-            made = loss(moved, self._engine(batch=moved))
+            made = loss(batch.to(self._device), self._forward(batch))
             # DeepSpeed takes the mean over the ranks; losses are divided by the denominators of all of them already.
             self._engine.backward(made * self._ranks.count)
 
