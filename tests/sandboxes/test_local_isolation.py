@@ -91,7 +91,7 @@ def test_no_secret_of_the_host_is_in_sight(sandbox: LocalSandbox) -> None:
     )
     out = said(sandbox, source)
     assert SECRET not in out
-    assert "['HOME', 'LANG', 'PATH', 'TMPDIR', 'USER']" in out
+    assert "['HOME', 'LANG', 'PATH', 'PYTHONPATH', 'TMPDIR', 'USER']" in out
     assert "['/dev/null', 'pipe', 'pipe']" in out
 
 

@@ -128,15 +128,15 @@ def test_a_reader_that_goes_away_is_no_traceback(config_path: Path) -> None:
         (["engine.name=tgi"], "roll-train: override 'engine.name=tgi': no engine 'tgi'; known: 'hf', 'openai', "),
         (["engine.name=vllm"], "roll-train: override 'engine.name=vllm': the model has attention heads 24 wide, and"),
         (
-            ["learner.backend=deepspeed"],
-            "roll-train: override 'learner.backend=deepspeed': no learner backend 'deepspeed'; known: 'torch'",
+            ["learner.backend=apex"],
+            "roll-train: override 'learner.backend=apex': no learner backend 'apex'; known: 'deepspeed', 'fsdp2', ",
         ),
         (["loss.name=ppo"], "roll-train: override 'loss.name=ppo': no policy loss 'ppo'; did you mean 'dppo'"),
         (
             ["model.path=nowhere"],
             "roll-train: model.path: no Hugging Face model in 'nowhere' (config.json is missing); g",
         ),
-        (["cluster=ray"], "roll-train: override 'cluster=ray': cluster is 'ray'; allowed: 'local'"),
+        (["cluster=slurm"], "roll-train: override 'cluster=slurm': cluster is 'slurm'; allowed: one of 'local', 'ray'"),
         (["seed=x", "steps=y"], "roll-train:\n  override 'seed=x'"),
     ],
 )

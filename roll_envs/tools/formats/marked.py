@@ -147,7 +147,7 @@ def describe_kimi(specs: Sequence[ToolSpec]) -> str:
 
 def parse_harmony(text: str, specs: Mapping[str, ToolSpec]) -> tuple[Call, ...]:
     """The calls of an answer; ``()`` when no message has a tool as its recipient."""
-    return limited(_calls(after_thought(text), _HARMONY))
+    return limited(_calls(text, _HARMONY))  # thoughts are messages of their own, which have no recipient
 
 
 def render_harmony(calls: Sequence[ToolCall]) -> str:

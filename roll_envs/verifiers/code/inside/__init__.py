@@ -4,3 +4,5 @@
 tests: ``reading`` reads their code, ``compare`` compares, ``pytest_run`` runs test functions and classes, ``stand_ins``
 takes the answer's place. ``values`` is the form in which values cross.
 """
+
+__all__: list[str] = []
