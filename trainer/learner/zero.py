@@ -162,9 +162,8 @@ class ShardedModule:
     def _forward(self, batch: Batch) -> Any:
         offload = getattr(self._zero, "parameter_offload", None)  # of stage 3
         if offload is not None:
-            # DeepSpeed fetches weights ahead in the order that it saw before, and forgets it where another comes: on one
-            # rank only where micro-batches differ, after which ranks wait for each other in different places. So it
-            # has none.
+            # DeepSpeed fetches weights ahead in the order that it saw before, and forgets it where another comes. Where
+            # that is so on one rank only, ranks then wait for each other in different places. So it has no order.
             coordinator = offload.get_param_coordinator()
             if not coordinator.is_invalid_trace():
                 coordinator._invalidate_trace()
