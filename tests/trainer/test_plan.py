@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import Qwen2Config
 
 from roll_envs.errors import ConfigError
 from trainer.cli import MISTAKE, main
-from trainer.config.load import parse_config
+from trainer.config.load import load_config, parse_config
 from trainer.run.memory_plan import GIB
 from trainer.run.plan import Hardware, active_parameters, plan_cluster, plan_lines
 
@@ -18,6 +19,11 @@ SMALL = Qwen2Config(
     hidden_size=896, intermediate_size=4864, num_hidden_layers=4, num_attention_heads=14, num_key_value_heads=2,
     vocab_size=151_936, max_position_embeddings=32_768, tie_word_embeddings=True,
 )  # fmt: skip
+SEVEN = Qwen2Config(
+    hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
+    vocab_size=152_064, max_position_embeddings=32_768, tie_word_embeddings=False,
+)  # fmt: skip
+FILES = sorted((Path(__file__).parents[2] / "configs" / "cluster").glob("*.yaml"))
 NODE = Hardware(
     nodes=1, gpus=8, gpu_gib=80.0, node_gib=512.0, tflops=989.0, gpu_gib_s=3100.0, mfu=0.35
 )  # fmt: skip
@@ -93,6 +99,18 @@ def test_what_cannot_be_is_refused() -> None:
         planned(replace(NODE, nodes=4, gpus=2), **keys(engine__tensor_parallel_size=4))
     with pytest.raises(ConfigError, match="not enough memory"):
         planned(replace(NODE, gpu_gib=4.0))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_files_for_eight_gpus_fit_them(path: Path) -> None:
+    config = load_config(path)
+    shape = SEVEN if "7b" in path.stem else SMALL
+    plan = plan_cluster(config, shape, NODE, tokens=1_000_000)
+    assert plan.colocated
+    assert plan.seats == tuple((f"learner {i}", f"engine {i}") for i in range(8))
+    assert {item.owner for item in plan.memory.items["cuda"]} == {"learner", "engine"}
+    with pytest.raises(ConfigError, match="8 GPUs are needed"):
+        plan_cluster(config, shape, replace(NODE, gpus=4), tokens=1_000_000)
 
 
 def test_experts_that_a_token_does_not_meet_cost_no_time() -> None:

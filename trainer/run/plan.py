@@ -73,7 +73,7 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
     ranks, engine = config.placement.learner.ranks, part_settings(config.engine, ENGINES.find(config.engine.name))
     served = isinstance(engine, RemoteSettings) and not engine.urls
     replicas, width = (engine.replicas, engine.tensor_parallel_size) if served else (0, 1)
-    shared = not served or (engine.gpus is None and engine.colocated is not False)
+    shared = not served or (engine.gpus is None if engine.colocated is None else engine.colocated)
     learners, engines = (
         [f"learner {i}" for i in range(ranks)],
         [f"engine {i // width}" for i in range(replicas * width)],
@@ -92,7 +92,8 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
         raise ConfigError(f"engine.tensor_parallel_size {width} is more than the {hardware.gpus} GPUs of a node")
     parts = [learners, engines] if shared else [[*learners, *engines]]
     seats = tuple(tuple(part[gpu] for part in parts if gpu < len(part)) for gpu in range(needed))
-    alone = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": 1})}) if served else config
+    one = {"replicas": 1, **({"gpus": None} if shared else {"gpus": "0", "colocated": False})}
+    alone = config.model_copy(update={"engine": config.engine.model_copy(update=one)}) if served else config
     free = {"cuda": hardware.gpu_gib * GIB, "cpu": hardware.node_gib * GIB}
     memory = make_plan(alone, model, devices=("cuda", "cuda"), free=free, here=min(ranks, hardware.gpus))
     memory.check()
