@@ -36,9 +36,8 @@ class LearnerRanks(contextlib.AbstractContextManager["LearnerRanks"]):
         config = self._config
         if config.cluster == "local" and config.placement.learner.ranks == 1:
             return make_phase_learner(config, model, warm_start=warm_start, threads=threads)
-        # New processes for each phase: what a backend's library keeps of an earlier learner (DeepSpeed does) is gone.
-        self.end()
-        self._crew = self._started()
+        if self._crew is None:
+            self._crew = self._started()
         threads = int(getattr(config.learner, "threads", 0)) or max(1, self._threads_of_a_rank(threads))
         return RankedLearner(self._crew, config, model, warm_start=warm_start, threads=threads)
 
