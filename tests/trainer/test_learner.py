@@ -17,7 +17,7 @@ from pydantic import Field
 from tiny import full_logits, tiny_model
 from torch.overrides import TorchFunctionMode
 
-import trainer.learner.torch
+import trainer.learner.steps
 from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
 from roll_envs.settings import Settings
 from roll_envs.types import SamplingParams
@@ -213,13 +213,13 @@ def test_masked_logits_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     noisy_model.network.base_model.register_forward_hook(spoil, with_kwargs=True)
     learner = learner_of(noisy_model)
-    forward = trainer.learner.torch.label_scores
+    forward = trainer.learner.steps.label_scores
 
     def watched(body: Any, head: Any, batch: Batch, **keywords: Any) -> Any:
         current[:] = [batch]
         return forward(body, head, batch, **keywords)
 
-    monkeypatch.setattr(trainer.learner.torch, "label_scores", watched)
+    monkeypatch.setattr(trainer.learner.steps, "label_scores", watched)
     learner.step(batches, counted(rows), lr=0.0)
     found = gradients(noisy_model)
     assert all(torch.equal(clean[n], found[n]) for n in clean)

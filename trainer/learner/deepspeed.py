@@ -9,54 +9,23 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from roll_envs.errors import CheckpointError, ConfigError, RollError
+from roll_envs.errors import CheckpointError, RollError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses.objective import make_objective, policy_loss
+from trainer.algorithms.losses.objective import make_objective
 from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
 from trainer.learner import DeepSpeedSettings, Scorer, TorchSettings
-from trainer.learner.critic import value_loss
+from trainer.learner.critic import ValueNetwork, value_loss
 from trainer.learner.gradients import DTYPES, Ranks, StepGuard, cast_weights
+from trainer.learner.steps import ScoreModule, microbatch_loss, step_metrics
 from trainer.learner.torch import TorchScorer, checkpointed_layers, checkpointing
 from trainer.learner.zero import ShardedModule, check_optimizer, import_deepspeed
-from trainer.model.attention import choose_attention, use_packed_attention
-from trainer.model.forward import head_of, label_scores, label_states, spread, weights_of
+from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, choose_device
-
-
-class _Scores(torch.nn.Module):
-    """Log-probs of the labels and entropies [B, T] of a language model: what is run between two exchanges of weights,
-    the head's product included."""
-
-    def __init__(self, network: Any, *, temperature: float, settings: DeepSpeedSettings, device: torch.device) -> None:
-        """Raises :class:`ConfigError` when ``network`` has no head that is known."""
-        super().__init__()
-        use_packed_attention(network)
-        try:
-            self._head = head_of(network)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
-        self._attention = choose_attention(settings.attention, device, next(network.parameters()).dtype)
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return label_scores(
-            self.network.base_model,
-            self._head,
-            batch,
-            temperature=self._temperature,
-            attention=self._attention,
-            logits_mib=self._logits_mib,
-        )
-
-    def sharded(self, **arguments: Any) -> ShardedModule:
-        head = self.network.get_output_embeddings()
-        return ShardedModule(self, self.network, outside=head.parameters(), **arguments)
 
 
 class DeepSpeedLearner:
@@ -93,15 +62,19 @@ class DeepSpeedLearner:
         plain = cast_weights(model.network.eval(), DTYPES[self._settings.precision])
         network = plain if self._source is None else copy.deepcopy(plain)
         self._checkpointed = checkpointed_layers(network) if self._settings.gradient_checkpointing else []
-        self._policy = self._scores(network).sharded(**self._place, optimizer=optimizer)
+        self._policy = self._sharded(network, optimizer)
         self._guard = StepGuard(optimizer, self._ranks)
 
     @property
     def _place(self) -> dict[str, Any]:
         return {"settings": self._settings, "ranks": self._ranks, "device": self._device}
 
-    def _scores(self, network: Any) -> _Scores:
-        return _Scores(network, temperature=self._temperature, settings=self._settings, device=self._device)
+    def _sharded(self, network: Any, optimizer: OptimizerConfig | None = None) -> ShardedModule:
+        """``network``, trained where there is an optimiser, whose log-probs and entropies are what is run."""
+        dtype = next(network.parameters()).dtype
+        module = ScoreModule(network, self._temperature, self._settings, self._device, dtype)
+        head = network.get_output_embeddings()
+        return ShardedModule(module, network, outside=head.parameters(), optimizer=optimizer, **self._place)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels under the current weights at the sampling temperature, [B, T] per batch."""
@@ -112,16 +85,12 @@ class DeepSpeedLearner:
     ) -> tuple[Metrics, list[torch.Tensor]]:
         """One optimiser step, as :meth:`trainer.learner.torch.TorchLearner.step` takes it."""
         denominators = self._ranks.denominators(denominators)
-        sums: dict[str, float] = {}
+        sums = {"total": 0.0}
         before: list[torch.Tensor] = []
 
         def loss(batch: Batch, scores: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            logp, entropies = scores
-            before.append(logp.detach())
-            if not bool(batch.label_mask.any()):
-                return (logp.sum() + entropies.sum()) * 0.0
-            used = replace(batch, old_logp=logp.detach()) if on_policy else batch
-            total, metrics = policy_loss(self._objective, used, logp, denominators, entropies)
+            before.append(scores[0].detach())
+            total, metrics = microbatch_loss(self._objective, batch, scores, denominators, on_policy=on_policy)
             for name, value in {**metrics, "total": total.detach()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             return total
@@ -131,14 +100,8 @@ class DeepSpeedLearner:
         refused, norm = self._policy.step(lr, self._guard.refuses)
         admitted = self._guard.count(refused, norm)
         seen = sum(int(batch.label_mask.sum()) for batch in batches)
-        counted = {"total": 0.0, **self._ranks.sum({"tokens": seen, **sums})}
-        tokens, whole = max(counted.pop("tokens"), 1.0), counted.pop("total")
-        # Means over the tokens that were run; sequences left out by the caller have no numbers.
-        result = {name: value / tokens for name, value in counted.items()}
-        result |= {"loss/total": whole, "learner/grad_norm": norm, "learner/lr": lr}
-        if not admitted:  # numbers that are not finite would spoil the means of a training step
-            result = {name: value for name, value in result.items() if math.isfinite(value)}
-        return {**result, "learner/skipped_steps": float(not admitted)}, before[: len(batches)]
+        measured = step_metrics(self._ranks, sums, tokens=seen, norm=norm, lr=lr, admitted=admitted)
+        return measured, before[: len(batches)]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and current weights in Hugging Face form, put together one at a time; a collective."""
@@ -177,7 +140,7 @@ class DeepSpeedLearner:
         """A frozen policy with the current weights: whole on every rank, or with stage 3 shared out as they are."""
         frozen = self._policy.whole_copy().requires_grad_(False)
         if self._settings.stage == 3:
-            return _ShardedScorer(self._scores(frozen).sharded(**self._place))
+            return _ShardedScorer(self._sharded(frozen))
         settings = TorchSettings(attention=self._settings.attention, logits_mib=self._settings.logits_mib)
         return TorchScorer(frozen.to(self._device), self._temperature, settings)
 
@@ -202,22 +165,6 @@ class _ShardedScorer:
         self._policy.load_weights(weights, "the checkpoint's reference")
 
 
-class _Values(torch.nn.Module):
-    """Values [B, T] at the positions that have a label, 0 elsewhere. The head begins at 0, as in the plain critic."""
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        self.body = cast_weights(network.base_model, torch.float32)
-        use_packed_attention(self.body)
-        self.head = torch.nn.Linear(int(network.config.hidden_size), 1)
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        states = label_states(self.body, batch)
-        return spread(self.head(states).squeeze(-1).float(), batch.label_mask)
-
-
 class DeepSpeedCritic:
     """A rank's part in the value network and in the state of its optimiser (AdamW)."""
 
@@ -227,7 +174,7 @@ class DeepSpeedCritic:
         """The body of ``network``, a causal language model, is taken over, in float32; its head is not used."""
         self._config, self._ranks = config, ranks
         adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
-        values = _Values(network)
+        values = ValueNetwork(cast_weights(network.base_model, torch.float32))
         self._values = ShardedModule(values, values, settings=settings, ranks=ranks, device=device, optimizer=adamw)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:

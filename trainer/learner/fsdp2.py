@@ -31,9 +31,9 @@ from trainer.learner import Critic, FSDP2Settings, NetworkSettings, Scorer
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic, ValueNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, cast_weights
+from trainer.learner.steps import ScoreModule, skeleton_of
 from trainer.learner.torch import BaseModel, TorchLearner, Worker, checkpointed_layers
-from trainer.model.attention import choose_attention, use_packed_attention
-from trainer.model.forward import fitting, head_of, label_scores, weights_of
+from trainer.model.forward import fitting, weights_of
 from trainer.model.network import LanguageModel, choose_device
 
 
@@ -158,38 +158,15 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return found
 
 
-class _Scores(torch.nn.Module):
-    """The root of the shards: in its forward pass embedding, head and last norm are whole."""
-
-    def __init__(self, network: Any, temperature: float, settings: NetworkSettings, device: torch.device) -> None:
-        super().__init__()
-        self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
-        self._attention = choose_attention(settings.attention, device, DTYPES[settings.precision])
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return label_scores(
-            self.network.base_model,
-            head_of(self.network),  # the weight of this pass: a tensor of its own
-            batch,
-            temperature=self._temperature,
-            attention=self._attention,
-            logits_mib=self._logits_mib,
-        )
-
-
 class ShardedScorer:
     """A network in shards and how it is run over batches."""
 
     def __init__(self, network: Any, temperature: float, settings: NetworkSettings, ranks: ShardedRanks) -> None:
         """Cuts ``network`` into shards. Raises :class:`ConfigError` when it has no head that is known."""
-        use_packed_attention(network)
-        try:
-            head_of(network)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         self._network, self._ranks, self.device = network, ranks, ranks.device
         self._dtype = DTYPES[settings.precision]
-        self._root: Any = _Scores(network, temperature, settings, ranks.device).eval()
+        # The root of the shards: in its forward pass embedding, head and last norm are whole.
+        self._root: Any = ScoreModule(network, temperature, settings, ranks.device, self._dtype).eval()
         ranks.shard(self._root, self._dtype)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,7 +262,7 @@ class ShardedLearner(TorchLearner):
         # The shards of trained weights are float32, of frozen ones in the precision that is run; at first they are
         # equal, as elsewhere.
         network = cast_weights(network, DTYPES[self._settings.precision])
-        self._plain = _without_memory(network)
+        self._plain = skeleton_of(network)
         adapted = self._with_adapters(network, in_place=True)
         for parameter in network.parameters():
             if parameter.requires_grad:
@@ -334,12 +311,3 @@ class ShardedLearner(TorchLearner):
         body = ((name.removeprefix(prefix), w) for name, w in self.weights() if name.startswith(prefix))
         self._ranks.load(network["body"], body, "the policy")
         return critic
-
-
-def _without_memory(network: Any) -> Any:
-    """A copy of ``network``, with its buffers and ties, whose weights are on the meta device."""
-    empty: dict[int, Any] = {
-        id(p): torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
-        for p in network.parameters()
-    }
-    return copy.deepcopy(network, memo=empty)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses.objective import make_objective, policy_loss
+from trainer.algorithms.losses.objective import make_objective
 from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
 from trainer.learner.critic import value_loss
@@ -29,6 +29,7 @@ from trainer.learner.megatron_grid import Grid, core
 from trainer.learner.megatron_mapping import HEAD, Part, parts_of
 from trainer.learner.megatron_optimizer import ShardedAdamW
 from trainer.learner.megatron_stage import Stage
+from trainer.learner.steps import microbatch_loss, step_metrics
 from trainer.model.attention import choose_attention
 from trainer.model.forward import (
     Head,
@@ -225,10 +226,7 @@ class MegatronLearner:
             before.append(logp.detach())
             if not self._grid.last:
                 return None
-            if not bool(batch.label_mask.any()):  # backward all the same: other stages wait for it
-                return (logp.sum() + entropies.sum()) * 0.0
-            used = replace(batch, old_logp=logp.detach()) if on_policy else batch
-            loss, metrics = policy_loss(self._objective, used, logp, whole, entropies)
+            loss, metrics = microbatch_loss(self._objective, batch, (logp, entropies), whole, on_policy=on_policy)
             losses.append(loss.detach())
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
@@ -242,13 +240,8 @@ class MegatronLearner:
             self._write_back()
         known = {"total": float(sum(map(float, losses))), **sums} if self._grid.speaks else {}
         seen = sum(int(batch.label_mask.sum()) for batch in batches)
-        counted = self._ranks.sum({"tokens": seen, **known})
-        tokens, loss = max(counted.pop("tokens"), 1.0), counted.pop("total")
-        result = {name: value / tokens for name, value in counted.items()}
-        result |= {"loss/total": loss, "learner/grad_norm": measured, "learner/lr": lr}
-        if not admitted:  # numbers that are not finite would spoil the means of a training step
-            result = {name: value for name, value in result.items() if math.isfinite(value)}
-        return {**result, "learner/skipped_steps": float(not admitted)}, own_of(self._grid, shared, before)
+        metrics = step_metrics(self._ranks, known, tokens=seen, norm=measured, lr=lr, admitted=admitted)
+        return metrics, own_of(self._grid, shared, before)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and whole weights in Hugging Face form, one at a time; all ranks iterate along."""

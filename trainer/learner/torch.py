@@ -7,11 +7,9 @@ update does not depend on how sequences were cut into micro-batches, or dealt to
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -22,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import Metrics
-from trainer.algorithms.losses.objective import make_objective, policy_loss
+from trainer.algorithms.losses.objective import make_objective
 from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
 from trainer.learner import Critic, NetworkSettings, Scorer, TorchSettings
@@ -30,8 +28,8 @@ from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
-from trainer.model.attention import Kind, choose_attention, use_packed_attention
-from trainer.model.forward import head_of, label_scores, load_weights, weights_of
+from trainer.learner.steps import ScoreModule, microbatch_loss, step_metrics
+from trainer.model.forward import load_weights, weights_of
 from trainer.model.network import LanguageModel, choose_device
 
 
@@ -40,26 +38,14 @@ class TorchScorer:
 
     def __init__(self, network: Any, temperature: float, settings: NetworkSettings) -> None:
         """``network`` is used as it is, not copied. Raises :class:`ConfigError` when it has no head that is known."""
-        use_packed_attention(network)
-        try:
-            self._head = head_of(network)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        self._network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
         first = next(network.parameters())
-        self.device = first.device
-        self._attention: Kind = choose_attention(settings.attention, first.device, first.dtype)
+        self._network, self.device = network, first.device
+        self._module = ScoreModule(network, temperature, settings, first.device, first.dtype)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
-        return label_scores(
-            self._network.base_model,
-            self._head,
-            batch,
-            temperature=self._temperature,
-            attention=self._attention,
-            logits_mib=self._logits_mib,
-        )
+        logp, entropies = self._module(batch)
+        return logp, entropies
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
@@ -214,34 +200,23 @@ class TorchLearner:
             take_step(self._optimizers, lr)
             self._masters.write_back()
         seen = sum(int(batch.label_mask.sum()) for batch in batches)
-        counted = self._ranks.sum({"tokens": seen, "total": total, **{n: float(value) for n, value in sums.items()}})
-        tokens, whole = max(counted.pop("tokens"), 1.0), counted.pop("total")
-        # Means over the tokens that were run; sequences left out by the caller have no numbers.
-        result = {name: value / tokens for name, value in counted.items()}
-        result |= {"loss/total": whole, "learner/grad_norm": norm, "learner/lr": lr}
-        if not admitted:  # numbers that are not finite would spoil the means of a training step
-            result = {name: value for name, value in result.items() if math.isfinite(value)}
-        return {**result, "learner/skipped_steps": float(not admitted)}, before[: len(batches)]
+        known = {"total": total, **{name: float(value) for name, value in sums.items()}}
+        measured = step_metrics(self._ranks, known, tokens=seen, norm=norm, lr=lr, admitted=admitted)
+        return measured, before[: len(batches)]
 
     def _microbatch(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Result:
         """Forward and backward; the loss and gradient of a micro-batch without labels are 0."""
         worker = self._workers.get()  # there are as many as threads
-        labelled = bool(batch.label_mask.any())
         try:
             with checkpointing(worker.checkpointed):
                 batch = batch.to(worker.policy.device)
-                logp, entropies = worker.policy.forward(batch)
-                metrics: dict[str, torch.Tensor] = {}
-                if not labelled:  # backward all the same: sharded weights are exchanged in it, by all ranks alike
-                    loss = (logp.sum() + entropies.sum()) * 0.0
-                else:
-                    used = replace(batch, old_logp=logp.detach()) if on_policy else batch
-                    loss, metrics = policy_loss(self._objective, used, logp, denominators, entropies)
+                scores = worker.policy.forward(batch)
+                loss, metrics = microbatch_loss(self._objective, batch, scores, denominators, on_policy=on_policy)
                 torch.autograd.backward(loss)
             gradients = self._masters.take_gradients(worker.parameters)
         finally:
             self._workers.put(worker)
-        return _Result(gradients=gradients, logp=logp.detach(), loss=float(loss.detach()), metrics=metrics)
+        return _Result(gradients=gradients, logp=scores[0].detach(), loss=float(loss.detach()), metrics=metrics)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and current weights in Hugging Face form, one at a time: views, or a layer merged with its adapter."""

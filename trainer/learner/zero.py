@@ -28,6 +28,7 @@ from trainer.data.batches import Batch
 from trainer.learner import DeepSpeedSettings
 from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import TrainedWeight, make_optimizers, trained_weights
+from trainer.learner.steps import skeleton_of
 from trainer.model.forward import fitting, load_weights
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -110,11 +111,7 @@ class ShardedModule:
         """
         self._deepspeed = import_deepspeed(ranks, device)
         self._named, self._ranks, self._device = named, ranks, device
-        bare = {
-            id(p): torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
-            for p in named.parameters()
-        }
-        self._shapes = copy.deepcopy(named, memo=bare)  # shares of weights do not have them any more
+        self._shapes = skeleton_of(named)  # shares of weights do not have them any more
         self._half = next(named.parameters()).dtype != torch.float32
         if settings.stage == 3:
             for parameter in outside:
@@ -157,9 +154,10 @@ class ShardedModule:
         """What the module makes of each of this rank's batches, without gradients."""
         with torch.no_grad():  # not inference mode: gathered weights would keep it
             everything = [*batches, *self._ranks.empty_batches(len(batches))]
-            return [self._forward(batch) for batch in everything][: len(batches)]
+            return [self._forward(batch.to(self._device)) for batch in everything][: len(batches)]
 
     def _forward(self, batch: Batch) -> Any:
+        """What the module makes of a batch, which is on its device."""
         offload = getattr(self._zero, "parameter_offload", None)  # of stage 3
         if offload is not None:
             # DeepSpeed fetches weights ahead in the order that it saw before, and forgets it where another comes. Where
@@ -167,7 +165,7 @@ class ShardedModule:
             coordinator = offload.get_param_coordinator()
             if not coordinator.is_invalid_trace():
                 coordinator._invalidate_trace()
-        return self._engine(batch=batch.to(self._device))
+        return self._engine(batch=batch)
 
     def add_gradients(self, batches: Sequence[Batch], loss: Callable[[Batch, Any], torch.Tensor]) -> None:
         """Run all micro-batches of a step of this rank forward and backward. ``loss`` makes a scalar of a batch and
@@ -176,7 +174,8 @@ class ShardedModule:
         count = len(batches) + len(empty)
         for index, batch in enumerate((*batches, *empty)):
             self._engine.set_gradient_accumulation_boundary(index + 1 == count)
-            made = loss(batch.to(self._device), self._forward(batch))
+            moved = batch.to(self._device)
+            made = loss(moved, self._forward(moved))
             # DeepSpeed takes the mean over the ranks; losses are divided by the denominators of all of them already.
             self._engine.backward(made * self._ranks.count)
 

@@ -1,0 +1,91 @@
+"""What backends have in common around the passes of an optimiser step: the module that is run, the loss of a
+micro-batch, the metrics of the step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from roll_envs.errors import ConfigError
+from roll_envs.types import Metrics
+from trainer.algorithms.losses.objective import Objective, policy_loss
+from trainer.data.batches import Batch, Denominators
+from trainer.learner import ComputeSettings
+from trainer.learner.gradients import Ranks
+from trainer.model.attention import choose_attention, use_packed_attention
+from trainer.model.forward import head_of, label_scores
+
+
+class ScoreModule(torch.nn.Module):
+    """A language model as a module that is called with a batch: all that is run between two exchanges of weights, the
+    head's product included."""
+
+    def __init__(
+        self, network: Any, temperature: float, settings: ComputeSettings, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """``network`` is used as it is, run on ``device`` in ``dtype``. Raises :class:`ConfigError` when it has no head
+        that is known."""
+        super().__init__()
+        use_packed_attention(network)
+        try:
+            head_of(network)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
+        self._attention = choose_attention(settings.attention, device, dtype)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
+        return label_scores(
+            self.network.base_model,
+            head_of(self.network),  # where weights are put together for a pass, each has a tensor of its own
+            batch,
+            temperature=self._temperature,
+            attention=self._attention,
+            logits_mib=self._logits_mib,
+        )
+
+
+def microbatch_loss(
+    objective: Objective,
+    batch: Batch,
+    scores: tuple[torch.Tensor, torch.Tensor],
+    denominators: Denominators,
+    *,
+    on_policy: bool,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss of a micro-batch with these log-probs and entropies, and sums of metrics. ``on_policy`` takes the ratio
+    to the current policy itself."""
+    logp, entropies = scores
+    if not bool(batch.label_mask.any()):  # backward all the same: all ranks exchange weights and gradients in it
+        return (logp.sum() + entropies.sum()) * 0.0, {}
+    used = replace(batch, old_logp=logp.detach()) if on_policy else batch
+    return policy_loss(objective, used, logp, denominators, entropies)
+
+
+def step_metrics(
+    ranks: Ranks, sums: Mapping[str, float], *, tokens: int, norm: float, lr: float, admitted: bool
+) -> Metrics:
+    """The metrics of an optimiser step from this rank's ``sums``, the loss as ``total`` among them, over ``tokens``
+    labels. Means are over the tokens that were run; sequences left out by the caller have no numbers."""
+    counted = ranks.sum({"tokens": tokens, **sums})
+    seen, loss = max(counted.pop("tokens"), 1.0), counted.pop("total")
+    result = {name: value / seen for name, value in counted.items()}
+    result |= {"loss/total": loss, "learner/grad_norm": norm, "learner/lr": lr}
+    if not admitted:  # numbers that are not finite would spoil the means of a training step
+        result = {name: value for name, value in result.items() if math.isfinite(value)}
+    return {**result, "learner/skipped_steps": float(not admitted)}
+
+
+def skeleton_of(network: Any) -> Any:
+    """A copy of ``network``, with its buffers and ties, whose weights are on the meta device."""
+    empty: dict[int, Any] = {
+        id(p): torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in network.parameters()
+    }
+    return copy.deepcopy(network, memo=empty)
