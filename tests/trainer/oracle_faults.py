@@ -31,6 +31,7 @@ class Fault(NamedTuple):
 
 
 UPDATE, LOOP, SOURCE = "trainer/run/update.py", "trainer/run/loop.py", "trainer/rollout/source.py"
+SCHEDULER, STEPS = "trainer/rollout/scheduler.py", "trainer/learner/steps.py"
 TABLE, BATCHES = "trainer/data/table.py", "trainer/data/batches.py"
 SHAPING = "trainer/algorithms/shaping.py"
 ESTIMATORS = "trainer/algorithms/estimators/"
@@ -470,7 +471,7 @@ FAULTS = [
         "make_objective(loss, correction)",
         "make_objective(loss)",
     ),
-    Fault("never on policy", TORCH, "replace(batch, old_logp=logp.detach()) if on_policy else batch", "batch"),
+    Fault("never on policy", STEPS, "replace(batch, old_logp=logp.detach()) if on_policy else batch", "batch"),
     Fault("gradients are kept", TORCH, "self._masters.clear_gradients()\n        sums", "sums"),
     Fault(
         "no clip of the gradient",
@@ -481,8 +482,8 @@ FAULTS = [
     Fault(
         "large steps are taken",
         GRADIENTS,
-        "limit = math.inf if self._config.skip_norm is None else self._config.skip_norm",
-        "limit = math.inf",
+        "self._limit = math.inf if config.skip_norm is None else config.skip_norm",
+        "self._limit = math.inf",
     ),
     Fault("the critic has no clip", CRITIC, "batch.return_mask, self._config.clip", "batch.return_mask, None"),
     Fault(
@@ -513,14 +514,12 @@ FAULTS = [
         "(step - warmup_steps) / max(1, steps - warmup_steps)",
         "(step - warmup_steps) / max(1, steps)",
     ),
-    Fault(
-        "the reference is never refreshed", LOOP, "counters.steps % refresh == 0:", "counters.steps % refresh == -1:"
-    ),
+    Fault("the reference is never refreshed", UPDATE, "steps % every == 0:", "steps % every == -1:"),
     Fault(
         "the reference is refreshed a step early",
-        LOOP,
-        "counters.steps % refresh == 0:",
-        "(counters.steps + 1) % refresh == 0:",
+        UPDATE,
+        "steps % every == 0:",
+        "(steps + 1) % every == 0:",
     ),
     Fault(
         "the engine keeps old weights",
@@ -537,7 +536,7 @@ FAULTS = [
     ),
     Fault(
         "greedy returns in another order",
-        SOURCE,
+        SCHEDULER,
         "collect_greedy([group.task for group in kept])",
         "collect_greedy([group.task for group in kept][::-1])",
     ),
@@ -623,7 +622,7 @@ def _run(copy: Path, loop: bool) -> str:
     os.chdir(copy)
     sys.path[:0] = [str(copy), str(copy / "tests" / "trainer")]
     found = _FirstFailure()
-    files = TESTS[::-1] if loop else TESTS[:1]
+    files = TESTS[::-1] if loop else TESTS  # those that are likely to notice first
     quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins were loaded before the fork
     options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(copy)]
     code = pytest.main([*options, *quiet, *files], plugins=[found])
@@ -658,7 +657,7 @@ def _verdict(fault: Fault, copy: Path) -> str:
         return f"its text stands {source.count(fault.text)} times in {fault.path}"
     path.write_text(source.replace(fault.text, fault.planted))
     try:
-        said = _in_a_process(copy, fault.path in (LOOP, SOURCE))
+        said = _in_a_process(copy, fault.path in (LOOP, SOURCE, SCHEDULER))
     finally:
         path.write_text(source)
     if not said:
@@ -681,7 +680,7 @@ def main(chosen: Sequence[str]) -> int:
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "models", "__pycache__"))
         said = _in_a_process(copy, loop=True)
         if said:
             print(f"without a fault the tests fail: {said}")
