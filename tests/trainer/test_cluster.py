@@ -17,7 +17,7 @@ from roll_envs.errors import ConfigError, MissingExtraError, WorkerLostError
 from roll_envs.managers.episode import ResetRequest, StepRequest
 from roll_envs.managers.workers import EnvWorkers, WorkerEnv
 from roll_envs.types import Task
-from trainer.cluster import check_manager, env_workers, manager_words, ray_envs
+from trainer.cluster import check_manager, env_workers, manager_words, ray_cluster
 from trainer.config import RolloutConfig
 from trainer.config.load import parse_config, teacher_config
 
@@ -87,7 +87,7 @@ def test_an_address_that_cannot_be_checked_is_refused(address: str) -> None:
 
 def test_what_is_no_cluster_is_told_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="needs the optional part 'ray'")
-    monkeypatch.setattr(ray_envs, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(ray_cluster, "_ANSWER_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         config = RolloutConfig(manager="ray", ray={"address": f"127.0.0.1:{other.getsockname()[1]}"})  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="has not answered as Ray does"), env_workers(config, [LAKE]):

@@ -18,7 +18,8 @@ from roll_envs.managers import EpisodeLimits
 from roll_envs.managers.processes import ProcessLink
 from roll_envs.managers.workers import EnvWorkers
 from roll_envs.types import Task
-from trainer.cluster.ray_envs import check_ray, ray_workers
+from trainer.cluster.ray_cluster import check_cluster
+from trainer.cluster.ray_envs import cluster_wish, ray_workers
 from trainer.config import RolloutConfig, RunConfig
 
 __all__ = ["check_manager", "env_workers", "episode_limits", "manager_words", "rank_words"]
@@ -49,7 +50,7 @@ def check_manager(config: RolloutConfig) -> None:
     """Raise :class:`ConfigError` or :class:`MissingExtraError` for a manager that cannot be used, before anything is
     started."""
     if config.manager == "ray":
-        check_ray(config)
+        check_cluster(cluster_wish(config))
 
 
 def manager_words(config: RolloutConfig) -> str:

@@ -78,9 +78,10 @@ def _links(config: RunConfig) -> Links:
 def check_ranks(config: RunConfig) -> None:
     """Raise :class:`ConfigError` or :class:`MissingExtraError` for ranks that cannot be started, before anything is."""
     if config.cluster == "ray":
-        from trainer.cluster.ray_ranks import check_cluster
+        from trainer.cluster.ray_cluster import check_cluster
+        from trainer.cluster.ray_ranks import cluster_wish
 
-        check_cluster(config)
+        check_cluster(cluster_wish(config))
     elif config.placement.learner.ranks > 1:
         local_environments(config)
 

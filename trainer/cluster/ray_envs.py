@@ -7,52 +7,35 @@ and nothing of the trainer. Ray is imported when it is used.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import math
-import os
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from roll_envs.errors import ConfigError, MissingExtraError, RollError
+from roll_envs.errors import ConfigError, RollError
 from roll_envs.managers import EpisodeLimits
 from roll_envs.managers.host import EnvHost
 from roll_envs.managers.workers import EnvWorkers
+from trainer.cluster.ray_cluster import ClusterWish, check_cluster, connect
 from trainer.config import RolloutConfig
 
-_CONNECT_S = 5.0
-_ANSWER_S = 20.0
-"""Longest wait until what listens at the address of a cluster says that it is one."""
 _START_S = 300.0
 """A runtime_env may install packages."""
 _THREADS = 4
 """Calls of an actor at one time: one waits for results all the time."""
-_OBJECT_STORE_BYTES = 100 << 20
-"""Of a cluster that is started here: messages are small."""
 
 
-def check_ray(config: RolloutConfig) -> None:
-    """Raise :class:`MissingExtraError` without Ray, :class:`ConfigError` where no cluster answers at its address.
-
-    Ray itself would try for minutes."""
-    if importlib.util.find_spec("ray") is None:
-        raise MissingExtraError("rollout.manager 'ray'", "ray")
-    address = config.ray.address
-    if address in (None, "auto"):
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(
-            f"rollout.ray.address is {address!r}; allowed: host:port (`ray start --head` prints it; its port is 6379 "
-            "where none was chosen), ray://host:port, 'auto', or null to start a cluster here"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise _no_cluster(address, str(error)) from error
+def cluster_wish(config: RolloutConfig) -> ClusterWish:
+    """The cluster that ``rollout.manager: ray`` asks for."""
+    ray = config.ray
+    return ClusterWish(
+        asks="rollout.manager 'ray'",
+        section="rollout.ray",
+        address=ray.address,
+        workers=config.workers,
+        num_cpus=ray.num_cpus,
+        resources=ray.resources,
+        runtime_env=ray.runtime_env,
+    )
 
 
 @contextlib.contextmanager
@@ -61,13 +44,10 @@ def ray_workers(config: RolloutConfig, limits: EpisodeLimits) -> Iterator[EnvWor
 
     Raises :class:`ConfigError` for a cluster that does not answer or has no room, and for actors that do not start.
     """
-    check_ray(config)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray would take the GPUs from this process
+    check_cluster(cluster_wish(config))
+    wanted, ours = config.ray, connect(cluster_wish(config))
     import ray
 
-    wanted, ours = config.ray, not ray.is_initialized()
-    if ours:
-        _connect(config)
     try:
         size = config.workers or max(1, int(ray.cluster_resources().get("CPU", 0) // wanted.num_cpus))
         _check_room(config, size, ray.cluster_resources())
@@ -91,54 +71,6 @@ def ray_workers(config: RolloutConfig, limits: EpisodeLimits) -> Iterator[EnvWor
     finally:
         if ours:
             ray.shutdown()
-
-
-def _connect(config: RolloutConfig) -> None:
-    import ray
-
-    wanted = config.ray
-    started: dict[str, Any] = {}
-    if wanted.address is None:
-        cores = os.cpu_count() or 1
-        size = config.workers or max(1, int(cores // wanted.num_cpus))
-        started = {
-            "num_cpus": max(cores, math.ceil(size * wanted.num_cpus)),
-            "resources": {name: size * amount for name, amount in wanted.resources.items()},
-            "object_store_memory": _OBJECT_STORE_BYTES,
-            "include_dashboard": False,
-        }
-    else:
-        _check_cluster(wanted.address)
-    try:
-        ray.init(
-            address=wanted.address or "local",
-            runtime_env=wanted.runtime_env or None,
-            logging_level="ERROR",
-            log_to_driver=False,
-            **started,
-        )
-    except Exception as error:  # of many kinds: no cluster, another release of Ray or Python, a bad runtime_env
-        if isinstance(error, ConnectionError):
-            raise _no_cluster(wanted.address, str(error)) from error
-        raise ConfigError(f"rollout.ray: Ray did not start ({type(error).__name__}: {error})") from error
-
-
-def _check_cluster(address: str) -> None:
-    """Raise :class:`ConfigError` where something listens that is no cluster: Ray would try for minutes."""
-    if address.startswith("ray://") or address == "auto":
-        return
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
-    try:
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise _no_cluster(address, f"what listens there has not answered as Ray does within {_ANSWER_S:g} s") from error
-
-
-def _no_cluster(address: str | None, reason: str) -> ConfigError:
-    return ConfigError(
-        f"rollout.ray.address {address!r}: no Ray cluster answers there ({reason}); start one with `ray start --head`, "
-        "or leave the address out to start one here for as long as the run lasts"
-    )
 
 
 def _check_room(config: RolloutConfig, size: int, total: dict[str, float]) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from queue import Queue, SimpleQueue
 from typing import Any
 
-from roll_envs.errors import ConfigError, MissingExtraError
-from trainer.cluster.ray_envs import _connect, check_ray
-from trainer.config import RolloutConfig, RunConfig
+from roll_envs.errors import ConfigError
+from trainer.cluster.ray_cluster import ClusterWish, check_cluster, connect
+from trainer.config import RunConfig
 
 _THREADS = 3
 """Calls of an actor at one time: one waits for what it says, the others bring what it is told."""
@@ -30,7 +29,8 @@ class RayLinks:
         """
         placed = config.placement.learner
         self.count = placed.ranks
-        self._ours = _ready(config)
+        check_cluster(cluster_wish(config))
+        self._ours = connect(cluster_wish(config))
         self._actors: list[Any] = []
         self._said: dict[Any, int] = {}
         self._reasons: dict[int, str] = {}
@@ -136,39 +136,16 @@ class RankActor:
         self._says.put(bytes(frame))
 
 
-def check_cluster(config: RunConfig) -> None:
-    """Raise :class:`MissingExtraError` without Ray, :class:`ConfigError` where no cluster answers at its address."""
-    with _in_our_words():
-        check_ray(_as_workers(config))
-
-
-def _ready(config: RunConfig) -> bool:
-    """Be connected to the cluster; whether it was done here."""
-    check_cluster(config)
-    import ray
-
-    if ray.is_initialized():
-        return False
-    with _in_our_words():
-        _connect(_as_workers(config))
-    return True
-
-
-def _as_workers(config: RunConfig) -> RolloutConfig:
-    """The same wish as the workers of environments have it."""
+def cluster_wish(config: RunConfig) -> ClusterWish:
+    """The cluster that ``cluster: ray`` asks for."""
     placed = config.placement.learner
-    ray = {"address": config.placement.address, "num_cpus": placed.cpus}
-    return RolloutConfig.model_validate({"manager": "ray", "workers": placed.ranks, "ray": ray})
-
-
-@contextlib.contextmanager
-def _in_our_words() -> Iterator[None]:
-    try:
-        yield
-    except MissingExtraError as error:
-        raise MissingExtraError("cluster 'ray'", "ray") from error
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("rollout.ray", "placement")) from error
+    return ClusterWish(
+        asks="cluster 'ray'",
+        section="placement",
+        address=config.placement.address,
+        workers=placed.ranks,
+        num_cpus=placed.cpus,
+    )
 
 
 def _check_room(bundle: dict[str, float], count: int, there: dict[str, float]) -> None:

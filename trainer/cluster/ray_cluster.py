@@ -1,0 +1,114 @@
+"""A Ray cluster: one that is there, or one that is started on this machine. Ray is imported when it is used."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll_envs.errors import ConfigError, MissingExtraError
+
+_CONNECT_S = 5.0
+_ANSWER_S = 20.0
+"""Longest wait until what listens at the address of a cluster says that it is one."""
+_OBJECT_STORE_BYTES = 100 << 20
+"""Of a cluster that is started here: messages are small."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterWish:
+    """The cluster that a part of a run asks for."""
+
+    asks: str
+    """What asks for it, for people: "rollout.manager 'ray'"."""
+    section: str
+    """Of the configuration, where the address stands."""
+    address: str | None
+    """None starts one here."""
+    workers: int | None
+    """Actors that it must have room for; None for as many as there are processors for."""
+    num_cpus: float
+    """Of each."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_cluster(wish: ClusterWish) -> None:
+    """Raise :class:`MissingExtraError` without Ray, :class:`ConfigError` where no cluster answers at its address.
+
+    Ray itself would try for minutes."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtraError(wish.asks, "ray")
+    if wish.address in (None, "auto"):
+        return
+    host, _, port = wish.address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"{wish.section}.address is {wish.address!r}; allowed: host:port (`ray start --head` prints it; its port "
+            "is 6379 where none was chosen), ray://host:port, 'auto', or null to start a cluster here"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise _no_cluster(wish, str(error)) from error
+
+
+def connect(wish: ClusterWish) -> bool:
+    """Be connected to the cluster; whether it was done here, so that who called ends it with ``ray.shutdown``.
+
+    Raises :class:`ConfigError` where it does not answer or start.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray would take the GPUs from this process
+    import ray
+
+    if ray.is_initialized():
+        return False
+    started: dict[str, Any] = {}
+    if wish.address is None:
+        cores = os.cpu_count() or 1
+        size = wish.workers or max(1, int(cores // wish.num_cpus))
+        started = {
+            "num_cpus": max(cores, math.ceil(size * wish.num_cpus)),
+            "resources": {name: size * amount for name, amount in wish.resources.items()},
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+        }
+    else:
+        _check_answer(wish, wish.address)
+    try:
+        ray.init(
+            address=wish.address or "local",
+            runtime_env=dict(wish.runtime_env) or None,
+            logging_level="ERROR",
+            log_to_driver=False,
+            **started,
+        )
+    except Exception as error:  # of many kinds: no cluster, another release of Ray or Python, a bad runtime_env
+        if isinstance(error, ConnectionError):
+            raise _no_cluster(wish, str(error)) from error
+        raise ConfigError(f"{wish.section}: Ray did not start ({type(error).__name__}: {error})") from error
+    return True
+
+
+def _check_answer(wish: ClusterWish, address: str) -> None:
+    """Raise :class:`ConfigError` where something listens that is no cluster: Ray would try for minutes."""
+    if address.startswith("ray://") or address == "auto":
+        return
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _no_cluster(wish, f"what listens there has not answered as Ray does within {_ANSWER_S:g} s") from error
+
+
+def _no_cluster(wish: ClusterWish, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{wish.section}.address {wish.address!r}: no Ray cluster answers there ({reason}); start one with `ray start "
+        "--head`, or leave the address out to start one here for as long as the run lasts"
+    )
