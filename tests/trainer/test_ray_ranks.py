@@ -83,6 +83,7 @@ class TestOnTwoNodes:
             cluster.remove_node(next(node for node in cluster.list_all_nodes() if not node.head))
             with pytest.raises(RankError, match=r"rank \d of 2 \(actor [0-9a-f]+\)"):
                 _on(lambda: learner.step(batches, counted(rows), lr=1e-3))
+        assert not ray.is_initialized(), "what ends twice must not connect again"
 
 
 def _on(step: Any) -> None:

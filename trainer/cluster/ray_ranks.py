@@ -35,6 +35,7 @@ class RayLinks:
         self._said: dict[Any, int] = {}
         self._reasons: dict[int, str] = {}
         self._group: Any = None
+        self._over = False
         try:
             self._place(placed.cpus, placed.gpus, placed.start_timeout_s)
         except BaseException:
@@ -100,6 +101,9 @@ class RayLinks:
         import ray
         from ray.util.placement_group import remove_placement_group
 
+        if self._over:  # Ray would connect again for a call that comes after its end
+            return
+        self._over = True
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -107,7 +111,6 @@ class RayLinks:
             with contextlib.suppress(Exception):
                 remove_placement_group(self._group)
         if self._ours:
-            self._ours = False
             ray.shutdown()
 
 

@@ -91,7 +91,8 @@ class Window:
         taken = [index for index in self._begun if index in self._ended][: self._batch]
         if len(taken) < self._batch:
             return None
-        left = [begun for index, begun in self._begun.items() if index not in taken]
+        chosen = set(taken)
+        left = [begun for index, begun in self._begun.items() if index not in chosen]
         for last in range(step, step + self._max_staleness):
             due = sum(begun + self._max_staleness <= last for begun in left)
             if due > (last - step) * self._batch:
