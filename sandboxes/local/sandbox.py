@@ -17,6 +17,7 @@ from typing import Any
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 
+from .cgroups import remove_later
 from .host import View, executable, installed_languages, view_of_host
 from .programs import BINARY, Order, check_limits, compile_order, order, session_head
 from .results import run_result
@@ -217,8 +218,7 @@ class LocalSandbox(Sandbox):
             self._slots.add(slot)
             slot.wait_until_up()
         except BaseException:
-            if self._chosen.place is not None:
-                self._chosen.place.remove(folders)
+            remove_later(folders.values())
             raise
         return slot
 

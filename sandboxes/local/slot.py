@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from roll_envs.errors import SandboxError
 
+from .cgroups import remove_later
 from .inside import wire
-from .inside.cgroup import remove_folders
 from .inside.files import open_plain
 from .output import Output
 from .programs import Order
@@ -309,4 +309,4 @@ class Slot:
             self._supervisor.wait()
         if self._workspace:
             shutil.rmtree(self._workspace, ignore_errors=True)
-        remove_folders(self._folders)  # usually the supervisor has already done it
+        remove_later(self._folders)  # usually the supervisor has already done it
