@@ -102,7 +102,7 @@ class ContainerSlot:
             cpus=plan.cpus,
             runtime=plan.runtime,
         )
-        self._broken = self._retired = False
+        self._broken = self._out_of_memory = False
         try:
             self._channel = Channel(self._spawned.stream)
             texts = json.dumps(_module_texts()).encode()
@@ -114,7 +114,7 @@ class ContainerSlot:
             self.isolation = judge(engine.info, self.facts, runtime=plan.runtime, unsafe=plan.unsafe)
         except BaseException as error:
             self.close()
-            if not isinstance(error, SandboxError) or self._retired:
+            if not isinstance(error, SandboxError) or hasattr(self, "facts"):
                 raise
             raise SandboxError(
                 f"the runner did not start in a container of the image {plan.image!r}, which needs a python3 of "
@@ -129,12 +129,14 @@ class ContainerSlot:
     @property
     def alive(self) -> bool:
         """Whether it can be used: running, not given up, with no unexpected output."""
-        return not self._broken and not self._retired and self._channel.idle
+        return not self._broken and self._channel.idle
 
     def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
         payload = wire.pack(order.head, order.blobs)
         header = {"show_work": bool(order.fetch), "fetch": order.fetch, "max_bytes": FETCH_BYTES}
-        return self._bounded("run", header, order.limits, [payload, [stdin]], wall_s)
+        ended = self._bounded("run", header, order.limits, [payload, [stdin]], wall_s)
+        self._broken |= self._out_of_memory
+        return ended
 
     def open(self, head: Mapping[str, Any], limits: Limits) -> None:
         self._set_memory(limits)
@@ -161,6 +163,7 @@ class ContainerSlot:
             self._simple("end", {})
         except SandboxError:
             self.close()
+        self._broken |= self._out_of_memory
 
     def _set_memory(self, limits: Limits) -> None:
         if limits.memory_mb != self._memory_mb:
@@ -178,8 +181,8 @@ class ContainerSlot:
         if reply is None:
             return Ended(oom=1, wall_s=time.monotonic() - started)
         told = reply.result
-        if told["oom"]:
-            self._retired = True  # so that a later out-of-memory kill of the container is due to its own program
+        # Not used for another program: a later out-of-memory kill of the whole container is due to its own program.
+        self._out_of_memory |= bool(told["oom"])
         return Ended(
             report=told,
             killed_for=told["killed_for"],
