@@ -287,7 +287,6 @@ BACKENDS: dict[str, Backend] = {
     "verl": verl,
     "local:no-cgroup": local_tier,
     "local:landlock": local_tier,
-    "local:rlimits": local_tier,
 }
 
 

@@ -32,6 +32,9 @@ class Reply:
     result: dict[str, Any] = field(default_factory=dict)
     out: bytearray = field(default_factory=bytearray)
     err: bytearray = field(default_factory=bytearray)
+    files: dict[str, bytearray] = field(default_factory=dict)
+    content: bytearray = field(default_factory=bytearray)
+    """Of the file that arrives now."""
 
 
 class Channel:
@@ -63,7 +66,7 @@ class Channel:
 
         Sends and receives at the same time: if both sides only wrote, full buffers would block them for ever.
         """
-        text = json.dumps({**header, "body": sum(map(len, body))}).encode()
+        text = json.dumps(header).encode()
         parts = [*before, struct.pack("!I", len(text)), text, *body]
         if sum(map(len, parts)) < CHUNK:
             parts = [b"".join(parts)]  # one write, so that each process on the way is woken once
@@ -146,6 +149,10 @@ class Channel:
                 reply.out += content
             elif kind == b"e":
                 reply.err += content
+            elif kind == b"n":
+                reply.content = reply.files[content.decode()] = bytearray()
+            elif kind == b"f":
+                reply.content += content
             elif kind == b"r":
                 reply.result = json.loads(content)
             else:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import functools
-import os
-import time
-import weakref
+from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox
+from roll_envs.sandbox import Language, Limits
 from sandboxes.docker.engine import HOST_IMAGE, Engine, Shape
-from sandboxes.docker.pool import Pool
-from sandboxes.docker.runs import out_of_memory, run_program, tool
-from sandboxes.docker.session import DockerSession
-from sandboxes.docker.worker import OutOfMemoryError, Plan, Worker
-from sandboxes.local.programs import check_limits
+from sandboxes.docker.inside.files import FOLDER
+from sandboxes.docker.slot import ContainerSlot, Plan
+from sandboxes.programs import Place
+from sandboxes.slots import SlotSandbox
 
 __all__ = ["DockerSandbox"]
 
 START_S = 120.0
-SESSION_WAIT_S = 60.0
+_TOOLS: dict[Language, str] = {"bash": "bash", "javascript": "node", "cpp": "g++"}
 
 
-class DockerSandbox(Sandbox):
+class DockerSandbox(SlotSandbox):
     """Programs in containers of a Docker engine that are kept warm, one for each slot.
 
     ``image`` must have Python 3.11 or newer; by default it is the one that ``build_host_image`` makes. It is never
@@ -47,75 +44,36 @@ class DockerSandbox(Sandbox):
         runtime: str | None = None,
         unsafe: bool = False,
     ) -> None:
-        slots = os.cpu_count() or 1 if slots is None else slots
-        if not 1 <= slots <= 1024:
-            raise ConfigError(f"slots={slots}: a number from 1 to 1024 is needed")
+        super().__init__(slots, limits)
         if not 0.01 <= cpus <= 1024:
             raise ConfigError(f"cpus={cpus}: a number from 0.01 to 1024 is needed")
-        self._limits = limits or Limits()
-        check_limits(self._limits)
-        self._engine = Engine(engine)
+        reached = Engine(engine)
         image = HOST_IMAGE if image is None else image
-        self._engine.check_image(image)
-        self._plan = Plan(image=image, cpus=min(cpus, self._engine.info["NCPU"]), runtime=runtime, unsafe=unsafe)
-        self._engine.remove_orphans()
-        make = functools.partial(Worker, self._engine, self._plan, memory_mb=self._limits.memory_mb)
-        self._pool = Pool(make, slots)
-        # It gets the pool, not self: that reference would keep the sandbox alive for ever.
-        self._finalizer = weakref.finalize(self, _close, self._pool, os.getpid())
-        try:
-            self._pool.start(_shape(self._limits), START_S)
-        except BaseException:
-            self._finalizer()
-            raise
+        reached.check_image(image)
+        cpus = min(cpus, reached.info["NCPU"])
+        plan = Plan(image=image, cpus=cpus, runtime=runtime, unsafe=unsafe, memory_mb=self._limits.memory_mb)
+        reached.remove_orphans()
+        first = self._begin(functools.partial(ContainerSlot, reached, plan), self._count, START_S)
+        assert isinstance(first, ContainerSlot)
+        self._place = _place(first.facts, image)
 
-    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
-        limits = self._checked(limits)
-        deadline = time.monotonic() + timeout_s
-        worker = self._pool.acquire(_shape(limits), timeout_s)
-        started = time.monotonic()
-        try:
-            return run_program(worker, program, limits, deadline=deadline, timeout_s=timeout_s)
-        except OutOfMemoryError:
-            return out_of_memory(worker, time.monotonic() - started)
-        except ConfigError:
-            raise  # nothing has been sent yet
-        except BaseException:
-            worker.retire()  # its state is unknown
-            raise
-        finally:
-            self._pool.release(worker)
-
-    def session(self, *, language: Language = "python", limits: Limits | None = None) -> DockerSession:
-        limits = self._checked(limits)
-        worker = self._pool.acquire(_shape(limits), SESSION_WAIT_S)
-        try:
-            tool(language, worker)
-            return DockerSession(worker, self._take_back, language, limits)
-        except BaseException:
-            self._pool.release(worker)
-            raise
-
-    def _take_back(self, worker: Worker) -> None:
-        """Called by a session; its reference to this method keeps the sandbox alive while the session is open."""
-        self._pool.release(worker)
-
-    def close(self) -> None:
-        self._finalizer()
-
-    def _checked(self, limits: Limits | None) -> Limits:
-        if limits is None:
-            return self._limits
-        check_limits(limits)
-        return limits
+    def _shape(self, limits: Limits) -> Shape:
+        """Limit files to half the memory: a killed program does not free its tmpfs files, so PID 1 would be killed."""
+        return Shape(processes=limits.processes, files_mb=min(limits.files_mb, max(1, limits.memory_mb // 2)))
 
 
-def _close(pool: Pool, owner: int) -> None:
-    # In a fork of the process that made them the containers still belong to that process.
-    if os.getpid() == owner:
-        pool.close()
+def _place(facts: dict[str, Any], image: str) -> Place:
+    """Environment of a program: the image's variables and a few fixed ones; none of the host."""
 
+    def refuse(language: Language) -> NoReturn:
+        raise ConfigError(
+            f"language {language!r}: the image {image!r} has no {_TOOLS[language]!r}; install it there, or make an "
+            f"image from this machine's: python -m sandboxes.docker --languages python {language}"
+        )
 
-def _shape(limits: Limits) -> Shape:
-    """Limit files to half the memory: killing a program does not free its tmpfs files, so PID 1 would be killed too."""
-    return Shape(processes=limits.processes, files_mb=min(limits.files_mb, max(1, limits.memory_mb // 2)))
+    return Place(
+        environ={**facts["environ"], "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "sandbox"},
+        tools={language: facts["tools"][tool] for language, tool in _TOOLS.items() if tool in facts["tools"]},
+        python=facts["executable"],
+        refuse=refuse,
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["PREFIX", "CgroupParent", "find_cgroup_parent"]
+from .inside.cgroup import remove_folders
+
+__all__ = ["PREFIX", "CgroupParent", "find_cgroup_parent", "remove_later"]
 
 PREFIX = "roll-sandbox-"
 
@@ -22,6 +25,7 @@ class CgroupParent:
 
     def make(self) -> dict[str, str]:
         """Make a cgroup with a unique name; returns controller -> folder."""
+        remove_later([])
         name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         made: dict[str, str] = {}
         try:
@@ -30,16 +34,9 @@ class CgroupParent:
                 folder.mkdir()
                 made[controller] = str(folder)
         except OSError:
-            self.remove(made)
+            remove_later(made.values(), timeout_s=0.0)
             raise
         return made
-
-    @staticmethod
-    def remove(folders: Mapping[str, str]) -> None:
-        """Remove what :meth:`make` made, where no supervisor was started that would."""
-        for folder in folders.values():
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
 
     def sweep(self, older_s: float = 60.0) -> None:
         """Remove cgroups left after caller and supervisor were killed together; those in use stay."""
@@ -51,6 +48,22 @@ class CgroupParent:
                     # groups with processes.
                     if not Path(f"/proc/{owner}").exists() and time.time() - folder.stat().st_mtime > older_s:
                         folder.rmdir()
+
+
+_busy: set[str] = set()
+
+
+def remove_later(folders: Iterable[str], timeout_s: float = 5.0) -> None:
+    """Remove cgroups, and those of earlier calls that the kernel reported busy; what is busy now stays on the list.
+
+    The list is worked off when a slot is made or closed and at the end of the process, so that no group outlives it.
+    """
+    left = remove_folders(folders, timeout_s)
+    for folder in [*left, *_busy]:
+        (_busy.add if remove_folders([folder], 0.0) else _busy.discard)(folder)
+
+
+atexit.register(remove_later, [])
 
 
 def find_cgroup_parent() -> tuple[CgroupParent | None, str]:
@@ -70,7 +83,7 @@ def find_cgroup_parent() -> tuple[CgroupParent | None, str]:
         else:
             return place, ""
         finally:
-            place.remove(folders)
+            remove_later(folders.values())
     return None, "; ".join(dict.fromkeys(reasons)) or "no cgroup file system with memory and pids is mounted"
 
 

@@ -12,19 +12,21 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from roll_envs.errors import SandboxError
+from roll_envs.errors import ConfigError, SandboxError
+from roll_envs.sandbox import Isolation, Limits
+from sandboxes.programs import Order
+from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError
 
+from .cgroups import remove_later
+from .host import executable
 from .inside import wire
-from .inside.cgroup import remove_folders
 from .inside.files import open_plain
-from .output import Output
-from .programs import Order
 
-__all__ = ["Ended", "NotBegunError", "Slot", "read_plain"]
+__all__ = ["LocalSlot"]
 
 _INSIDE = str(Path(__file__).parent)
 # The folder of ``inside`` comes through stdin: an argument would be visible to every user in /proc. ``start`` is called
@@ -41,34 +43,6 @@ _BOOT = (
 START_S = 20.0
 GRACE_S = 5.0
 """How long trusted processes may take for their own work, such as to set up a run or to kill one."""
-
-
-class NotBegunError(SandboxError):
-    """A slot failed before anything of the program was run, so that the run can be repeated on another."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Ended:
-    """The raw outcome of a run, from which ``results`` makes a :class:`RunResult`."""
-
-    report: Mapping[str, Any] | None = None
-    """The report of init; ``None`` when it was killed with the program."""
-    killed_for: str = ""
-    """The limit for which the caller killed it: ``timeout``, ``output`` or empty."""
-    oom: int = 0
-    peak: int | None = None
-    wall_s: float = 0.0
-    stdout: bytes = b""
-    stderr: bytes = b""
-    stdout_dropped: int = 0
-    stderr_dropped: int = 0
-    folder: int | None = None
-    """The open working folder, where files are to be fetched; all processes that could change them have ended."""
-    files: dict[str, bytes] = field(default_factory=dict)
-
-
-FETCH_BYTES = 256 << 20
-"""Limit on the files fetched from one run, together."""
 
 
 def read_plain(fd: int, most: int) -> bytes | None:
@@ -101,20 +75,78 @@ def _fetch(folder: int, names: Sequence[str]) -> dict[str, bytes]:
     return files
 
 
-class Slot:
-    """Owned by one thread at a time. A :class:`SandboxError` from it means that it is dead and must be replaced."""
+class Output:
+    """The two pipes of a program; of each the first ``keep`` bytes are kept."""
 
-    def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], python: str) -> None:
+    def __init__(self, keep: int) -> None:
+        pairs = [os.pipe(), os.pipe()]
+        self.readers = [pair[0] for pair in pairs]
+        self.writers = [pair[1] for pair in pairs]
+        for reader in self.readers:
+            os.set_blocking(reader, False)
+        self.kept = (bytearray(), bytearray())
+        self.dropped = [0, 0]
+        self._keep = keep
+
+    @property
+    def flooded(self) -> bool:
+        return sum(self.dropped) > FLOOD * max(self._keep, 1 << 20)
+
+    def read(self, fd: int) -> bool:
+        """Read one chunk; returns whether more may come."""
+        try:
+            # 64 KB is the usual capacity of a pipe on Linux.
+            part = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        index = self.readers.index(fd)
+        self._take(index, part)
+        return bool(part)
+
+    def drain(self) -> None:
+        """Read what the pipes still hold after the program has ended."""
+        for index, fd in enumerate(self.readers):
+            with contextlib.suppress(BlockingIOError):
+                # In a session, processes left in the background may still write: the flood limit ends the loop.
+                while not self.flooded and (part := os.read(fd, 1 << 16)):
+                    self._take(index, part)
+
+    def _take(self, index: int, part: bytes) -> None:
+        room = self._keep - len(self.kept[index])
+        self.kept[index].extend(part[:room])
+        self.dropped[index] += max(0, len(part) - room)
+
+    def close_writers(self) -> None:
+        """Close the write ends, after they have been sent to the jail."""
+        for fd in self.writers:
+            os.close(fd)
+        self.writers.clear()
+
+    def close(self) -> None:
+        for fd in (*self.readers, *self.writers):
+            os.close(fd)
+
+
+class LocalSlot:
+    """One jail; see :class:`sandboxes.slots.Slot`. Raises :class:`SandboxError` where it could not be made."""
+
+    shape = None
+
+    def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], isolation: Isolation) -> None:
+        self.isolation = isolation
         self.dead = False
         self._folders = list(cgroup.values())
         self._workspace: str = plan["workspace"]["folder"] if plan["workspace"] else ""
         self._serial = 0
         self._gone = 0
+        self._folder: int | None = None
+        """The open working folder of a run, to fetch files from; all processes that could change them have ended."""
         # SEQPACKET keeps messages apart, as datagrams do, and reports the end of the other side, as streams do.
         control, theirs_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         work, theirs_work = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._work = control, work
         fds = (theirs_control.fileno(), theirs_work.fileno())
+        python = executable()
         self._supervisor = subprocess.Popen(
             [python, "-S", "-c", _BOOT, *map(str, fds)],  # -S: no site module, so no packages of the host
             env={"LANG": "C.UTF-8"},
@@ -133,62 +165,84 @@ class Slot:
             stdin.write(os.fsencode(_INSIDE))
         try:
             wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})
+            message: Mapping[str, Any] | None = {"event": "fault", "text": f"no sign of life within {START_S:g} s"}
+            if _readable(control, START_S):
+                message, _ = wire.receive(control)
         except OSError:
-            self.close()
-            raise SandboxError(f"the sandbox's own process ended at once ({python} -S -c ...)") from None
-
-    def wait_until_up(self, timeout_s: float = START_S) -> None:
-        """Raises :class:`SandboxError` with the reason where the jail could not be made."""
-        self._control.settimeout(timeout_s)
-        try:
-            message, _ = wire.receive(self._control)
-        except TimeoutError:
-            message = {"event": "fault", "text": f"no sign of life within {timeout_s:g} s"}
-        self._control.settimeout(None)
+            message = {"event": "fault", "text": f"the sandbox's own process ended at once ({python} -S -c ...)"}
         if message is None or message["event"] != "up":
-            reason = "it ended" if message is None else message["text"]
             self.close()
+            reason = "it ended" if message is None else message["text"]
             raise SandboxError(f"the jail could not be made: {reason}")
 
+    @property
+    def alive(self) -> bool:
+        return not self.dead
+
     def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
-        """Run one program and wait for its end; ``wall_s`` may be less than the limit of the order."""
-        self.begin()
+        self._serial += 1
         with contextlib.closing(Output(order.limits.output_bytes)) as output:
-            with contextlib.ExitStack() as ours:
-                fds = [wire.pack(order.head, order.blobs)]
-                ours.callback(os.close, fds[0])
-                fds.append(wire.sealed(stdin) if stdin else os.open("/dev/null", os.O_RDONLY))
-                ours.callback(os.close, fds[1])
-                message = {"order": "run", "limits": asdict(order.limits), "show_work": bool(order.fetch)}
-                self.order(message, [*fds, *output.writers])
+            payload = wire.sealed(*wire.pack(order.head, order.blobs))
+            text = wire.sealed(stdin) if stdin else os.open("/dev/null", os.O_RDONLY)
+            message = {"order": "run", "limits": asdict(order.limits), "show_work": bool(order.fetch)}
+            self._order(message, [payload, text], output.writers)
             output.close_writers()
-            ended = self.wait_for_end(output, wall_s, self.kill)
-        if ended.folder is not None:
+            ended, folder = self._wait_for_end(output, wall_s, self._kill)
+        if folder is not None:
             try:
-                ended.files = _fetch(ended.folder, order.fetch)
+                ended.files = _fetch(folder, order.fetch)
             finally:
                 if self._workspace:
                     self._confirm_fetched()
         return ended
+
+    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
+        self._serial += 1
+        self._order({"order": "session", **head, "limits": asdict(limits)})
+        self._answer()
+
+    def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
+        with contextlib.closing(Output(limits.output_bytes)) as output:
+            # In a memory file: a message of the channel must not be longer than 64 KB.
+            payload = wire.sealed(source)
+            self._order({"order": "cell", "serial": number, "limits": asdict(limits)}, [payload], output.writers)
+            output.close_writers()
+            ended, _ = self._wait_for_end(output, limits.wall_s, lambda: self._order({"order": "stop"}))
+        return ended
+
+    def write(self, path: str, content: bytes) -> None:
+        self._order({"order": "write", "path": path}, [wire.sealed(content)])
+        message, _ = self._answer(30.0)
+        if message["event"] == "refused":
+            raise ConfigError(f"upload: {path!r} cannot be written ({message['text']})")
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        self._order({"order": "read", "path": path})
+        message, fds = self._answer()
+        if message["event"] == "refused":
+            raise ConfigError(f"download: {path!r}: {message['text']}")
+        content = read_plain(fds[0], max_bytes)
+        if content is None:
+            raise ConfigError(f"download: {path!r} is longer than max_bytes={max_bytes}")
+        return content
 
     def _confirm_fetched(self) -> None:
         """Tell init that the files have been read: without namespaces the next run clears the folder of this one."""
         with contextlib.suppress(OSError):  # init is gone: the next order finds that out
             wire.send(self._work, {"order": "fetched"})
 
-    def begin(self) -> None:
-        """Count a new run or session; from now on the waiting init serves it."""
-        self._serial += 1
-
-    def order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send an order to init."""
+    def _order(self, message: Mapping[str, Any], own: Sequence[int] = (), lent: Sequence[int] = ()) -> None:
+        """Send an order with the descriptors ``own``, which are closed, and ``lent``."""
         try:
-            wire.send(self._work, message, fds)
+            wire.send(self._work, message, [*own, *lent])
         except OSError as error:
             self._fail(f"it takes no orders ({error.strerror})", begun=False)
+        finally:
+            for fd in own:
+                os.close(fd)
 
-    def answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
-        """The answer of init to an order that involves no program."""
+    def _answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
+        """The answer to an order that involves no program."""
         if not _readable(self._work, timeout_s):
             self._fail(f"no answer within {timeout_s:g} s")
         message, fds = wire.receive(self._work)
@@ -196,10 +250,10 @@ class Slot:
             self._fail_with(message)
         return message, fds
 
-    def wait_for_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
+    def _wait_for_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> tuple[Ended, int | None]:
         """Read the output until init reports or has ended; ``stop`` is called when a limit is reached before."""
         started = time.monotonic()
-        ended = Ended()
+        ended, self._folder = Ended(), None
         poll = select.poll()
         for fd in (*output.readers, self._work.fileno(), self._control.fileno()):
             poll.register(fd, select.POLLIN)
@@ -227,16 +281,16 @@ class Slot:
         output.drain()
         ended.stdout, ended.stderr = (bytes(part) for part in output.kept)
         ended.stdout_dropped, ended.stderr_dropped = output.dropped
-        return ended
+        return ended, self._folder
 
-    def kill(self) -> None:
+    def _kill(self) -> None:
         """Kill init, and with it all its processes."""
         with contextlib.suppress(OSError):
             wire.send(self._control, {"order": "kill", "serial": self._serial})
 
     def end(self) -> None:
         """End the session that uses the slot and wait until its init has ended; closes the slot if that fails."""
-        self.kill()
+        self._kill()
         deadline = time.monotonic() + GRACE_S
         while not self.dead and self._gone < self._serial:
             try:
@@ -261,7 +315,7 @@ class Slot:
         if message is None or message["event"] == "fault":
             self._fail_with(message)
         ended.report = message
-        ended.folder = fds[0] if fds else None
+        self._folder = fds[0] if fds else None
         ended.oom, ended.peak = message["oom"], message["peak"]
 
     def _read_control(self, ended: Ended) -> None:
@@ -309,4 +363,4 @@ class Slot:
             self._supervisor.wait()
         if self._workspace:
             shutil.rmtree(self._workspace, ignore_errors=True)
-        remove_folders(self._folders)  # usually the supervisor has already done it
+        remove_later(self._folders)  # usually the supervisor has already done it

@@ -12,14 +12,14 @@ from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Isolation
 
 from .cgroups import CgroupParent, find_cgroup_parent
-from .host import View, executable, interpreter_paths, readable_by_all, readable_parts
+from .host import View, interpreter_paths, readable_by_all, readable_parts
 from .inside import landlock, seccomp
 from .inside.kernel import MACHINE
 
 __all__ = ["TIERS", "Candidate", "Tier", "candidates"]
 
-Tier = Literal["full", "no-cgroup", "landlock", "rlimits"]
-TIERS: tuple[Tier, ...] = ("full", "no-cgroup", "landlock", "rlimits")
+Tier = Literal["full", "no-cgroup", "landlock"]
+TIERS: tuple[Tier, ...] = ("full", "no-cgroup", "landlock")
 
 _JAIL = (
     "user-namespace pid-namespace mount-namespace network-namespace ipc-namespace uts-namespace read-only-root"
@@ -59,7 +59,7 @@ class Candidate:
                 anonymous_memory=self.place is not None,
                 # Signals to other users' processes are refused by the kernel; with the caller's own user only Landlock
                 # can.
-                signals=own_user or (self.workspace["landlock"] and landlock.abi() >= landlock.SIGNALS_ABI),
+                signals=own_user or landlock.abi() >= landlock.SIGNALS_ABI,
                 isolated_ipc=False,
                 # The caller's files could be changed by chmod and the like, which Landlock does not restrict.
                 attributes=own_user,
@@ -87,31 +87,22 @@ def candidates(view: View) -> Iterator[Candidate]:
         yield Candidate(
             isolation=Isolation(tier="no-cgroup", layers=layers, missing=_CGROUP), place=None, lacking=lacking
         )
-    yield from _without_namespaces(view, place, lacking)
+    yield _without_namespaces(view, place, lacking)
 
 
-def _without_namespaces(view: View, place: CgroupParent | None, lacking: str) -> Iterator[Candidate]:
+def _without_namespaces(view: View, place: CgroupParent | None, lacking: str) -> Candidate:
     own_user = os.geteuid() == 0 and all(readable_by_all(p) for p in interpreter_paths() if os.path.exists(p))
     counted = _CGROUP if place is not None else ("memory-watchdog",)
-    missing = [*_JAIL, *(() if own_user else ("own-user",)), *(() if place is not None else _CGROUP)]
-    version = landlock.abi()
+    layers = (*_ALWAYS, *(("own-user",) if own_user else ()), *counted, "files-watchdog", "landlock")
+    missing = (*_JAIL, *(() if own_user else ("own-user",)), *(() if place is not None else _CGROUP))
+    refused = "" if landlock.abi() else "this kernel has no Landlock, or does not use it"
     # Processes of a run are found by these lists, which need CONFIG_PROC_CHILDREN.
-    refused = "" if Path("/proc/self/task").is_dir() and _lists_children() else "the kernel does not list children"
-    for tier in ("landlock", "rlimits"):
-        layers = [*_ALWAYS, *(("own-user",) if own_user else ()), *counted, "files-watchdog"]
-        lost = list(missing)
-        if tier == "landlock":
-            layers.append("landlock")
-            refused_here = refused or ("" if version else "this kernel has no Landlock, or does not use it")
-        else:
-            lost.append("landlock")
-            refused_here = refused
-            if os.geteuid() == 0 and not own_user:
-                refused_here = f"programs would be root: other users cannot read {executable()}, so they cannot run it"
-        workspace = {"user": own_user, "landlock": tier == "landlock", "read": [*readable_parts(view), *_TEXTS]}
-        isolation = Isolation(tier=tier, layers=tuple(layers), missing=tuple(lost))
-        yield Candidate(isolation=isolation, place=place, lacking=lacking, workspace=workspace, refused=refused_here)
-
-
-def _lists_children() -> bool:
-    return Path(f"/proc/self/task/{os.getpid()}/children").exists()
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        refused = "the kernel does not list children"
+    return Candidate(
+        isolation=Isolation(tier="landlock", layers=layers, missing=missing),
+        place=place,
+        lacking=lacking,
+        workspace={"user": own_user, "read": [*readable_parts(view), *_TEXTS]},
+        refused=refused,
+    )

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -28,10 +28,10 @@ from sandboxes.docker.host_files import host_files
 from sandboxes.docker.inside.files import wipe
 from sandboxes.docker.isolation import judge
 from sandboxes.docker.owner import is_orphan, owner_label
-from sandboxes.docker.pool import Pool
-from sandboxes.docker.sandbox import _shape
+from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.slot import _BOOT, _module_texts
 from sandboxes.docker.syscall_filters import MACHINES, filters
-from sandboxes.docker.worker import _BOOT, _module_texts
+from sandboxes.pool import Pool
 
 # -- the filter of system calls ----------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class _Wire:
     def read_request(self) -> tuple[dict[str, Any], bytes]:
         (length,) = struct.unpack("!I", self._read(4))
         header = json.loads(self._read(length))
-        return header, self._read(header["body"])
+        return header, self._read(sum(header["parts"]))
 
     def _read(self, count: int) -> bytes:
         content = b""
@@ -257,14 +257,16 @@ def test_a_request_and_its_reply_in_pieces() -> None:
         seen.append(wire.read_request())
         wire.say(b"a warning", kind=2)
         wire.say(_frame(b"o", b"out") + _frame(b"e", b"") + _frame(b"e", b"err") + _frame(b"o", b"put"))
+        wire.say(_frame(b"n", b"a/b") + _frame(b"f", b"con") + _frame(b"f", b"tent") + _frame(b"n", b"c"))
         wire.say(_frame(b"r", json.dumps({"id": "7", "status": 0}).encode()))
 
     thread = threading.Thread(target=answer)
     thread.start()
-    reply = wire.channel.request({"id": "7", "do": "x"}, [b"ab", b"", b"cd" * 100_000], deadline=_soon())
+    reply = wire.channel.request({"id": "7", "parts": [2, 200_000]}, [b"ab", b"", b"cd" * 100_000], deadline=_soon())
     thread.join()
-    assert seen[0] == ({"id": "7", "do": "x", "body": 200_002}, b"ab" + b"cd" * 100_000)
+    assert seen[0] == ({"id": "7", "parts": [2, 200_000]}, b"ab" + b"cd" * 100_000)
     assert (reply.out, reply.err, reply.result["status"]) == (b"output", b"err", 0)
+    assert reply.files == {"a/b": b"content", "c": b""}
     assert wire.channel.idle
     wire.say(b"unasked")
     assert not wire.channel.idle
@@ -327,7 +329,7 @@ class _Maker:
 def test_a_pool_replaces_the_dead_and_those_of_another_shape() -> None:
     maker = _Maker()
     pool = Pool(maker, 1)
-    pool.start(SMALL, 5)
+    pool.start(SMALL, 1, 5)
     first = pool.acquire(SMALL, 5)
     pool.release(first)
     assert pool.acquire(SMALL, 5) is first
@@ -348,7 +350,7 @@ def test_a_pool_replaces_the_dead_and_those_of_another_shape() -> None:
 def test_a_pool_never_has_more_than_its_slots() -> None:
     maker = _Maker()
     pool = Pool(maker, 2)
-    pool.start(SMALL, 5)
+    pool.start(SMALL, 1, 5)
     held = [pool.acquire(SMALL, 5), pool.acquire(SMALL, 5)]
     with pytest.raises(DeadlineExceededError, match="one of 2 sandbox slots"):
         pool.acquire(SMALL, 0.1)
@@ -363,7 +365,7 @@ def test_what_goes_wrong_is_told_to_those_who_wait_and_then_tried_again() -> Non
     maker.fault = SandboxError("the engine is gone")
     pool = Pool(maker, 2)
     with pytest.raises(SandboxError, match="gone"):
-        pool.start(SMALL, 5)
+        pool.start(SMALL, 1, 5)
     with pytest.raises(SandboxError, match="gone"):
         pool.acquire(SMALL, 5)
     maker.fault = None
@@ -375,8 +377,8 @@ def test_what_goes_wrong_is_told_to_those_who_wait_and_then_tried_again() -> Non
 
 
 def test_files_get_at_most_half_of_the_memory() -> None:
-    assert _shape(Limits(memory_mb=512, files_mb=64)).files_mb == 64
-    assert _shape(Limits(memory_mb=64, files_mb=64)).files_mb == 32
+    assert DockerSandbox._shape(cast(Any, None), Limits(memory_mb=512, files_mb=64)).files_mb == 64
+    assert DockerSandbox._shape(cast(Any, None), Limits(memory_mb=64, files_mb=64)).files_mb == 32
 
 
 def test_without_the_sdk_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,8 +414,7 @@ def test_files_of_this_machines_python_for_an_image() -> None:
 
 def test_modules_are_sent_in_an_order_in_which_each_finds_what_it_imports() -> None:
     texts = json.dumps(_module_texts()).encode()
-    load, start = _BOOT.rsplit("\n", 2)[:2]
-    assert start.endswith('pid1"].main()')
+    load, _ = _BOOT.split("pid1, start = ")
     # Without site the package itself cannot be imported, as in a container.
     command = [sys.executable, "-I", "-S", "-c", load + "\nprint('sandboxes.docker.inside.pid1' in sys.modules)"]
     done = subprocess.run(command, input=b"%010d" % len(texts) + texts, capture_output=True, timeout=60, check=False)

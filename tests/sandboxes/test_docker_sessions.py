@@ -76,7 +76,7 @@ def test_files_in_and_out_of_a_session(sandbox: DockerSandbox) -> None:
         assert session.download("a/b/data.bin") == b"new"
         session.run("import os; os.symlink('/etc/passwd', 'link'); os.symlink('/tmp', 'out'); os.mkfifo('pipe')")
         for path in ("link", "pipe", "a", "nothing", "out/work/a/b/data.bin"):
-            with pytest.raises(ConfigError, match="not a plain file"):
+            with pytest.raises(ConfigError, match="no plain file"):
                 session.download(path)
         with pytest.raises(ConfigError, match="max_bytes=2"):
             session.download("a/b/data.bin", max_bytes=2)

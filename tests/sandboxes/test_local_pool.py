@@ -22,7 +22,7 @@ from roll_envs import sandbox as contract
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox
-from sandboxes.local.cgroups import PREFIX
+from sandboxes.local.cgroups import PREFIX, find_cgroup_parent, remove_later
 from sandboxes.local.inside.launch import CHANNEL
 from sandboxes.local.inside.seccomp import ZYGOTE_NAMESPACE_FD
 
@@ -250,12 +250,12 @@ def test_what_waits_for_a_program_may_die() -> None:
 
 
 def test_close_leaves_nothing() -> None:
-    others = set(below(os.getpid()))
+    others, old_groups = set(below(os.getpid())), set(cgroups_of(os.getpid()))  # of other sandboxes in this process
     with local_sandbox(slots=2) as sandbox, sandbox.session() as session:
         session.run("import subprocess; subprocess.Popen(['sleep', '60'])")
         sandbox.run(ONE)
         processes = [pid for pid in below(os.getpid()) if pid not in others]
-        groups = cgroups_of(os.getpid())
+        groups = [group for group in cgroups_of(os.getpid()) if group not in old_groups]
         assert len(processes) >= 6
         assert bool(groups) is (sandbox.isolation.tier == "full")
     assert eventually(lambda: not alive(processes))
@@ -263,6 +263,23 @@ def test_close_leaves_nothing() -> None:
     sandbox.close()
     with pytest.raises(SandboxError, match="closed"):
         sandbox.run(ONE)
+
+
+def test_a_cgroup_that_the_kernel_calls_busy_is_removed_later() -> None:
+    place, reason = find_cgroup_parent()
+    if place is None:
+        pytest.skip(f"no cgroup can be made here: {reason}")
+    folders = place.make()
+    (first, *_) = folders.values()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        tasks = Path(first, "cgroup.procs")
+        tasks.write_text(str(process.pid), encoding="ascii")
+        remove_later(folders.values(), timeout_s=0.1)
+        assert Path(first).exists()
+        process.kill()
+    assert eventually(lambda: not tasks.read_text("ascii"))
+    remove_later(place.make().values())
+    assert not any(Path(folder).exists() for folder in folders.values())
 
 
 def test_closing_ends_what_runs() -> None:

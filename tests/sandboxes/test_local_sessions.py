@@ -12,7 +12,8 @@ from local_made import local_sandbox
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, SandboxSession
 from sandboxes.local import LocalSandbox
-from sandboxes.local.slot import Slot
+from sandboxes.local.slot import LocalSlot
+from sandboxes.pool import Pool
 
 
 @pytest.fixture(scope="module")
@@ -177,14 +178,14 @@ def test_a_session_that_cannot_begin_gives_its_slot_back_once(
     sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[object] = []
-    give_back = LocalSandbox._give_back
-    monkeypatch.setattr(LocalSandbox, "_give_back", lambda self, slot: (given.append(slot), give_back(self, slot))[1])
+    release = Pool.release
+    monkeypatch.setattr(Pool, "release", lambda self, slot: (given.append(slot), release(self, slot))[1])
 
-    def refuses(_: Slot) -> None:
+    def refuses(*_: object) -> None:
         raise SandboxError("cannot begin")
 
     with monkeypatch.context() as planted:
-        planted.setattr(Slot, "begin", refuses)
+        planted.setattr(LocalSlot, "open", refuses)
         with pytest.raises(SandboxError, match="cannot begin"):
             sandbox.session()
         gc.collect()

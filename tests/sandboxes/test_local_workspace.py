@@ -1,4 +1,4 @@
-"""The tiers without namespaces: asked for, named, and as strong as they are said to be."""
+"""The tier without namespaces: asked for, named, and as strong as they are said to be."""
 
 from __future__ import annotations
 
@@ -45,14 +45,8 @@ def only(tier: Tier, **kwargs: Any) -> Iterator[LocalSandbox]:
         yield made
 
 
-@pytest.fixture(scope="module", params=["landlock", "rlimits"])
-def sandbox(request: pytest.FixtureRequest) -> Iterator[LocalSandbox]:
-    with only(request.param) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
-def landlock() -> Iterator[LocalSandbox]:
+def sandbox() -> Iterator[LocalSandbox]:
     with only("landlock") as made:
         yield made
 
@@ -92,7 +86,7 @@ def in_a_container(script: str) -> str:
 
 
 def test_where_no_namespaces_are_to_be_had_the_error_names_what_works_and_how_to_allow_it(
-    landlock: LocalSandbox,
+    sandbox: LocalSandbox,
 ) -> None:
     out = in_a_container("""
         for weakest in ("full", "no-cgroup"):
@@ -109,7 +103,7 @@ def test_where_no_namespaces_are_to_be_had_the_error_names_what_works_and_how_to
         assert "allow it with minimum_isolation='landlock'" in line
 
 
-def test_there_it_works_when_it_is_allowed(landlock: LocalSandbox) -> None:
+def test_there_it_works_when_it_is_allowed(sandbox: LocalSandbox) -> None:
     out = in_a_container("""
         with make_sandbox("local", slots=1, minimum_isolation="landlock") as sandbox:
             result = sandbox.run(Program(source="print(6 * 7)"))
@@ -124,15 +118,14 @@ def test_a_weaker_one_is_not_taken_when_a_stronger_one_is_there() -> None:
             wanted = strong.isolation
     except SandboxError as error:
         pytest.skip(str(error))
-    with LocalSandbox(slots=1, minimum_isolation="rlimits") as made:
+    with LocalSandbox(slots=1, minimum_isolation="landlock") as made:
         assert made.isolation == wanted
 
 
 def test_the_tier_and_what_is_missing_are_in_every_result(sandbox: LocalSandbox) -> None:
     isolation = sandbox.run(Program(source="")).isolation
-    assert isolation.tier in ("landlock", "rlimits")
-    assert ("landlock" in isolation.layers) is (isolation.tier == "landlock")
-    assert ("landlock" in isolation.missing) is (isolation.tier == "rlimits")
+    assert isolation.tier == "landlock"
+    assert "landlock" in isolation.layers
     assert {"pid-namespace", "mount-namespace", "network-namespace"} <= set(isolation.missing)
     assert "seccomp" in isolation.layers
 
@@ -264,7 +257,7 @@ def test_other_processes_are_out_of_reach(sandbox: LocalSandbox, victim: int) ->
     assert before == (resource.prlimit(victim, resource.RLIMIT_CPU), os.getpriority(os.PRIO_PROCESS, victim))
 
 
-def test_the_files_of_the_user_are_out_of_reach(landlock: LocalSandbox, tmp_path: Path) -> None:
+def test_the_files_of_the_user_are_out_of_reach(sandbox: LocalSandbox, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     flag.write_text("secret", "utf-8")
     (tmp_path / "folder").mkdir()
@@ -285,7 +278,7 @@ def test_the_files_of_the_user_are_out_of_reach(landlock: LocalSandbox, tmp_path
         "try:\n    os.symlink(f, 'link'); print('DONE', open('link').read())\n"
         "except OSError: pass\n"
     )
-    assert said(landlock, source) == ""
+    assert said(sandbox, source) == ""
     after = flag.stat()
     assert (flag.read_text("utf-8"), after.st_mode, after.st_mtime_ns) == ("secret", mode.st_mode, mode.st_mtime_ns)
     assert sorted(os.listdir(tmp_path)) == ["flag", "folder"]
@@ -306,16 +299,15 @@ def test_there_is_no_network(sandbox: LocalSandbox) -> None:
 
 
 def test_nothing_is_left_after_the_end(sandbox: LocalSandbox) -> None:
-    tier: Tier = "landlock" if sandbox.isolation.tier == "landlock" else "rlimits"
     before = folders()
-    with only(tier, slots=2) as made:
+    with only("landlock", slots=2) as made:
         made.run(Program(source="import os; os.mkdir('d'); open('d/f', 'w'); open(os.environ['TMPDIR'] + '/x', 'w')"))
         assert folders() - before
     assert folders() == before
 
 
 @pytest.mark.parametrize("who", ["caller", "supervisor", "zygote"])
-def test_nothing_is_left_when_one_of_us_is_killed(landlock: LocalSandbox, who: str) -> None:
+def test_nothing_is_left_when_one_of_us_is_killed(sandbox: LocalSandbox, who: str) -> None:
     script = textwrap.dedent("""
         import time
         import sandboxes.local.sandbox as module
@@ -377,27 +369,27 @@ def host() -> Iterator[Host]:
         pytest.skip(f"the addresses that the attacks look for are taken: {error}")
 
 
-def test_there_is_a_bound_to_the_number_of_files_too(landlock: LocalSandbox) -> None:
+def test_there_is_a_bound_to_the_number_of_files_too(sandbox: LocalSandbox) -> None:
     """Empty ones hold no bytes; the bound is that of the sandbox's file system."""
     source = "import os\nfor n in range(10**6): os.close(os.open(f'i{n}', os.O_CREAT | os.O_WRONLY))"
     started = time.monotonic()
-    result = landlock.run(Program(source=source), limits=Limits(wall_s=30, files_mb=8))
+    result = sandbox.run(Program(source=source), limits=Limits(wall_s=30, files_mb=8))
     assert not result.ok
     assert result.status != "timeout"
     assert time.monotonic() - started < 25
-    assert said(landlock, "import os; print(os.listdir('.'))") == "['main.py']"
+    assert said(sandbox, "import os; print(os.listdir('.'))") == "['main.py']"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RUNS, reason="the collection of attacks is not here (shared/attacks)")
 @pytest.mark.parametrize("attack", RUNS, ids=lambda a: a["name"])
-def test_attacks_are_contained_by_landlock(attack: dict[str, Any], host: Host, landlock: LocalSandbox) -> None:
+def test_attacks_are_contained_by_landlock(attack: dict[str, Any], host: Host, sandbox: LocalSandbox) -> None:
     visits = len(host.visits)
     started = time.monotonic()
-    result = landlock.run(Program(source=source_of(attack)), limits=ATTACK_LIMITS)
+    result = sandbox.run(Program(source=source_of(attack)), limits=ATTACK_LIMITS)
     assert time.monotonic() - started < ATTACK_LIMITS.wall_s + 5
     check({key: value for key, value in attack.items() if key != "maxmem"}, result)
     assert SECRET.encode() not in result.stdout + result.stderr
     assert len(host.visits) == visits
     assert host.processes("sbxatk") == []
-    assert said(landlock, "import os; print(os.listdir('.'))") == "['main.py']"
+    assert said(sandbox, "import os; print(os.listdir('.'))") == "['main.py']"

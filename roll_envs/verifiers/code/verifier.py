@@ -346,7 +346,7 @@ def _tests_jail() -> Sandbox:
         "python_paths": (sysconfig.get_paths()["purelib"],),
         "preload": ("asyncio", "symtable", "unittest", "unittest.mock", *libraries),
         "languages": ("python",),
-        "minimum_isolation": "rlimits",
+        "minimum_isolation": "landlock",
     }
     return _made("local", settings)
 

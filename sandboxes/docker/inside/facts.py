@@ -41,9 +41,9 @@ def gather() -> dict[str, Any]:
     }
 
 
-def memory_peak() -> float:
-    """Peak memory of the container since it started, in MB."""
-    return float(_first(_PEAKS) or 0) / (1 << 20)
+def memory_peak() -> int:
+    """Peak memory of the container since it started, in bytes."""
+    return int(_first(_PEAKS) or 0)
 
 
 def oom_kills() -> int:

@@ -1,69 +1,198 @@
-"""PID 1 of a sandbox container: takes requests, starts programs, kills them, cleans up after them.
+"""PID 1 of a sandbox container: the jail that the container is, and the link to the host over its streams.
 
-A request is four bytes of length, a JSON header, then ``header["body"]`` bytes for the program's process (``job``). The
-reply is any number of frames (kind, length, bytes): ``o`` and ``e`` are output, ``r`` is the JSON result that ends it.
-The header holds nothing of a program, and the body is never parsed here.
+Runs and sessions are carried out by the code of the local sandbox (``sandboxes.local.inside``). A request is four bytes
+of length, a JSON order, then the bytes of its parts (``order["parts"]``: their sizes), which go into memory files. The
+reply is any number of frames (kind, length, bytes): ``o`` and ``e`` are output, ``n`` and ``f`` name and content of a
+file, and ``r`` is the JSON answer that ends it.
 
-Programs cannot signal PID 1: inside a PID namespace the kernel drops signals that it has no handler for; it has none.
+Bytes of programs pass through one buffer that is zeroed after each request and are never parsed here, so that the next
+program, which is a fork of this process, finds nothing of an earlier one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
 import os
+import resource
+import select
 import signal
+import socket
 import struct
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from sandboxes.docker.inside import facts, job
-from sandboxes.docker.inside.facts import memory_peak, oom_kills
+from sandboxes.docker.inside import facts
 from sandboxes.docker.inside.files import FOLDER, wipe
-from sandboxes.docker.inside.processes import Child, Ends, end_all, reap, start
-from sandboxes.docker.inside.watch import Stream, Watch, cell_exit_code, finish, observe, write_frame
-from sandboxes.local.inside import kernel
+from sandboxes.local.inside import kernel, wire
+from sandboxes.local.inside.files import open_plain
+from sandboxes.local.inside.launch import NotStartedError, Untrusted
+from sandboxes.local.inside.program import Script
+from sandboxes.local.inside.runs import Runs
+from sandboxes.local.inside.session import serve_session
 
-__all__ = ["serve"]
+__all__ = ["main"]
 
 PLACES = ("/tmp", "/dev/shm")
 """All folders that a program can write to."""
+_NICENESS = 10
+"""Lower priority than PID 1, which must be scheduled however many processes a program starts."""
+_SIZE = 1 << 16
+_BUFFER = bytearray(_SIZE)
+_VIEW = memoryview(_BUFFER)
 
 
-class KeptProcesses:
-    """Processes that live from one request to the next."""
+class ContainerJail:
+    """The container, which the engine has made and bounded; see :class:`sandboxes.local.inside.jail.Jail`."""
 
-    interpreter: Child | None = None
-    """The interpreter of a Python session."""
-    standby: Child | None = None
-    """A process forked ahead for the next program; there is none during a session."""
+    tick_ms: int | None = None
+
+    def __init__(self) -> None:
+        self.user = os.getuid()
+        self._before = (0, 0)
+
+    def prepare(self) -> None:
+        """Remove all files; fresh folders for the next program."""
+        for place in PLACES:
+            wipe(place)
+        os.mkdir(FOLDER, 0o700)
+        os.chdir(FOLDER)
+
+    def before_fork(self) -> None:
+        pass
+
+    def enter(self, keep: int) -> None:
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for stream in range(3):  # those of PID 1 lead to the host
+            os.dup2(nothing, stream)
+        os.setsid()
+        os.closerange(3, keep)
+        os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+    def give_up_rights(self) -> None:
+        os.nice(_NICENESS)
+        kernel.dumpable(True)
+        # The kernel's first choice when memory runs out must be a program, not PID 1.
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
+
+    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return dict(environ)
+
+    def resize(self, limits: Mapping[str, Any]) -> bool:
+        return True  # fixed when the container was made
+
+    def limit(self, limits: Mapping[str, Any]) -> None:
+        # Both count from the start of the container, so only what a run adds to them is its own.
+        self._before = (facts.oom_kills(), facts.memory_peak())
+
+    def over_limit(self) -> bool:
+        return False
+
+    def usage(self) -> dict[str, Any]:
+        peak = facts.memory_peak()
+        return {"oom": facts.oom_kills() - self._before[0], "peak": peak if peak > self._before[1] else None}
+
+    def others(self) -> int:
+        return 1 << 20  # containers share a user, so RLIMIT_NPROC would count their processes too; the cgroup does it
 
 
-def serve() -> None:
-    """Answer requests until the host is gone. Returns only in forked processes, when their task is prepared."""
-    _protect()
-    kept = KeptProcesses()
-    while True:
-        # The body stays in the pipe: the operation passes it on to the program's process.
-        header = json.loads(_read(struct.unpack("!I", _read(4))[0]))
-        handle = OPERATIONS[header["do"]]
-        result = handle(kept, header)
-        if result is None:
-            return
-        write_frame(b"r", json.dumps({"id": header["id"], **result}).encode())
-        if kept.standby is None and header.get("wipe", header["do"] in ("hello", "clear")):
-            kept.standby = start(job.enter)
-            if kept.standby is None:
-                return
+class Stream:
+    """One of the two outputs: how many more bytes are passed on, and how many were dropped."""
+
+    def __init__(self, kind: bytes, room: int) -> None:
+        self.kind, self.room, self.dropped = kind, room, 0
 
 
-def _protect() -> None:
-    kernel.dumpable(False)  # programs, of the same user, may not read this process's memory or descriptors
-    # Python has set a handler for SIGINT; without one the kernel drops signals to PID 1.
-    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+class StreamLink:
+    """A link through the standard streams of PID 1, which enforces the limits of time and output itself."""
+
+    sockets: tuple[socket.socket, ...] = ()
+
+    def __init__(self, jail: ContainerJail) -> None:
+        self._jail = jail
+        self._order: dict[str, Any] = {}
+        self._streams: dict[int, Stream] = {}
+        self._deadline = 0.0
+        self._limit = ""
+        self.stopped = False
+
+    def receive(self) -> tuple[dict[str, Any], list[int]]:
+        self._order = order = json.loads(_read(struct.unpack("!I", _read(4))[0]))
+        fds = [_memory_file(size) for size in order["parts"]]
+        self.stopped, self._limit, self._deadline = False, "", time.monotonic() + order["wall_s"]
+        if order["order"] in ("run", "cell"):
+            for kind in (b"o", b"e"):
+                reader, writer = os.pipe()
+                os.set_blocking(reader, False)  # PID 1 must never wait for a program
+                self._streams[reader] = Stream(kind, order["limits"]["output_bytes"])
+                fds.append(writer)
+        return order, fds
+
+    def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
+        poll = select.poll()
+        poll.register(0, 0)  # a hang-up of the host is reported in any case
+        for fd in (*fds, *(fd for fd, stream in self._streams.items() if stream.kind)):
+            poll.register(fd, select.POLLIN)
+        left_ms = max(0.0, 1000 * (self._deadline - time.monotonic()) + 1)
+        ready = [fd for fd, _ in poll.poll(left_ms if timeout_ms is None else min(left_ms, timeout_ms))]
+        if 0 in ready:
+            os._exit(0)  # with PID 1 goes the container
+        for fd in ready:
+            if fd in self._streams:
+                self._pass_output(fd)
+        if not self._limit and time.monotonic() > self._deadline:
+            self._limit = "timeout"
+        self.stopped = bool(self._limit)
+        return [fd for fd in ready if fd in fds]
+
+    def _pass_output(self, fd: int) -> bool:
+        """Pass on available output; false when there is none now or will be none any more."""
+        stream = self._streams[fd]
+        try:
+            got = os.readv(fd, [_VIEW])
+        except BlockingIOError:
+            return False
+        if not got:
+            stream.kind = b""
+            return False
+        kept = min(got, stream.room)
+        if kept:
+            _write_frame(stream.kind, _VIEW[:kept])
+        stream.room -= kept
+        stream.dropped += got - kept
+        if sum(stream.dropped for stream in self._streams.values()) > self._order["flood"]:
+            self._limit = "output"
+            return False
+        return True
+
+    def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        for fd in self._streams:
+            while self._pass_output(fd):
+                pass  # what the pipes still hold
+            os.close(fd)
+        dropped = [stream.dropped for stream in self._streams.values()]
+        self._streams.clear()
+        for fd in fds:
+            if message["event"] == "file":
+                _send_file("", fd, self._order["max_bytes"])
+            else:
+                left = self._order["max_bytes"]
+                for name in self._order["fetch"]:
+                    file = open_plain(fd, name)
+                    if file is not None:
+                        left -= _send_file(name, file, left)
+                        os.close(file)
+            os.close(fd)
+        _BUFFER[:] = bytes(_SIZE)
+        if message["event"] in ("done", "ended"):
+            os.chdir("/")
+            self._jail.prepare()  # before the answer: the memory of these files must not count for the next program
+        answer = {"id": self._order["id"], **message, "killed_for": self._limit, "dropped": dropped}
+        _write_frame(b"r", json.dumps(answer).encode())
 
 
 def _read(count: int) -> bytes:
@@ -76,154 +205,84 @@ def _read(count: int) -> bytes:
     return bytes(content)
 
 
-def hello(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any]:
-    """First request: import common modules, install the filters, and report the facts about this container."""
-    for name in header["preload"]:
-        importlib.import_module(name)
-    for code in header["filters"]:
-        kernel.set_seccomp(bytes.fromhex(code))
-    told = facts.gather()
-    job.prepare()
-    gc.collect()
-    gc.freeze()  # keeps the collector from touching, and so copying, pages that forks share
-    return told
+def _memory_file(size: int) -> int:
+    fd = os.memfd_create("part", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    while size:
+        got = os.readv(0, [_VIEW[: min(size, _SIZE)]])
+        if not got:
+            os._exit(0)
+        size -= got
+        done = 0
+        while done < got:
+            done += os.write(fd, _VIEW[done:got])
+    return wire.seal(fd)
 
 
-def run(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
-    """Run one process to its end, then kill all others, unless it is a session's (``stay``) and hit no limit."""
-    child, kept.standby = kept.standby or start(job.enter), None
-    if child is None:
-        return None
-    ends, watch = Ends(), _watch(child, header)
-    watch.prepared = False
-    # Both count from the start of the container, so only what this run adds to them is its own.
-    before = (oom_kills(), memory_peak())
-    observe(watch)
-    wall_s = time.monotonic() - watch.started
-    if header["stay"] and watch.limit is None and oom_kills() == before[0]:
-        reap(ends)
-    else:
-        end_all(ends)
-    finish(watch)
-    child.close()
-    if header["wipe"]:
-        _wipe_all()
-    return _result(watch, ends, wall_s, before)
+def _send_file(name: str, fd: int, most: int) -> int:
+    """Send a file of up to ``most`` bytes; returns how many were sent."""
+    left = os.fstat(fd).st_size
+    if left > most:
+        return 0
+    _write_frame(b"n", name.encode())
+    sent = 0
+    while left > 0 and (got := os.readv(fd, [_VIEW[: min(left, _SIZE)]])):
+        _write_frame(b"f", _VIEW[:got])
+        left, sent = left - got, sent + got
+    return sent
 
 
-def cell(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
-    """Run a cell in the interpreter of the session, which lives on unless the cell hits a limit or kills it."""
-    _kill_standby(kept)
-    if kept.interpreter is None:
-        kept.interpreter = start(job.enter_session)
-        if kept.interpreter is None:
-            return None
-    child = kept.interpreter
-    ends, watch = Ends(), _watch(child, header)
-    # The name is random and new for each cell, so that a cell cannot report its end beforehand.
-    watch.done = header["name"].encode()
-    before = (oom_kills(), memory_peak())
-    observe(watch)
-    wall_s = time.monotonic() - watch.started
-    reap(ends)
-    code = cell_exit_code(watch)
-    alive = watch.limit is None and code is not None and child.pid not in ends.statuses and oom_kills() == before[0]
-    if not alive:
-        end_all(ends)
-    finish(watch)
-    result = _result(watch, ends, wall_s, before)
-    if alive:
-        result |= {"status": code, "note": ""}
-    else:
-        child.close()
-        kept.interpreter = None
-    return result
+def _write_frame(kind: bytes, content: memoryview | bytes) -> None:
+    """Send a frame to the host; blocks while it does not read (it always reads, or ends this container)."""
+    head = struct.pack("!cI", kind, len(content))
+    written = os.writev(1, [head, content]) - len(head)
+    if written < 0:  # writes of a few bytes to a pipe are atomic
+        raise BrokenPipeError(f"a frame was cut off after {written + len(head)} bytes")
+    view = memoryview(content)[written:]
+    while view:
+        view = view[os.write(1, view) :]
 
 
-def copy(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any] | None:
-    """Run a file helper in a session; the session's processes are stopped meanwhile, so that they cannot interfere."""
-    _kill_standby(kept)
-    _signal_all(signal.SIGSTOP)  # stopped processes cannot replace folders by links while files are copied
-    child = start(job.enter)
-    if child is None:
-        return None
-    ends, watch = Ends(), _watch(child, header)
-    before = (oom_kills(), memory_peak())
-    observe(watch)
-    if not watch.ended:
-        os.kill(child.pid, signal.SIGKILL)
-    _, status, _ = os.wait4(child.pid, 0)
-    ends.add(child.pid, status, 0)
-    finish(watch)
-    child.close()
-    _signal_all(signal.SIGCONT)
-    return _result(watch, ends, 0.0, before)
-
-
-def clear(kept: KeptProcesses, header: dict[str, Any]) -> dict[str, Any]:
-    """Kill all processes and empty all folders: the end of a session, or of a run whose files were fetched."""
-    end_all(Ends())
-    for child in (kept.interpreter, kept.standby):
-        if child is not None:
-            child.close()
-    kept.interpreter = kept.standby = None
-    _wipe_all()
-    return {}
-
-
-OPERATIONS = {"hello": hello, "run": run, "cell": cell, "copy": copy, "clear": clear}
-
-
-def _watch(child: Child, header: dict[str, Any]) -> Watch:
-    return Watch(
-        child=child,
-        streams={child.out: Stream(b"o", header["out"]), child.err: Stream(b"e", header["err"])},
-        body_left=header["body"],
-        wall_s=header["wall_s"],
-        flood=header["flood"],
-    )
-
-
-def _result(watch: Watch, ends: Ends, wall_s: float, before: tuple[int, float]) -> dict[str, Any]:
-    dropped = {stream.kind.decode(): stream.dropped for stream in watch.streams.values()}
-    status = ends.statuses.get(watch.child.pid)
-    peak = memory_peak()
-    return {
-        "status": None if status is None else os.waitstatus_to_exitcode(status),
-        "limit": watch.limit,
-        "oom": oom_kills() - before[0],
-        "dropped": [dropped["o"], dropped["e"]],
-        "wall_s": wall_s,
-        # The cgroup's peak is since the container started; if this run did not raise it, use that of its largest
-        # process.
-        "peak_mb": peak if peak > before[1] else ends.peak_kb / 1024 or None,
-        "note": watch.note.decode("utf-8", "replace"),
-    }
-
-
-def _kill_standby(kept: KeptProcesses) -> None:
-    if kept.standby is not None:
-        os.kill(kept.standby.pid, signal.SIGKILL)
-        os.wait4(kept.standby.pid, 0)
-        kept.standby.close()
-        kept.standby = None
-
-
-def _signal_all(number: int) -> None:
-    try:
-        os.kill(-1, number)
-    except ProcessLookupError:
-        return  # there is no other process
-
-
-def _wipe_all() -> None:
-    for place in PLACES:
-        wipe(place)
-    os.mkdir(FOLDER, 0o700)
+def _protect() -> None:
+    kernel.dumpable(False)  # programs, of the same user, may not read this process's memory or descriptors
+    # Python has set a handler for SIGINT; without one the kernel drops signals to PID 1.
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def main() -> None:
-    """Serve requests; in a forked process, do its task. Tracebacks go to stderr, which the host reads."""
-    os.mkdir(FOLDER, 0o700)
-    serve()
-    job.work()
+    """Answer orders until the host is gone. Raises :class:`Untrusted` in forked processes.
+
+    The first order is ``hello``: import common modules, install the filters, report the facts about this container.
+    """
+    _protect()
+    jail = ContainerJail()
+    link = StreamLink(jail)
+    hello, _ = link.receive()
+    for name in hello["preload"]:
+        importlib.import_module(name)
+    for code in hello["filters"]:
+        kernel.set_seccomp(bytes.fromhex(code))
+    told = facts.gather()
+    runs = Runs(Script(), link, jail)
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and so copying, pages that forks share
+    jail.prepare()
+    link.send({"event": "up", **told}, [])
+    try:
+        while True:
+            runs.make()
+            order, fds = link.receive()
+            if order["order"] == "session":
+                serve_session(runs, order)
+                runs.clear()
+                link.send({"event": "ended"}, [])
+            else:
+                runs.run(order, fds)
+    except Untrusted:
+        raise
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            begun = runs.begun and not isinstance(error, NotStartedError)
+            link.send({"event": "fault", "text": wire.describe(error), "begun": begun}, [])
+        os._exit(71)

@@ -30,7 +30,7 @@ def serve_cells(channel_fd: int, script: Script) -> NoReturn:
     channel = socket.socket(fileno=channel_fd)
     # Local names: a cell may replace functions of os and of wire.
     receive, send, own = wire.receive, channel.send, os.getpid()
-    getpid, leave, dup2, close = os.getpid, os._exit, os.dup2, os.close
+    getpid, leave, dup2, close, pread, fstat = os.getpid, os._exit, os.dup2, os.close, os.pread, os.fstat
     nothing = os.open("/dev/null", os.O_RDWR)
     namespace = vars(script.module)
     while True:
@@ -38,8 +38,7 @@ def serve_cells(channel_fd: int, script: Script) -> NoReturn:
         if message is None or getpid() != own:
             leave(0)
         payload, stdout, stderr = fds
-        _, blobs = wire.unpack(payload)
-        source = next(blobs)
+        source = pread(payload, fstat(payload).st_size, 0)
         close(payload)
         dup2(stdout, 1)
         dup2(stderr, 2)

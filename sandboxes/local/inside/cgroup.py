@@ -102,18 +102,23 @@ def _open_if_there(path: str) -> int | None:
         return None
 
 
-def remove_folders(folders: Iterable[str], timeout_s: float = 5.0) -> None:
-    """Remove cgroups; for a moment after the last process has ended the kernel still reports them busy."""
+def remove_folders(folders: Iterable[str], timeout_s: float = 5.0) -> list[str]:
+    """Remove cgroups; returns those that are still busy after ``timeout_s``.
+
+    For a moment after its last process has ended, on a loaded machine for seconds, the kernel reports a group busy.
+    """
     deadline = time.monotonic() + timeout_s
-    for folder in folders:
-        while True:
-            try:
-                os.rmdir(folder)
-            except FileNotFoundError:
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.01)
-            else:
-                break
+    left = list(folders)
+    while left := [folder for folder in left if not _removed(folder)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return left
+
+
+def _removed(folder: str) -> bool:
+    try:
+        os.rmdir(folder)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return True

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import kernel
-from .seccomp import ZYGOTE_NAMESPACE_FD
 
 __all__ = ["RUN_USER", "bound_resources", "give_up_rights"]
 
 RUN_USER = 1000
 """User and group of programs inside a user namespace; outside it is mapped to an id that no other process has."""
 
-_OPEN_FILES = ZYGOTE_NAMESPACE_FD
+_OPEN_FILES = kernel.ZYGOTE_NAMESPACE_FD
 _STACK = 8 << 20
 
 

@@ -21,7 +21,9 @@ def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
         os.makedirs(folder, exist_ok=True)
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if executable else 0o644)
     try:
-        _write(fd, content)
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
 
@@ -39,8 +41,10 @@ def open_plain(folder: int, name: str) -> int | None:
     return None
 
 
-def replace_file(folder: int, name: str, content: bytes, owner: int) -> None:
+def replace_file(folder: int, name: str, content: int, owner: int) -> None:
     """Put a new file of ``owner`` at ``name`` below ``folder``; what stood there is replaced, never written through.
+
+    ``content`` is an open file: its bytes are copied by the kernel and never enter the memory of this process.
 
     Raises ``OSError`` where a folder on the way is a link or a file, and where ``name`` is a folder.
     """
@@ -52,8 +56,11 @@ def replace_file(folder: int, name: str, content: bytes, owner: int) -> None:
         place = f".upload-{os.urandom(8).hex()}"
         fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=here)
         try:
-            os.fchown(fd, owner, _group(owner))
-            _write(fd, content)
+            if owner != os.geteuid():
+                os.fchown(fd, owner, owner)
+            done, size = 0, os.fstat(content).st_size
+            while done < size:
+                done += os.sendfile(fd, content, done, size - done)
             # rename() replaces a link itself, not what it points to.
             os.rename(place, last, src_dir_fd=here, dst_dir_fd=here)
         except BaseException:
@@ -70,19 +77,9 @@ def _enter(folder: int, part: str, owner: int) -> int:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(part, 0o755, dir_fd=folder)
-            # A program may put a link in its place at any time: it is not followed here, and refused below.
-            os.chown(part, owner, _group(owner), dir_fd=folder, follow_symlinks=False)
+            if owner != os.geteuid():
+                # A program may put a link in its place at any time: it is not followed here, and refused below.
+                os.chown(part, owner, owner, dir_fd=folder, follow_symlinks=False)
         return kernel.open_beneath(folder, part, os.O_RDONLY | os.O_DIRECTORY)
     finally:
         os.close(folder)
-
-
-def _group(owner: int) -> int:
-    """Group for ``chown``: users made for programs have a group of the same number; -1 means unchanged."""
-    return -1 if owner == os.geteuid() else owner
-
-
-def _write(fd: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -9,6 +9,7 @@ import struct
 
 __all__ = [
     "MACHINE",
+    "ZYGOTE_NAMESPACE_FD",
     "bind",
     "capabilities_drop",
     "dumpable",
@@ -37,6 +38,9 @@ MACHINE = platform.machine()
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
+
+ZYGOTE_NAMESPACE_FD = 1000
+"""Descriptor of the zygote's own PID namespace; RLIMIT_NOFILE keeps programs below this number."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long

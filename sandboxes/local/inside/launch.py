@@ -1,24 +1,28 @@
 """The process that will run untrusted code: it drops its privileges first, then waits for its order and carries it out.
 
-This way the slow part is done before there is a program. The order comes from init: run the program of a payload, serve
-the cells of a session, or execute another program.
+This way the slow part is done before there is a program. The order comes from the first process of the PID namespace:
+run the program of a payload, serve the cells of a session, or execute another program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import wire
 from .cells import serve_cells
-from .confine import RUN_USER, bound_resources, give_up_rights
+from .confine import bound_resources
 from .files import write_new
 from .program import Script, execute, set_environment
-from .workspace import Workspace
 
-__all__ = ["CHANNEL", "STARTED", "Untrusted", "become", "keep_only_channel"]
+if TYPE_CHECKING:  # a container gets no more of these modules than it needs
+    from .jail import Jail
+
+__all__ = ["CHANNEL", "Child", "NotStartedError", "Untrusted", "fork_child"]
 
 CHANNEL = 100
 """Descriptor number of the channel. It is above every number in use: objects of the frames that :class:`Untrusted`
@@ -29,8 +33,6 @@ STARTED = b"started"
 
 # An exit code of sysexits.h that says nothing by itself: the reason is sent through the channel.
 _NOT_STARTED = 72
-WithFolders = Callable[[Mapping[str, str]], dict[str, str]]
-"""Replaces ``HOME`` and ``TMPDIR`` of an environment by the folders of the slot."""
 
 
 class Untrusted(BaseException):
@@ -44,29 +46,86 @@ class Untrusted(BaseException):
         self.start = start
 
 
-def keep_only_channel(channel: socket.socket, workspace: Workspace | None = None) -> None:
-    """Close all descriptors from 3 on but the channel, which becomes :data:`CHANNEL`, and the ruleset."""
-    os.dup2(channel.detach(), CHANNEL, inheritable=False)
-    after = CHANNEL + 1
-    if workspace is not None:
-        workspace.move_ruleset(after)
-        after += 1
-    os.closerange(3, CHANNEL)
-    os.closerange(after, 1 << 20)  # close_range(2) up to any number is one system call
+class NotStartedError(OSError):
+    """An infrastructure failure before anything of the program was run."""
 
 
-def become(script: Script, workspace: Workspace | None, *, many_users: bool) -> NoReturn:
+@dataclass(kw_only=True, slots=True)
+class Child:
+    """A process that will run untrusted code, and the trusted end of the channel to it."""
+
+    pid: int
+    channel: socket.socket
+    ended: int
+    """A pidfd, readable when it has ended."""
+    status: int | None = None
+    """Its wait status, once it has been reaped."""
+    resident: int = 0
+    """Its peak memory in bytes, once it has been reaped."""
+
+    def order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send the order, and close ``fds``. A child that has died is noticed by :meth:`check_started`, not here."""
+        with contextlib.suppress(OSError):
+            wire.send(self.channel, message, fds)
+        for fd in fds:
+            os.close(fd)
+
+    def check_started(self, *, excused: bool = False) -> list[int]:
+        """Wait for :data:`STARTED`; returns the descriptors sent with it (the working folder, where that was asked
+        for).
+
+        Raises :class:`NotStartedError` when it ended before the program began, unless ``excused``.
+        """
+        try:
+            said, fds, _, _ = socket.recv_fds(self.channel, 4096, 1)
+        except ConnectionResetError:  # it ended before it read the order; its error message is read by the next call
+            said, fds, _, _ = socket.recv_fds(self.channel, 4096, 1)
+        if said != STARTED and not excused:
+            how = "it ended" if self.status is None else f"it ended with wait status {self.status}"
+            raise NotStartedError(f"the program could not be started: {said.decode(errors='replace') or how}")
+        return fds
+
+    def close(self) -> None:
+        os.close(self.ended)
+        self.channel.close()
+
+
+def fork_child(script: Script, jail: Jail, others: Sequence[socket.socket]) -> Child:
+    """Fork a process that sets itself up and waits for its order.
+
+    ``others``: sockets of the caller, which the child gives up. Raises :class:`Untrusted` in the child.
+    """
+    jail.before_fork()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Child(pid=pid, channel=ours, ended=os.pidfd_open(pid))
+    try:
+        for channel in (ours, *others):
+            channel.detach()  # enter() closes the numbers; objects freed later must not close what reuses them
+        os.dup2(theirs.fileno(), CHANNEL, inheritable=False)
+        jail.enter(CHANNEL)
+        theirs.detach()
+    except BaseException as error:
+        socket.socket(fileno=CHANNEL).send(wire.describe(error).encode()[:4096])
+        os._exit(_NOT_STARTED)
+    raise Untrusted(lambda: _become(script, jail))
+
+
+def _become(script: Script, jail: Jail) -> NoReturn:
     """Drop all privileges, wait for the order, carry it out."""
     channel = socket.socket(fileno=CHANNEL)
     try:
-        give_up_rights(RUN_USER if workspace is None else workspace.user, many_users=many_users)
-        if workspace is not None:
-            workspace.enter()
+        jail.give_up_rights()
         message, fds = wire.receive(channel)
         if message is None:
             os._exit(0)
-        start = _ORDERS[message["order"]](message, fds, script, dict if workspace is None else workspace.with_folders)
-        socket.send_fds(channel, [STARTED], _work_folder(message))
+        start = _ORDERS[message["order"]](message, fds, script, jail)
+        folder = [os.open(".", os.O_RDONLY | os.O_DIRECTORY)] if message.get("show_work") else []
+        socket.send_fds(channel, [STARTED], folder)
+        for fd in folder:
+            os.close(fd)
         if message["order"] != "cells":
             channel.close()  # before untrusted code runs, which could write to it
     except BaseException as error:
@@ -76,11 +135,6 @@ def become(script: Script, workspace: Workspace | None, *, many_users: bool) -> 
     os._exit(0)
 
 
-def _work_folder(message: Mapping[str, Any]) -> list[int]:
-    """The open working folder, where the order asks for it: its files are fetched from outside this mount namespace."""
-    return [os.open(".", os.O_RDONLY | os.O_DIRECTORY)] if message.get("show_work") else []
-
-
 def _take_streams(fds: Sequence[int]) -> None:
     # 0, 1 and 2 are open here, so no descriptor that was received has one of these numbers.
     for place, fd in enumerate(fds):
@@ -88,7 +142,7 @@ def _take_streams(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _program(message: Mapping[str, Any], fds: list[int], script: Script, folders: WithFolders) -> Callable[[], object]:
+def _program(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jail) -> Callable[[], object]:
     head, blobs = wire.unpack(fds[0])
     source = next(blobs)
     write_new(head["main"], source)
@@ -97,25 +151,25 @@ def _program(message: Mapping[str, Any], fds: list[int], script: Script, folders
     os.close(fds[0])
     _take_streams(fds[1:])
     bound_resources(message["limits"], cpu_s=message["limits"]["wall_s"], others=message["others"])
-    environ = folders(head["environ"])
+    environ = jail.environ(head["environ"])
     set_environment(environ)
     if head["argv"]:
         return lambda: execute(head["argv"], environ)
     return lambda: script.run(head["main"], source, head["arguments"])
 
 
-def _cells(message: Mapping[str, Any], fds: list[int], script: Script, folders: WithFolders) -> Callable[[], object]:
+def _cells(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jail) -> Callable[[], object]:
     nothing = os.open("/dev/null", os.O_RDWR)
     _take_streams([os.dup(nothing), os.dup(nothing), nothing])
     bound_resources(message["limits"], cpu_s=None, others=message["others"])
-    set_environment(folders(message["environ"]))
+    set_environment(jail.environ(message["environ"]))
     return lambda: serve_cells(CHANNEL, script)
 
 
-def _command(message: Mapping[str, Any], fds: list[int], script: Script, folders: WithFolders) -> Callable[[], object]:
+def _command(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jail) -> Callable[[], object]:
     _take_streams(fds)
     bound_resources(message["limits"], cpu_s=None, others=message["others"])
-    environ = folders(message["environ"])
+    environ = jail.environ(message["environ"])
     return lambda: execute(message["argv"], environ)
 
 

@@ -50,7 +50,7 @@ class Script:
     """
 
     def __init__(self) -> None:
-        for name in [n for n in sys.modules if n == "inside" or n.startswith("inside.")]:
+        for name in [n for n in sys.modules if n.partition(".")[0] in ("inside", "sandboxes")]:
             del sys.modules[name]  # programs must not import the trusted code
         os.environ.clear()
         standard_streams()

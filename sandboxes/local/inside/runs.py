@@ -1,187 +1,244 @@
-"""Runs in the zygote's own PID namespace: one fork for each, by the zygote itself, which reaps and reports.
+"""Carries out runs: the first process of a PID namespace forks one process for each, watches it, and ends all others.
 
-This is the fast path, used where programs have a user of their own and a cgroup limits them: then no program can reach
-the zygote (another user, another cgroup, the first process of the namespace, hidden in /proc), and nothing is left in
-the namespace once all its processes are reaped. Each run has fresh mount, System V IPC, host name and cgroup
-namespaces. The zygote sees limits and statuses; never sources, input, files or output.
+Three processes do this: the zygote itself, where programs have a user of their own and a cgroup limits them (the fast
+path: one fork for a run); an ``init`` with a PID namespace of its own that carries out one order and exits; and PID 1
+of a container. They are trusted, and no program can reach them: the kernel drops signals that the first process of a
+namespace has no handler for. They see limits and statuses, never sources, input, files or output.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import time
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from . import kernel, wire
-from .cgroup import Cgroup
-from .confine import RUN_USER
-from .files import WORK
-from .init import FILES_MB, Child, NotStartedError
-from .launch import Untrusted, become, keep_only_channel
+from . import wire
+from .launch import Child, NotStartedError, Untrusted, fork_child
 from .process_tree import kill_all
 from .program import Script
-from .root import mount_run_filesystem
-from .seccomp import PRIVATE
 
-__all__ = ["Runs"]
+if TYPE_CHECKING:  # a container gets no more of these modules than it needs
+    from .jail import Jail, LocalJail
 
+__all__ = ["RAN", "Link", "Runs", "SocketLink", "serve_one", "serve_runs"]
+
+RAN = 3
+"""Exit code of an init that has carried out a run; after a session it is 0."""
 REAP_MS = 20
 """How often orphans of a program are reaped while it runs."""
 # Waiting processes lost one after the other before the slot gives up: then something outside kills each of them.
 _MAX_LOST = 3
 
 
-class Runs:
-    """Carries out one run after the other; the process of the next run is set up before its order comes."""
+class Link(Protocol):
+    """The connection to the caller."""
 
-    def __init__(
-        self,
-        script: Script,
-        control: socket.socket,
-        work: socket.socket,
-        alive: int,
-        cgroup: Cgroup,
-        last_pid: int | None,
-    ) -> None:
-        self._script = script
-        self._control = control
-        self._work = work
-        self._alive = alive
-        self._cgroup = cgroup
-        self._last_pid = last_pid
-        self._files_mb = FILES_MB
-        self._ready: Child | None = None
+    sockets: tuple[socket.socket, ...]
+    stopped: bool
+    """Whether what runs has to end; reset by :meth:`receive`."""
+
+    def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
+        """The next order and its descriptors; ``None`` when the caller is gone."""
+
+    def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """Answer, and close ``fds``."""
+
+    def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
+        """Those of ``fds`` that can be read; may set :attr:`stopped`."""
+
+
+class SocketLink:
+    """A link within this machine.
+
+    ``control``: of the zygote, on which the order to kill run ``serial`` comes; ``alive``: a pipe that hangs up when
+    the supervisor ends. Without them an init waits for the order "stop" among its other orders.
+    """
+
+    def __init__(self, work: socket.socket, control: socket.socket | None = None, alive: int = -1) -> None:
+        self.work, self._control, self._alive = work, control, alive
+        self.sockets: tuple[socket.socket, ...] = (work,) if control is None else (work, control)
         self.serial = 0
+        self._killed = 0
+        self.stopped = False
 
-    def next_order(self) -> dict[str, Any] | None:
-        """Carry out runs until another order comes, which is returned; ``None`` when the other side is gone."""
-        lost = 0
-        while True:
-            child = self._ready = self._ready or self._make()
-            ended = os.pidfd_open(child.pid)
-            ready = self._wait(ended, self._work.fileno())
-            os.close(ended)
-            if self._alive in ready or (self._control.fileno() in ready and not self._kill_requested(0)):
-                return None
-            if ended in ready:  # killed while waiting, from outside the sandbox
-                lost += 1
-                self._reap_lost(child, lost)
-            elif self._work.fileno() in ready:
-                message, fds = wire.receive(self._work)
-                if message is None:
-                    return None
-                self.serial += 1
-                if message["order"] != "run":
-                    self.clear()
-                    return message
-                self._run(message, fds)
-                lost = 0
+    def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
+        message, fds = wire.receive(self.work)
+        # "fetched" is left in the channel where the init that it was meant for was killed before it read it; "stop"
+        # arrived after its cell had ended.
+        while message is not None and message["order"] in ("fetched", "stop"):
+            message, fds = wire.receive(self.work)
+        self.serial += 1
+        self.stopped = self._killed == self.serial  # a slow zygote may see the kill of a run before its order
+        return message, fds
 
-    def clear(self) -> None:
-        """Kill the process that waits for an order."""
-        kill_all()
-        if self._ready is not None:
-            self._ready.channel.close()
-            self._ready = None
-
-    def _reap_lost(self, child: Child, lost: int) -> None:
-        said = child.channel.recv(4096, socket.MSG_DONTWAIT)
-        self.clear()
-        if said or lost == _MAX_LOST:
-            raise OSError(f"no process can be set up for a program: {said.decode(errors='replace') or 'it is killed'}")
-
-    def _make(self) -> Child:
-        """Fork the process of the next program; it mounts its file system, drops its privileges, and waits."""
-        self._cgroup.reset_memory_limit()
-        if self._last_pid is not None:
-            # Each program gets process id 2, which tells nothing about runs before it.
-            os.pwrite(self._last_pid, b"1", 0)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid:
-            theirs.close()
-            return Child(pid=pid, channel=ours)
-        try:
-            for channel in (ours, self._control, self._work):
-                # keep_only_channel closes the numbers; objects freed later must not close what reuses them.
-                channel.detach()
-            # Before the cgroup namespace is made below, whose root is the group that the process is in then.
-            self._cgroup.join()
-            kernel.unshare(PRIVATE)
-            mount_run_filesystem(self._files_mb, 0, RUN_USER)
-            os.chdir(WORK)
-        except BaseException as error:
-            theirs.send(wire.describe(error).encode()[:4096])
-            os._exit(71)
-        keep_only_channel(theirs)
-        script = self._script
-        raise Untrusted(lambda: become(script, None, many_users=True))
-
-    def _run(self, message: dict[str, Any], fds: list[int]) -> None:
-        limits = message["limits"]
-        if limits["files_mb"] != self._files_mb:  # the next run probably has the same limits
-            self._files_mb = limits["files_mb"]
-            self.clear()
-        child = self._ready or self._make()
-        self._ready = None
-        self._cgroup.limit(limits["memory_mb"] << 20, limits["processes"])
-        started = time.monotonic()
-        child.order({**message, "order": "program", "others": 0}, fds)
+    def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        wire.send(self.work, message, fds)
         for fd in fds:
             os.close(fd)
-        status, resident = self._wait_for(child.pid)
-        wall_s = time.monotonic() - started
-        kill_all()
-        usage: dict[str, Any] = {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
-        if status is None:
-            child.channel.close()
-            wire.send(self._control, {"event": "gone", "serial": self.serial, "status": int(signal.SIGKILL), **usage})
-            return
-        if usage["peak"] is None:
-            usage["peak"] = resident
-        try:
-            folder = child.check_started(status, excused=bool(usage["oom"]))
-        except NotStartedError as error:
-            wire.send(self._work, {"event": "fault", "text": wire.describe(error), "begun": False})
-            return
-        wire.send(self._work, {"event": "done", "status": status, "wall_s": wall_s, **usage}, folder)
-        for fd in folder:
-            os.close(fd)
-        child.channel.close()
 
-    def _wait_for(self, child: int) -> tuple[int | None, int]:
-        """Reap until ``child`` has ended; its status (``None``: kill was ordered) and peak memory in bytes."""
-        ended = os.pidfd_open(child)
-        try:
-            while True:
-                ready = self._wait(ended, timeout_ms=REAP_MS)
-                if self._alive in ready:
-                    os._exit(0)
-                if self._control.fileno() in ready and self._kill_requested(self.serial):
-                    return None, 0
-                while True:
-                    pid, status, usage = os.wait4(-1, os.WNOHANG)
-                    if pid == child:
-                        return status, usage.ru_maxrss << 10
-                    if pid == 0:
-                        break
-        finally:
-            os.close(ended)
-
-    def _wait(self, *fds: int, timeout_ms: int | None = None) -> list[int]:
+    def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
+        watched = self.work if self._control is None else self._control
         poll = select.poll()
-        for fd in (*fds, self._control.fileno(), self._alive):
+        for fd in {*fds, watched.fileno(), self._alive} - {-1}:
             poll.register(fd, select.POLLIN)
-        return [fd for fd, _ in poll.poll(timeout_ms)]
-
-    def _kill_requested(self, serial: int) -> bool:
-        """Whether the caller wants run ``serial`` to be killed. With 0: whether the caller is still there."""
-        message, _ = wire.receive(self._control)
-        if message is None:
-            if serial:
+        ready = [fd for fd, _ in poll.poll(timeout_ms)]
+        if self._alive in ready:
+            os._exit(0)
+        if watched.fileno() in ready and watched.fileno() not in fds:
+            message, _ = wire.receive(watched)
+            if message is None:
                 os._exit(0)
-            return False
-        return serial in (0, message["serial"])
+            self._killed = message.get("serial", self.serial)
+            self.stopped = self._killed == self.serial
+        return ready
+
+
+class Runs:
+    """One run after the other; the process of the next run is set up before its order comes."""
+
+    def __init__(self, script: Script, link: Link, jail: Jail) -> None:
+        self._script, self.link, self.jail = script, link, jail
+        self._ready: Child | None = None
+        self._children: dict[int, Child] = {}
+        self.begun = False
+        """Whether a process has been given an order."""
+
+    def make(self) -> Child:
+        """The process that waits for an order; forked where there is none. Raises :class:`Untrusted` in it."""
+        if self._ready is None:
+            self._ready = fork_child(self._script, self.jail, self.link.sockets)
+            self._children[self._ready.pid] = self._ready
+        return self._ready
+
+    def take(self) -> Child:
+        """The process that waits for an order, for the caller to order and close."""
+        child = self.make()
+        self._ready = None
+        self.begun = True
+        return child
+
+    def clear(self) -> None:
+        """Kill all processes, also the one that waits for an order."""
+        kill_all()
+        self._children.clear()
+        if self._ready is not None:
+            self._ready.close()
+            self._ready = None
+
+    def wait(self, child: Child, *also: int) -> list[int]:
+        """Wait until ``child`` has ended, one of ``also`` can be read (those are returned), or a limit is reached.
+
+        In the last case all processes are killed, and ``link.stopped`` is set.
+        """
+        while True:
+            ready = self.link.wait([child.ended, *also], self.jail.tick_ms or REAP_MS)
+            self._reap()
+            if self.link.stopped or self.jail.over_limit():
+                self.link.stopped = True
+                kill_all()
+                return []
+            if child.status is not None:
+                return []
+            if heard := [fd for fd in also if fd in ready]:
+                return heard
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                child = self._children.pop(pid, None)
+                if child is not None:
+                    child.status, child.resident = status, usage.ru_maxrss << 10
+
+    def run(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Carry out an order to run a program, and report."""
+        if not self.jail.resize(message["limits"]):
+            self.clear()
+        child = self.take()
+        self.jail.limit(message["limits"])
+        started = time.monotonic()
+        child.order({**message, "order": "program", "others": self.jail.others()}, fds)
+        self.wait(child)
+        wall_s = time.monotonic() - started
+        # Background processes end with the run: before the report, so that files no longer change when it arrives.
+        kill_all()
+        self._children.clear()
+        status = int(signal.SIGKILL) if child.status is None else child.status
+        usage = self.jail.usage()
+        if usage["peak"] is None or self.jail.tick_ms:
+            usage["peak"] = max(usage["peak"] or 0, child.resident)  # a short run ends between two polls
+        try:
+            folder = child.check_started(excused=bool(usage["oom"]) or self.link.stopped)
+        finally:
+            child.close()
+        self.link.send({"event": "done", "status": status, "wall_s": wall_s, **usage}, folder)
+
+
+Sessions = Callable[[Runs, dict[str, Any]], None]
+
+
+def serve_one(
+    runs: Runs, link: SocketLink, jail: LocalJail, sessions: Sessions, order: dict[str, Any] | None
+) -> NoReturn:
+    """An init: set up the place, wait for the order (unless given), carry it out, and exit.
+
+    Raises :class:`Untrusted` in the program's process.
+    """
+    try:
+        jail.prepare()
+        runs.make()
+        message, fds = (order, []) if order else link.receive()
+        if message is None:
+            os._exit(0)
+        if message["order"] == "session":
+            sessions(runs, message)
+            os._exit(0)
+        runs.run(message, fds)
+        if message["show_work"] and jail.workspace is not None:
+            wire.receive(link.work)  # "fetched", or the caller is gone: only then may the next init clear the folder
+        os._exit(RAN)
+    except Untrusted:
+        raise
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _report_fault(runs, error)
+        os._exit(71)
+
+
+def _report_fault(runs: Runs, error: BaseException) -> None:
+    begun = runs.begun and not isinstance(error, NotStartedError)
+    runs.link.send({"event": "fault", "text": wire.describe(error), "begun": begun}, [])
+
+
+def serve_runs(runs: Runs, link: SocketLink) -> dict[str, Any] | None:
+    """The zygote: carry out runs until another order comes, which is returned; ``None`` when the caller is gone."""
+    lost = 0
+    while True:
+        child = runs.make()
+        ready = link.wait([child.ended, link.work.fileno()], None)
+        if child.ended in ready:  # killed while waiting, from outside the sandbox
+            lost += 1
+            said = child.channel.recv(4096, socket.MSG_DONTWAIT)
+            runs.clear()
+            if said or lost == _MAX_LOST:
+                why = said.decode(errors="replace") or "it is killed"
+                raise OSError(f"no process can be set up for a program: {why}")
+        elif link.work.fileno() in ready:
+            message, fds = link.receive()
+            if message is None:
+                return None
+            if message["order"] != "run":
+                runs.clear()
+                return message
+            try:
+                runs.run(message, fds)
+            except NotStartedError as error:
+                _report_fault(runs, error)
+            lost = 0

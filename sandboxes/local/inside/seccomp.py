@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from .kernel import ZYGOTE_NAMESPACE_FD
 from .syscalls import ALLOWED, CHECKED
 
 __all__ = ["MACHINES", "MOUNT_FLAGS", "NEWPID", "PRIVATE", "ZYGOTE_NAMESPACE_FD", "Rules", "build"]
@@ -21,8 +22,6 @@ PRIVATE = 0x0002_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000
 """Flags of ``unshare`` for the namespaces that each run gets fresh: mount, cgroup, host name (UTS), System V IPC."""
 MOUNT_FLAGS = (2 | 4, 2 | 4 | 8, 2 | 4 | 32, 4096 | 16384)
 """Flags of the ``mount`` calls of a run: its tmpfs, its /proc, a remount with another size, a recursive bind mount."""
-ZYGOTE_NAMESPACE_FD = 1000
-"""Descriptor of the zygote's own PID namespace; RLIMIT_NOFILE keeps programs below this number."""
 
 _ARCHES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 MACHINES = tuple(_ARCHES)

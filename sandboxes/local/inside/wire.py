@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["describe", "pack", "receive", "sealed", "send", "unpack"]
+__all__ = ["describe", "pack", "receive", "seal", "sealed", "send", "unpack"]
 
 # A longer packet would be cut off by the kernel; long contents go into memory files.
 MAX_MESSAGE = 65536
@@ -29,18 +29,23 @@ def sealed(*parts: bytes) -> int:
             view = memoryview(part)
             while view:
                 view = view[os.write(fd, view) :]
-        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
-        os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
         os.close(fd)
         raise
+    return seal(fd)
+
+
+def seal(fd: int) -> int:
+    """Seal a memory file, and set its offset to 0."""
+    fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+    os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
 
-def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> int:
-    """A payload as a sealed memory file."""
+def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> list[bytes]:
+    """A payload in parts."""
     text = json.dumps({**head, "lengths": [len(b) for b in blobs]}).encode()
-    return sealed(len(text).to_bytes(8, "little"), text, *blobs)
+    return [len(text).to_bytes(8, "little"), text, *blobs]
 
 
 def unpack(fd: int) -> tuple[dict[str, Any], Iterator[bytes]]:

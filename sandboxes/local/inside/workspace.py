@@ -21,7 +21,7 @@ class Workspace:
     """The folders of one slot; the Landlock ruleset is made at once, while paths of the host can still be opened.
 
     ``plan``: ``folder`` (an empty folder of this slot alone), ``user`` (id that programs run as; ``None``: the
-    caller's), ``landlock`` (whether the kernel has it), ``read`` (paths that programs may read and execute), ``filter``
+    caller's), ``read`` (paths that programs may read and execute), ``filter``
     (of system calls, in hexadecimal digits).
     """
 
@@ -30,9 +30,7 @@ class Workspace:
         self._filter = bytes.fromhex(plan["filter"])
         self.own_user = plan["user"] is not None
         self.user: int = plan["user"] if self.own_user else os.getuid()
-        self.ruleset = -1
-        if plan["landlock"]:
-            self.ruleset = landlock.ruleset(read=plan["read"], write=[self._folder], devices=_DEVICES)
+        self.ruleset = landlock.ruleset(read=plan["read"], write=[self._folder], devices=_DEVICES)
 
     def make_folders(self) -> None:
         """Make fresh ``work`` and ``tmp`` folders and change into ``work``."""
@@ -46,18 +44,16 @@ class Workspace:
 
     def move_ruleset(self, fd: int) -> None:
         """Move the ruleset to this descriptor number."""
-        if self.ruleset >= 0:
-            os.dup2(self.ruleset, fd, inheritable=False)
-            self.ruleset = fd
+        os.dup2(self.ruleset, fd, inheritable=False)
+        self.ruleset = fd
 
     def enter(self) -> None:
         """Restrict the calling process for good: Landlock, then the seccomp filter.
 
         Called after privileges are dropped.
         """
-        if self.ruleset >= 0:
-            landlock.restrict(self.ruleset)
-            os.close(self.ruleset)
+        landlock.restrict(self.ruleset)
+        os.close(self.ruleset)
         kernel.set_seccomp(self._filter)
 
     def clear(self) -> None:

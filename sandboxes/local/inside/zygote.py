@@ -22,12 +22,12 @@ from typing import Any
 from . import kernel, wire
 from .cgroup import Cgroup
 from .confine import RUN_USER
-from .init import RAN, Init
+from .jail import LocalJail
 from .launch import Untrusted
 from .process_tree import kill_all
 from .program import Script
 from .root import build_tree, enter_tree
-from .runs import Runs
+from .runs import RAN, Runs, SocketLink, serve_one, serve_runs
 from .seccomp import ZYGOTE_NAMESPACE_FD
 from .session import serve_session
 from .workspace import Workspace
@@ -155,16 +155,18 @@ class Zygote:
         gc.collect()
         gc.freeze()
         if self._many_users and self._cgroup is not None and self._workspace is None:
-            self._serve_here(script, self._cgroup)
+            self._serve_here(script)
         else:
             self._serve_apart(script)
 
-    def _serve_here(self, script: Script, cgroup: Cgroup) -> None:
+    def _serve_here(self, script: Script) -> None:
         """Runs share the zygote's PID namespace; each session gets one of its own."""
         os.setpgid(0, 0)  # kill(0) of a program reaches the jail only
-        runs = Runs(script, self._control, self._work, self._alive, cgroup, self._last_pid)
-        while (order := runs.next_order()) is not None:
-            self._serial = runs.serial
+        link = SocketLink(self._work, self._control, self._alive)
+        jail = LocalJail(self._cgroup, None, many_users=True, shared=True, last_pid=self._last_pid)
+        runs = Runs(script, link, jail)
+        while (order := serve_runs(runs, link)) is not None:
+            self._serial = link.serial
             status = self._watch(self._fork_init(script, order))
             while status == 0 or (status is not None and os.WIFSIGNALED(status)):
                 # After a session another often follows, so an init that can serve either is set up, until a run
@@ -173,7 +175,7 @@ class Zygote:
                 status = self._watch(self._fork_init(script))
             if status is None:
                 return
-            runs.serial = self._serial
+            link.serial = self._serial
             kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
 
     def _serve_apart(self, script: Script) -> None:
@@ -197,8 +199,8 @@ class Zygote:
                 os.close(ZYGOTE_NAMESPACE_FD)
             self._control.close()
             os.close(self._alive)
-            init = Init(script, self._work, self._cgroup, self._workspace, many_users=self._many_users)
-            init.serve(serve_session, order)
+            link, jail = SocketLink(self._work), LocalJail(self._cgroup, self._workspace, many_users=self._many_users)
+            serve_one(Runs(script, link, jail), link, jail, serve_session, order)
         return run
 
     def _watch(self, run: int) -> int | None:

@@ -1,6 +1,6 @@
-"""A fixed number of slots, each with a container or none yet; waiting for one has a deadline.
+"""A fixed number of slots, each made or not yet; waiting for one has a deadline.
 
-Containers are made in threads of the pool, never in the thread that waits, so that a slow engine cannot make it miss
+Slots are made in threads of the pool, never in the thread that waits, so that a slow engine cannot make it miss
 its deadline.
 """
 
@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
-from sandboxes.docker.engine import Shape
-from sandboxes.docker.worker import Worker
 
 __all__ = ["Pool"]
 
 
-class Pool:
+class _Slot(Protocol):
+    @property
+    def shape(self) -> Hashable: ...
+    @property
+    def alive(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+Worker = TypeVar("Worker", bound=_Slot)
+
+
+class Pool(Generic[Worker]):
     """Hands out workers, one to a caller; thread-safe. ``make`` is called from several threads at once."""
 
-    def __init__(self, make: Callable[[Shape], Worker], slots: int) -> None:
+    def __init__(self, make: Callable[[Hashable], Worker], slots: int) -> None:
         self._make = make
         self._slots = slots
         self._changed = threading.Condition()
@@ -34,19 +44,19 @@ class Pool:
         self._closed = False
         self._closers: list[threading.Thread] = []
 
-    def start(self, shape: Shape, timeout_s: float) -> None:
-        """Fill all slots; raises the error of the first worker that could not be made."""
+    def start(self, shape: Hashable, count: int, timeout_s: float) -> None:
+        """Fill ``count`` slots; raises the error of the first worker that could not be made."""
         with self._changed:
-            for _ in range(self._slots):
+            for _ in range(count):
                 self._start_making(shape)
             deadline = time.monotonic() + timeout_s
             while self._making and self._failure is None:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise DeadlineExceededError(f"the start of {self._slots} containers", timeout_s)
+                    raise DeadlineExceededError(f"the start of {count} sandbox slots", timeout_s)
             if self._failure is not None:
                 raise _copy_of(self._failure) from self._failure
 
-    def acquire(self, shape: Shape, timeout_s: float) -> Worker:
+    def acquire(self, shape: Hashable, timeout_s: float) -> Worker:
         """A worker of that shape, for this caller alone; :meth:`release` it.
 
         One that has died, or has another shape, is replaced. Raises what making it raised, and
@@ -57,7 +67,7 @@ class Pool:
             begun = self._begun
             while True:
                 if self._closed:
-                    raise SandboxError("the sandbox is closed")
+                    raise SandboxError("the sandbox is closed; make a new one")
                 worker = self._take(shape)
                 if worker is not None:
                     self._busy.add(worker)
@@ -67,7 +77,7 @@ class Pool:
                     raise _copy_of(self._failure) from self._failure
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
-                    raise DeadlineExceededError(f"one of {self._slots} sandbox slots", timeout_s)
+                    raise DeadlineExceededError(f"a free slot: one of {self._slots} sandbox slots", timeout_s)
 
     def release(self, worker: Worker) -> None:
         """Return a worker; a dead one is discarded, and a new one is made for the next caller."""
@@ -83,7 +93,7 @@ class Pool:
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Remove all containers; callers whose container is busy get :class:`SandboxError`."""
+        """Close all; callers whose worker is busy get :class:`SandboxError`."""
         with self._changed:
             self._closed = True
             workers = [*self._idle, *self._busy]
@@ -101,10 +111,10 @@ class Pool:
 
     # The rest is called with the lock held.
 
-    def _take(self, shape: Shape) -> Worker | None:
+    def _take(self, shape: Hashable) -> Worker | None:
         """An idle worker of this shape; else ``None``, and one is made if a slot is free or of another shape."""
         other: Worker | None = None
-        for worker in list(reversed(self._idle)):
+        for worker in list(self._idle):  # the first has had most time to set up its next run
             if not worker.alive:
                 self._idle.remove(worker)
                 self._discard(worker)
@@ -122,17 +132,17 @@ class Pool:
         return None
 
     def _discard(self, worker: Worker) -> None:
-        """Close a worker in a thread, since removing a container is slow; only ``close`` waits for it."""
+        """Close a worker in a thread, since it may be slow; only ``close`` waits for it."""
         self._closers = [closer for closer in self._closers if closer.is_alive()]
         self._closers.append(threading.Thread(target=worker.close, daemon=True))
         self._closers[-1].start()
 
-    def _start_making(self, shape: Shape, instead_of: Worker | None = None) -> None:
+    def _start_making(self, shape: Hashable, instead_of: Worker | None = None) -> None:
         self._making += 1
         self._begun += 1
         threading.Thread(target=self._make_one, args=(self._begun, shape, instead_of), daemon=True).start()
 
-    def _make_one(self, attempt: int, shape: Shape, instead_of: Worker | None) -> None:
+    def _make_one(self, attempt: int, shape: Hashable, instead_of: Worker | None) -> None:
         worker: Worker | None = None
         failure: BaseException | None = None
         try:
@@ -157,4 +167,4 @@ def _copy_of(failure: BaseException) -> RollError:
     """A new exception for each caller: one that is raised twice would gather the tracebacks of both."""
     if type(failure) in (ConfigError, SandboxError):
         return type(failure)(*failure.args)  # type: ignore[return-value]
-    return SandboxError(f"a container could not be made: {type(failure).__name__}: {failure}")
+    return SandboxError(f"a slot could not be made: {type(failure).__name__}: {failure}")

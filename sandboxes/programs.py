@@ -5,21 +5,32 @@ from __future__ import annotations
 import math
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import Language, Limits, Program
+from roll_envs.sandbox import LANGUAGES, Language, Limits, Program
 
-from .host import View, find_tool
-
-__all__ = ["BINARY", "Order", "check_limits", "check_path", "compile_order", "environment", "order", "session_head"]
+__all__ = ["BINARY", "Order", "Place", "check_limits", "check_path", "compile_order", "order", "session_head"]
 
 MAIN: Mapping[Language, str] = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp", "javascript": "main.js"}
 BINARY = ".main"
 _COMPILE = ("-O2", "-std=c++17", "-pipe", "-o", BINARY)
 _MOST_FILES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """What a sandbox offers to programs."""
+
+    environ: Mapping[str, str]
+    """The fixed environment of every program."""
+    tools: Mapping[Language, str]
+    """Language -> its interpreter or compiler, but for Python."""
+    python: str
+    refuse: Callable[[Language], NoReturn]
+    """Raises :class:`ConfigError`, which says how to get a language that is not in ``tools``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,44 +66,40 @@ def check_path(path: str, what: str) -> str:
     return short
 
 
-def environment(view: View, extra: Mapping[str, str]) -> dict[str, str]:
-    """The fixed environment of every program, and the variables that it adds."""
-    fixed = {"PATH": view.path, "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "USER": "sandbox"}
-    if view.packages:
-        fixed["PYTHONPATH"] = ":".join(view.packages)
+def _environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
     for name, value in extra.items():
         if not name or "=" in name or "\0" in name + value:
             raise ConfigError(f"environ: {name!r} is not a name with a value that an environment can hold")
-    return {**fixed, **extra}
+    return {**place.environ, **extra}
 
 
-def order(program: Program, limits: Limits, view: View, python: str) -> Order:
+def order(program: Program, limits: Limits, place: Place) -> Order:
     """The order to run a program; for C++ to run the binary, see :func:`compile_order`."""
-    _check_language(program.language, view)
-    environ = environment(view, program.environ)
+    _check_language(program.language, place)
+    environ = _environment(place, program.environ)
     arguments = [_argument(a) for a in program.arguments]
     main = MAIN[program.language]
-    return _order(program, limits, main, _command(program, view, python, main, arguments), environ, arguments)
+    return _order(program, limits, main, _command(program, place, main, arguments), environ, arguments)
 
 
-def _check_language(language: Language, view: View) -> None:
-    """Raises :class:`ConfigError`, which says what to install."""
-    if language != "python" and language not in view.tools:
-        find_tool(language)
-        raise ConfigError(f"language {language!r} is installed, but was left out of this sandbox's languages=...")
+def _check_language(language: Language, place: Place) -> None:
+    if language not in LANGUAGES:
+        raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
+    if language != "python" and language not in place.tools:
+        place.refuse(language)
 
 
-def _command(program: Program, view: View, python: str, main: str, arguments: list[str]) -> list[str] | None:
+def _command(program: Program, place: Place, main: str, arguments: list[str]) -> list[str] | None:
     """``None``: a fork of the warm interpreter.
 
     ``PYTHON*`` variables are read at start, so they need a new interpreter.
     """
     if program.language == "python":
         cold = any(name.startswith("PYTHON") for name in program.environ)
-        return [python, main, *arguments] if cold else None
+        return [place.python, main, *arguments] if cold else None
     if program.language == "cpp":
         return [f"./{BINARY}", *arguments]
-    return [view.tools[program.language], main, *arguments]
+    return [place.tools[program.language], main, *arguments]
 
 
 def _argument(value: str) -> str:
@@ -133,7 +140,7 @@ def _order(
     return Order(head=head, blobs=[source, *files.values()], limits=limits, fetch=fetch)
 
 
-def compile_order(program: Program, limits: Limits, view: View) -> Order:
+def compile_order(program: Program, limits: Limits, place: Place) -> Order:
     """The order to compile, which makes :data:`BINARY`; the compiler may use more than the program's limits."""
     roomy = Limits(
         wall_s=limits.compile_s,
@@ -143,19 +150,19 @@ def compile_order(program: Program, limits: Limits, view: View) -> Order:
         files_mb=max(limits.files_mb, 64),
     )
     main = MAIN["cpp"]
-    command = [view.tools["cpp"], *_COMPILE, main]
+    command = [place.tools["cpp"], *_COMPILE, main]
     asked = Program(source=program.source, language="cpp", files=program.files, fetch=(BINARY,))
-    return _order(asked, roomy, main, command, environment(view, {}), [])
+    return _order(asked, roomy, main, command, _environment(place, {}), [])
 
 
-def session_head(language: Language, view: View) -> dict[str, Any]:
+def session_head(language: Language, place: Place) -> dict[str, Any]:
     """The opening order of a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
-    _check_language(language, view)
+    _check_language(language, place)
     build = f'g++ {" ".join(_COMPILE)} "$1" && exec ./{BINARY}'
     command = None
     if language == "cpp":
         # "sh" becomes $0; the cell's file name is appended and becomes $1.
         command = ["/bin/sh", "-c", build, "sh"]
     elif language != "python":
-        command = [view.tools[language]]
-    return {"command": command, "main": MAIN[language], "environ": environment(view, {})}
+        command = [place.tools[language]]
+    return {"command": command, "main": MAIN[language], "environ": _environment(place, {})}

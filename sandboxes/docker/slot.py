@@ -1,0 +1,245 @@
+"""One container with this package's PID 1 in it: started, sent orders, removed."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from roll_envs.errors import ConfigError, SandboxError
+from roll_envs.sandbox import Limits
+from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
+from sandboxes.docker.engine import Engine, Shape
+from sandboxes.docker.isolation import judge
+from sandboxes.docker.syscall_filters import MACHINES, filters
+from sandboxes.local.inside import wire
+from sandboxes.local.sandbox import PRELOADED
+from sandboxes.programs import Order
+from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError
+
+__all__ = ["ContainerSlot", "Plan"]
+
+START_S = 30.0
+HELPER_S = 60.0
+"""Time limit for copying files, and for emptying a container."""
+GRACE_S = 15.0
+"""PID 1 kills a program at its deadline; if it has not answered this long after, the container counts as stuck."""
+
+# Order of loading: each imports only those before it.
+_LOCAL = ("kernel", "wire", "program", "files", "cells", "confine", "process_tree", "launch", "runs", "session")
+_OURS = ("facts", "files", "pid1")
+
+# Reads the source of modules from stdin and makes modules of it; nothing of this package is installed in the image.
+# `__file__` is set because `program.show` leaves out frames of its own folder. The program is called at module level,
+# so that no frame of PID 1 is left below its own.
+_BOOT = """
+import json, os, sys, types
+def read(count):
+    content = b""
+    while len(content) < count:
+        content += os.read(0, count - len(content)) or sys.exit(0)
+    return content
+for name, text in json.loads(read(int(read(10)))):
+    module = types.ModuleType(name)
+    module.__package__ = name if text is None else name.rpartition(".")[0]
+    module.__file__ = "/" + name.replace(".", "/") + ".py"
+    if text is None:
+        module.__path__ = []
+    sys.modules[name] = module
+    if "." in name:
+        setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
+    if text is not None:
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
+pid1, start = module, None
+del module, name, text, read
+try:
+    pid1.main()
+except pid1.Untrusted as leap:
+    start = leap.start
+if start: start()
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What all containers of a sandbox have in common."""
+
+    image: str
+    cpus: float
+    runtime: str | None
+    unsafe: bool
+    memory_mb: int
+
+
+def _module_texts() -> list[tuple[str, str | None]]:
+    packages = ("sandboxes", "sandboxes.local", "sandboxes.local.inside", "sandboxes.docker", "sandboxes.docker.inside")
+    texts: list[tuple[str, str | None]] = [(name, None) for name in packages]
+    for package, names in (("sandboxes.local.inside", _LOCAL), ("sandboxes.docker.inside", _OURS)):
+        folder = importlib.resources.files(package)
+        texts += [(f"{package}.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in names]
+    return texts
+
+
+class ContainerSlot:
+    """A running container; see :class:`sandboxes.slots.Slot`."""
+
+    def __init__(self, engine: Engine, plan: Plan, shape: Shape) -> None:
+        self._engine = engine
+        self.shape = shape
+        self._memory_mb = plan.memory_mb
+        machine = engine.info["Architecture"]
+        if machine not in MACHINES:
+            raise ConfigError(f"the engine's machine is {machine!r}; filters of system calls are known for {MACHINES}")
+        self._spawned = engine.spawn(
+            plan.image,
+            ["python3", "-s", "-c", _BOOT],
+            shape=shape,
+            memory_mb=plan.memory_mb,
+            cpus=plan.cpus,
+            runtime=plan.runtime,
+        )
+        self._broken = self._out_of_memory = False
+        try:
+            self._channel = Channel(self._spawned.stream)
+            texts = json.dumps(_module_texts()).encode()
+            hello = {"preload": PRELOADED, "filters": [code.hex() for code in filters(machine)]}
+            reply = self._request("hello", hello, wall_s=START_S, before=[b"%010d" % len(texts), texts])
+            if reply is None:
+                raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")
+            self.facts = reply.result
+            self.isolation = judge(engine.info, self.facts, runtime=plan.runtime, unsafe=plan.unsafe)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, SandboxError) or hasattr(self, "facts"):
+                raise
+            raise SandboxError(
+                f"the runner did not start in a container of the image {plan.image!r}, which needs a python3 of "
+                f"release 3.11 or newer with ctypes: {error}"
+            ) from error
+
+    @property
+    def id(self) -> str:
+        """The container's id on the engine."""
+        return str(self._spawned.container.id)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be used: running, not given up, with no unexpected output."""
+        return not self._broken and self._channel.idle
+
+    def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
+        payload = wire.pack(order.head, order.blobs)
+        header = {"show_work": bool(order.fetch), "fetch": order.fetch, "max_bytes": FETCH_BYTES}
+        ended = self._bounded("run", header, order.limits, [payload, [stdin]], wall_s)
+        self._broken |= self._out_of_memory
+        return ended
+
+    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
+        self._set_memory(limits)
+        self._simple("session", {**head, "limits": asdict(limits)})
+
+    def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
+        return self._bounded("cell", {"serial": number}, limits, [[source]], limits.wall_s)
+
+    def write(self, path: str, content: bytes) -> None:
+        told = self._simple("write", {"path": path}, [[content]]).result
+        if told["event"] == "refused":
+            raise ConfigError(f"upload: {path!r} cannot be written ({told['text']})")
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        reply = self._simple("read", {"path": path, "max_bytes": max_bytes})
+        if reply.result["event"] == "refused":
+            raise ConfigError(f"download: {path!r}: {reply.result['text']}")
+        if reply.result["size"] > max_bytes:
+            raise ConfigError(f"download: {path!r} is longer than max_bytes={max_bytes}")
+        return bytes(reply.files[""])
+
+    def end(self) -> None:
+        try:
+            self._simple("end", {})
+        except SandboxError:
+            self.close()
+        self._broken |= self._out_of_memory
+
+    def _set_memory(self, limits: Limits) -> None:
+        if limits.memory_mb != self._memory_mb:
+            self._engine.set_memory(self._spawned, limits.memory_mb)
+            self._memory_mb = limits.memory_mb
+
+    def _bounded(
+        self, order: str, header: dict[str, Any], limits: Limits, parts: list[list[bytes]], wall_s: float
+    ) -> Ended:
+        """A request that runs a program."""
+        started = time.monotonic()
+        self._set_memory(limits)
+        header |= {"limits": asdict(limits), "flood": FLOOD * max(limits.output_bytes, 1 << 20)}
+        reply = self._request(order, header, parts, wall_s=wall_s)
+        if reply is None:
+            return Ended(oom=1, wall_s=time.monotonic() - started)
+        told = reply.result
+        # Not used for another program: a later out-of-memory kill of the whole container is due to its own program.
+        self._out_of_memory |= bool(told["oom"])
+        return Ended(
+            report=told,
+            killed_for=told["killed_for"],
+            oom=told["oom"],
+            peak=told["peak"],
+            stdout=bytes(reply.out),
+            stderr=bytes(reply.err),
+            stdout_dropped=told["dropped"][0],
+            stderr_dropped=told["dropped"][1],
+            files={name: bytes(content) for name, content in reply.files.items()},
+        )
+
+    def _simple(self, order: str, header: dict[str, Any], parts: Sequence[Sequence[bytes]] = ()) -> Reply:
+        """A request that runs no program."""
+        reply = self._request(order, header, parts, wall_s=HELPER_S)
+        if reply is None:
+            raise SandboxError(f"container {self.id[:12]} was ended by the kernel for want of memory")
+        return reply
+
+    def _request(
+        self,
+        order: str,
+        header: Mapping[str, Any],
+        parts: Sequence[Sequence[bytes]] = (),
+        *,
+        wall_s: float,
+        before: Sequence[bytes] = (),
+    ) -> Reply | None:
+        """Ask PID 1 for something that takes up to ``wall_s``; ``None``: the kernel killed the whole container.
+
+        Raises :class:`SandboxError` when the container ends or is stuck.
+        """
+        sizes = [sum(map(len, part)) for part in parts]
+        header = {**header, "id": secrets.token_hex(8), "order": order, "wall_s": wall_s, "parts": sizes}
+        body = [piece for part in parts for piece in part]
+        try:
+            reply = self._channel.request(header, body, deadline=time.monotonic() + wall_s + GRACE_S, before=before)
+        except ChannelTimeoutError:
+            self._broken = True
+            raise SandboxError(
+                f"container {self.id[:12]} did not answer to {order!r} within {wall_s + GRACE_S:g} s"
+            ) from None
+        except ChannelClosedError as error:
+            self._broken = True
+            state = self._engine.state(self._spawned)
+            if state.get("OOMKilled"):
+                return None
+            how = f"with exit code {state['ExitCode']}" if state.get("ExitCode") is not None else "and is gone"
+            said = f"; it said: {error}" if str(error) else ""
+            raise SandboxError(f"container {self.id[:12]} ended during {order!r} {how}{said}") from error
+        if reply.result["event"] == "fault":
+            self._broken = True
+            failed = f"container {self.id[:12]} failed during {order!r}: {reply.result['text']}"
+            raise SandboxError(failed) if reply.result["begun"] else NotBegunError(failed)
+        return reply
+
+    def close(self) -> None:
+        """Kill and remove the container."""
+        self._broken = True
+        self._engine.discard(self._spawned)

@@ -1,0 +1,278 @@
+"""What the local and the Docker sandbox have in common: programs and sessions on a pool of slots, and their results."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
+from sandboxes.pool import Pool
+from sandboxes.programs import BINARY, Order, Place, check_limits, check_path, compile_order, order, session_head
+
+__all__ = ["FETCH_BYTES", "FLOOD", "Ended", "NotBegunError", "Slot", "SlotSandbox", "SlotSession"]
+
+T = TypeVar("T")
+_log = logging.getLogger("sandboxes")
+
+SESSION_WAIT_S = 60.0
+"""How long :meth:`SlotSandbox.session` waits for a free slot."""
+FETCH_BYTES = 256 << 20
+"""Limit on the files fetched from one run, together."""
+FLOOD = 64
+"""A program that writes more than this many times ``output_bytes`` (taken as 1 MiB at least) is killed."""
+
+
+class NotBegunError(SandboxError):
+    """A slot failed before anything of the program was run, so that the run can be repeated on another."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Ended:
+    """The raw outcome of a run or a cell."""
+
+    report: Mapping[str, Any] | None = None
+    """``status`` of a program as of ``wait``, or ``code`` and ``signal`` of a cell, and ``wall_s``; ``None`` when
+    nobody was left to report."""
+    killed_for: str = ""
+    """The limit for which it was killed from outside: ``timeout``, ``output`` or empty."""
+    oom: int = 0
+    peak: int | None = None
+    wall_s: float = 0.0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_dropped: int = 0
+    stderr_dropped: int = 0
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def result(self, isolation: Isolation) -> RunResult:
+        """A limit that ended the program takes precedence over its exit status."""
+        report = self.report or {}
+        code, by = report.get("code"), report.get("signal")
+        raw = report.get("status")
+        if raw is not None:
+            code, by = (None, os.WTERMSIG(raw)) if os.WIFSIGNALED(raw) else (os.WEXITSTATUS(raw), None)
+        status: RunStatus = "ok" if code == 0 else "error"
+        # Any out-of-memory kill counts, also of a child of a program that then went on.
+        if self.oom:
+            status = "memory"
+        # A program that ended by itself while the kill was on its way keeps its own status.
+        elif self.killed_for and code is None and by in (None, signal.SIGKILL):
+            status = "output" if self.killed_for == "output" else "timeout"
+        # From RLIMIT_CPU, which follows from the wall limit (see inside.confine).
+        elif by == signal.SIGXCPU:
+            status = "timeout"
+        # Nobody was left to report its status, since all were killed together.
+        if status in ("memory", "output", "timeout") and code is None and by is None:
+            by = int(signal.SIGKILL)
+        return RunResult(
+            status=status,
+            exit_code=code,
+            signal=by,
+            stdout=self.stdout,
+            stderr=self.stderr,
+            stdout_dropped=self.stdout_dropped,
+            stderr_dropped=self.stderr_dropped,
+            wall_s=report.get("wall_s", self.wall_s),
+            memory_peak_mb=None if self.peak is None else self.peak / (1 << 20),
+            isolation=isolation,
+            files=self.files,
+        )
+
+
+class Slot(Protocol):
+    """A place for one program at a time, owned by one thread at a time.
+
+    A :class:`SandboxError` from it means that it can be used no more; :class:`NotBegunError`, that nothing was run.
+    """
+
+    isolation: Isolation
+
+    @property
+    def shape(self) -> Hashable: ...
+    @property
+    def alive(self) -> bool: ...
+    def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
+        """Run one program to its end; ``wall_s`` may be less than the limit of the order."""
+
+    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
+        """Begin a session."""
+
+    def cell(self, number: int, source: bytes, limits: Limits) -> Ended: ...
+    def write(self, path: str, content: bytes) -> None: ...
+    def read(self, path: str, max_bytes: int) -> bytes: ...
+    def end(self) -> None:
+        """End the session; closes the slot if that fails."""
+
+    def close(self) -> None: ...
+
+
+class SlotSandbox(Sandbox):
+    """Programs and sessions on a pool of slots. A subclass sets :attr:`_place` and calls :meth:`_begin`.
+
+    Not usable after a fork of the process that made it: make a new one there.
+    """
+
+    _place: Place
+
+    def __init__(self, slots: int | None, limits: Limits | None) -> None:
+        self._count = os.cpu_count() or 1 if slots is None else slots
+        if not 1 <= self._count <= 1024:
+            raise ConfigError(f"slots={slots}: a number from 1 to 1024 is needed")
+        self._limits = limits or Limits()
+        check_limits(self._limits)
+        self._pid = os.getpid()
+
+    def _begin(self, make: Callable[[Any], Slot], count: int, timeout_s: float) -> Slot:
+        """Start ``count`` slots, and return one. ``make`` must not refer to the sandbox, or it would live for ever."""
+        self._pool: Pool[Slot] = Pool(make, self._count)
+        self._finalizer = weakref.finalize(self, _close, self._pool, os.getpid())
+        try:
+            shape = self._shape(self._limits)
+            self._pool.start(shape, count, timeout_s)
+            slot = self._pool.acquire(shape, timeout_s)
+        except BaseException:
+            self._finalizer()
+            raise
+        self._pool.release(slot)
+        return slot
+
+    def _shape(self, limits: Limits) -> Hashable:
+        """What a slot is made for and cannot change later; slots of another shape are replaced."""
+        return None
+
+    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        limits = self._checked(limits)
+        deadline = time.monotonic() + timeout_s
+        shape = self._shape(limits)
+        asked = order(program, limits, self._place)
+
+        def run(what: Order, stdin: bytes) -> RunResult:
+            return self._run(shape, what, stdin, deadline, timeout_s)
+
+        if program.language != "cpp":
+            return run(asked, program.stdin)
+        compiled = run(compile_order(program, limits, self._place), b"")
+        binary = compiled.files.get(BINARY)
+        # The binary is passed on below; it is no file that the caller asked for.
+        compiled = replace(compiled, files={})
+        if not compiled.ok or binary is None:
+            return replace(compiled, compile=compiled)
+        head = {**asked.head, "executables": [BINARY], "files": [*asked.head["files"], BINARY]}
+        asked = replace(asked, head=head, blobs=[*asked.blobs, binary])
+        return replace(run(asked, program.stdin), compile=compiled)
+
+    def _run(self, shape: Hashable, asked: Order, stdin: bytes, deadline: float, timeout_s: float) -> RunResult:
+        def attempt(slot: Slot) -> RunResult:
+            wall_s = min(asked.limits.wall_s, max(0.0, deadline - time.monotonic()))
+            ended = slot.run(asked, stdin=stdin, wall_s=wall_s)
+            # Ended by the caller's deadline, not by the program's own limit: that is no verdict on the program.
+            if ended.killed_for == "timeout" and wall_s < asked.limits.wall_s:
+                self._pool.release(slot)
+                raise DeadlineExceededError("a program in the sandbox (its own limit is longer)", timeout_s)
+            return ended.result(slot.isolation)
+
+        slot, result = self._on_a_slot(shape, deadline, attempt)
+        self._pool.release(slot)
+        return result
+
+    def _on_a_slot(self, shape: Hashable, deadline: float, do: Callable[[Slot], T]) -> tuple[Slot, T]:
+        """``do`` on a free slot, or on a second one when the first failed before the program began."""
+        for last in (False, True):
+            if os.getpid() != self._pid:
+                raise SandboxError(f"this sandbox belongs to process {self._pid}, which forked; make a new one here")
+            slot = self._pool.acquire(shape, round(max(0.0, deadline - time.monotonic()), 3))
+            try:
+                return slot, do(slot)
+            except DeadlineExceededError:
+                raise
+            except BaseException as error:
+                slot.close()  # after an interruption, too, its state is unknown
+                self._pool.release(slot)
+                if last or not isinstance(error, NotBegunError):
+                    raise
+                _log.warning("%s; it is given to another slot", error)
+        raise AssertionError("unreachable")
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SlotSession:
+        limits = self._checked(limits)
+        head = session_head(language, self._place)
+        deadline = time.monotonic() + SESSION_WAIT_S
+        slot, _ = self._on_a_slot(self._shape(limits), deadline, lambda slot: slot.open(head, limits))
+        return SlotSession(self, slot, limits)
+
+    def close(self) -> None:
+        """Close all slots; runs and sessions in progress in other threads raise :class:`SandboxError`."""
+        self._finalizer()
+
+    def _checked(self, limits: Limits | None) -> Limits:
+        if limits is None:
+            return self._limits
+        check_limits(limits)
+        return limits
+
+
+def _close(pool: Pool[Slot], owner: int) -> None:
+    # In a fork of the process that made them the slots still belong to that process.
+    if os.getpid() == owner:
+        pool.close()
+
+
+class SlotSession(SandboxSession):
+    """Holds a slot until it is closed, and keeps the sandbox alive.
+
+    Python cells share one interpreter, which a cell that hits a limit or ends its process loses; cells of other
+    languages are programs of their own. Files, and processes left in the background, stay until the end.
+    """
+
+    def __init__(self, sandbox: SlotSandbox, slot: Slot, limits: Limits) -> None:
+        self._sandbox, self._slot, self._limits = sandbox, slot, limits
+        self._lost = self._closed = False
+        self._cells = 0
+
+    def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
+        limits = self._limits if limits is None else limits
+        check_limits(limits)
+        slot = self._open()
+        if self._sandbox._shape(limits) != slot.shape:
+            raise ConfigError(
+                f"limits: processes={limits.processes} and files_mb={limits.files_mb} differ from the session's "
+                f"({self._limits.processes}, {self._limits.files_mb}), which are fixed when it is opened"
+            )
+        self._cells += 1
+        ended = slot.cell(self._cells, source.encode("utf-8", "surrogatepass"), limits)
+        # No report: the kernel killed what answers with the programs, and the session with it.
+        self._lost = ended.report is None
+        return ended.result(slot.isolation)
+
+    def upload(self, path: str, content: bytes) -> None:
+        self._open().write(check_path(path, "upload"), content)
+
+    def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        return self._open().read(check_path(path, "download"), max_bytes)
+
+    def _open(self) -> Slot:
+        if self._lost:
+            raise SandboxError("the session was ended by the memory limit; open a new one")
+        if self._closed or not self._slot.alive:
+            raise SandboxError("the session is closed, or its slot was lost, and its files with it; open another")
+        return self._slot
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._slot.alive:
+                self._slot.end()
+            self._sandbox._pool.release(self._slot)
+
+    def __del__(self) -> None:
+        # At the end of the interpreter, parts of what close() uses may be gone.
+        with contextlib.suppress(Exception):
+            self.close()
