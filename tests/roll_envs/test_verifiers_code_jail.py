@@ -133,7 +133,9 @@ def f(text):
     while frame:
         seen.append(frame.f_locals)
         frame = frame.f_back
-    return "needle" + "-2" if "needle" + "-2" in repr(seen) else text
+    seen = repr(seen)
+    wanted = text[:-1] + chr(50)
+    return wanted if wanted in seen else text
 """
     found = verdict(
         box, peeks, "assert f('needle-1') == 'needle-2'\nassert f('needle-2') == 'needle-2'", credit="partial"

@@ -68,7 +68,7 @@ class Jail:
         identity = secrets.token_hex(16)
         return self._run(f"{self._name}.{method}({identity!r}, {given})", identity, wall_s)
 
-    def _run(self, cell: str, identity: str, wall_s: float) -> None:
+    def _run(self, cell: str, identity: str, wall_s: float) -> tuple[bytes, bytes]:
         if self._session is None:
             raise SandboxError("the jail has ended already")
         result = self._session.run(cell, limits=replace(self.limits, wall_s=max(0.01, wall_s)))
@@ -184,19 +184,20 @@ class Testing:
     ) -> dict[str, Any]:
         """``meanwhile`` is called when the jail of the tests is there."""
         keep = self._keep and sandbox is self._tests
-        tests = _take_idle() if keep else None
         given = f"{plan!r}{how}"
-        try:
-            said = None
-            if tests is not None:
-                meanwhile()
-                with contextlib.suppress(SandboxError):  # it may have been lost while it waited
-                    said = tests.step(given, self._left(), method="start")
-            if said is None:
-                lost, tests = tests, self._tests_jail(sandbox)
-                if lost is None:
-                    meanwhile()
+        tests, said = _take_idle() if keep else None, None
+        if tests is None:
+            tests = self._tests_jail(sandbox)
+            meanwhile()
+        else:
+            meanwhile()
+            try:
                 said = tests.step(given, self._left(), method="start")
+            except SandboxError:  # it was lost while it waited
+                tests.close()
+                tests = self._tests_jail(sandbox)
+        try:
+            said = said or tests.step(given, self._left(), method="start")
             kind, content = _said(said)
             while kind != "done":
                 if kind == "ask":
@@ -210,8 +211,7 @@ class Testing:
                 kind, content = _said(said)
             found: dict[str, Any] = json.loads(content)
         except BaseException:
-            if tests is not None:
-                tests.close()
+            tests.close()
             raise
         if keep:
             _idle.append((os.getpid(), tests))
