@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import json
 import pickle
 import random
@@ -20,6 +21,7 @@ from plain_sandbox import NONE, PlainSandbox
 from roll_envs.errors import RollError
 from roll_envs.sandbox import Language, Limits, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.verifiers import Failed, Score, make_verifier
+from roll_envs.verifiers.code import session
 from roll_envs.verifiers.code.cases import Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
 
@@ -96,6 +98,49 @@ def test_test_functions_are_credited_one_by_one(box: Sandbox) -> None:
     found = verdict(box, "def f(x): return 3", {"test": tests}, credit="partial")
     assert isinstance(found, Score)
     assert found.value == 0.25
+
+
+def test_the_calls_of_simple_tests_take_two_exchanges_with_their_jail(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, methods = session.Jail.step, collections.Counter[str]()
+
+    def step(self: session.Jail, given: str, wall_s: float, *, method: str = "step") -> tuple[bytes, bytes]:
+        methods[method] += 1
+        return real(self, given, wall_s, method=method)
+
+    monkeypatch.setattr(session.Jail, "step", step)
+    row = {
+        "test": "def check(candidate):\n    for n in range(9):\n        assert candidate(n) == n + 1",
+        "entry_point": "f",
+    }
+    assert verdict(box, "def f(x): return x + 1", row).passed
+    assert methods == {"start": 1, "finish": 1, "step": 10}  # of the answer: names, and nine calls
+    methods.clear()
+    calls = {"fn_name": "f", "inputs": [[n] for n in range(9)], "outputs": [n + 1 for n in range(9)]}
+    assert verdict(box, "def f(x): return x if x == 4 else x + 1", calls, credit="partial").value == pytest.approx(
+        8 / 9
+    )
+    assert methods == {"start": 1, "finish": 1, "step": 9}
+
+
+def test_an_answer_sees_no_call_before_it_has_replied_to_the_last(box: Sandbox) -> None:
+    peeks = """
+import gc, sys
+def f(text):
+    seen = [o for o in gc.get_objects() if type(o) in (dict, list, tuple)]
+    frame = sys._getframe()
+    while frame:
+        seen.append(frame.f_locals)
+        frame = frame.f_back
+    seen = repr(seen)
+    wanted = text[:-1] + chr(50)
+    return wanted if wanted in seen else text
+"""
+    found = verdict(
+        box, peeks, "assert f('needle-1') == 'needle-2'\nassert f('needle-2') == 'needle-2'", credit="partial"
+    )
+    assert found.value == 0.5
 
 
 LISTS = {"fn_name": "f", "inputs": [[[3, 1]]], "outputs": [[[1, 3]]]}

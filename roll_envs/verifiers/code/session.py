@@ -16,11 +16,13 @@ import marshal
 import os
 import secrets
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll_envs.errors import SandboxError
+from roll_envs.errors import RollError, SandboxError
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession
 
 __all__ = ["Jail", "JailEnded", "Testing"]
@@ -32,14 +34,16 @@ GRACE_S = 0.8
 """For the tests to note, after the time for all of them, which ones it left out."""
 _TESTS_MB, _LOAD_S = 1024, 20.0
 REPLY_BYTES = 4 << 20
+SEPARATOR = b"\x1e"
+"""Between the requests of a batch, as in ``inside.tests``."""
 
 
 class JailEnded(Exception):
     """The process went over a limit or ended; ``status`` says which, as in the result of a test."""
 
-    def __init__(self, status: str, text: str) -> None:
+    def __init__(self, status: str, text: str, time_s: float = 0.0, memory_mb: float = 0.0) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.time_s, self.memory_mb = status, time_s, memory_mb
 
 
 class Jail:
@@ -52,22 +56,19 @@ class Jail:
         self._name, self.mark = f"_judge_{secrets.token_hex(8)}", secrets.token_hex(8)
         self.wall_s, self.memory_mb = 0.0, 0.0
 
-    def start(self, modules: tuple[str, ...], made: str, *, identity: str, wall_s: float) -> tuple[str, bytes, bytes]:
+    def start(self, modules: tuple[str, ...], made: str, *, identity: str, wall_s: float) -> None:
         """Load the modules and make the object, whose source text may use ``mark`` and ``identity``."""
-        return self._run(
-            _LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=made), identity, wall_s
-        )
+        loader = _LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=made)
+        self._run(loader, identity, wall_s)
 
-    def step(
-        self, message: str, wall_s: float, *, method: str = "step", literal: bool = False
-    ) -> tuple[str, bytes, bytes]:
-        """The reply, what was printed before it, and the id. Raises :class:`JailEnded` and :class:`SandboxError`."""
+    def step(self, given: str, wall_s: float, *, method: str = "step") -> tuple[bytes, bytes]:
+        """Call the method of the object; ``given``: the source of its arguments. The reply, and what was printed before
+        it. Raises :class:`JailEnded` and :class:`SandboxError`."""
         # Known only when the request arrives, so that a reply cannot be printed in advance.
         identity = secrets.token_hex(16)
-        given = message if literal else repr(message)
         return self._run(f"{self._name}.{method}({identity!r}, {given})", identity, wall_s)
 
-    def _run(self, cell: str, identity: str, wall_s: float) -> tuple[str, bytes, bytes]:
+    def _run(self, cell: str, identity: str, wall_s: float) -> tuple[bytes, bytes]:
         if self._session is None:
             raise SandboxError("the jail has ended already")
         result = self._session.run(cell, limits=replace(self.limits, wall_s=max(0.01, wall_s)))
@@ -77,8 +78,8 @@ class Jail:
         end = result.stdout.find(b"\n", start + 1)
         if result.status not in ("ok", "error") or start < 0 or end < 0:
             self.close()
-            raise JailEnded(*_ending(result))
-        return identity, result.stdout[start + len(mark) : end], result.stdout[max(0, start - _PRINTED) : start]
+            raise JailEnded(*_ending(result), self.wall_s, self.memory_mb)
+        return result.stdout[start + len(mark) : end], result.stdout[max(0, start - _PRINTED) : start]
 
     @property
     def usable(self) -> bool:
@@ -142,6 +143,7 @@ class Testing:
         self._total_s, self._most_s = total_s, most_s
         self._until = time.monotonic() + total_s
         self._answer: Jail | None = None
+        self._loaded: Future[Jail] | None = None
         self._source = ""
         self.asked = 0
         self._ended: JailEnded | None = None
@@ -149,11 +151,23 @@ class Testing:
     def run(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
         """What ``inside.tests`` found. Raises :class:`JailEnded` where the jail of the tests has ended."""
         self._source = source
-        try:
-            return self._converse(self._tests, plan, "")
-        finally:
-            if self._answer is not None:
-                self._answer.close()
+        with ThreadPoolExecutor(1, thread_name_prefix="judge-load") as self._beside:
+            try:
+                return self._converse(self._tests, plan, "", self._load_beside)
+            finally:
+                self._drop_answer()
+
+    def _load_beside(self) -> None:
+        """Load the answer while the tests are read."""
+        self._loaded = self._beside.submit(self._load)
+
+    def _drop_answer(self) -> None:
+        if self._loaded is not None:
+            with contextlib.suppress(JailEnded, RollError):
+                self._answer = self._loaded.result()
+        if self._answer is not None:
+            self._answer.close()
+        self._answer = self._loaded = None
 
     def control(self, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests with an answer whose values allow everything."""
@@ -165,26 +179,39 @@ class Testing:
         self._until = max(self._until, time.monotonic() + self._most_s)
         return self._converse(self._answers, plan, f", answer={source!r}")
 
-    def _converse(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
+    def _converse(
+        self, sandbox: Sandbox, plan: dict[str, Any], how: str, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """``meanwhile`` is called when the jail of the tests is there."""
         keep = self._keep and sandbox is self._tests
-        tests = _take_idle() if keep else None
-        try:
-            given = f"{plan!r}{how}"
-            said = None
-            if tests is not None:
-                with contextlib.suppress(SandboxError):  # it may have been lost while it waited
-                    said = tests.step(given, self._left(), method="start", literal=True)
-            if tests is None or said is None:
+        given = f"{plan!r}{how}"
+        tests, said = _take_idle() if keep else None, None
+        if tests is None:
+            tests = self._tests_jail(sandbox)
+            meanwhile()
+        else:
+            meanwhile()
+            try:
+                said = tests.step(given, self._left(), method="start")
+            except SandboxError:  # it was lost while it waited
+                tests.close()
                 tests = self._tests_jail(sandbox)
-                said = tests.step(given, self._left(), method="start", literal=True)
+        try:
+            said = said or tests.step(given, self._left(), method="start")
             kind, content = _said(said)
-            while kind == "ask":
-                reply = self._ask(content)
-                kind, content = _said(tests.step(reply, self._left()))
+            while kind != "done":
+                if kind == "ask":
+                    said = tests.step(repr(self._ask(content)), self._left())
+                elif kind == "batch":
+                    said = tests.step(repr(self._batch(content)), self._left(), method="finish")
+                else:  # the collected calls were not those of the tests: all again, one by one, with the answer as new
+                    self._drop_answer()
+                    self.asked = 0
+                    said = tests.step(f"{given}, live=True", self._left(), method="start")
+                kind, content = _said(said)
             found: dict[str, Any] = json.loads(content)
         except BaseException:
-            if tests is not None:
-                tests.close()
+            tests.close()
             raise
         if keep:
             _idle.append((os.getpid(), tests))
@@ -199,7 +226,7 @@ class Testing:
         identity = secrets.token_hex(16)
         ready = f"__import__('os').write(1, {_mark(tests, identity)!r})"
         made = f"{tests._name}['{_PACKAGE}.tests'].Template({tests.mark!r})\n{ready}"
-        modules = ("values", "proxies", "compare", "reading", "stand_ins", "pytest_run", "tests")
+        modules = ("values", "reading", "proxies", "compare", "stand_ins", "ahead", "pytest_run", "tests")
         tests.start(modules, made, identity=identity, wall_s=_LOAD_S)
         self._until += time.monotonic() - started
         return tests
@@ -207,44 +234,55 @@ class Testing:
     def _left(self) -> float:
         return min(self._most_s, self._until + GRACE_S - time.monotonic())
 
+    def _batch(self, requests: bytes) -> list[str]:
+        """Replies to requests that are made one after the other; fewer where they are too long together."""
+        replies, size = [], 0
+        for request in requests.split(SEPARATOR):
+            replies.append(self._ask(request))
+            size += len(replies[-1])
+            if size > REPLY_BYTES:
+                break
+        return replies
+
     def _ask(self, request: bytes) -> str:
         """The head of a reply, which the judge writes, and the reply as the answer wrote it."""
-        if not self.asked:
-            self._until = time.monotonic() + self._total_s
-        self.asked += 1
         head = {"status": "", "text": "", "printed": "", "time_s": 0.0, "memory_mb": 0.0}
         line = b""
-        if self._until - time.monotonic() <= 0:
-            head |= {"status": "skipped", "text": "the time for all tests was over"}
-        else:
-            try:
-                if self._answer is None:
-                    self._load()
-                assert self._answer is not None
-                _, line, printed = self._answer.step(request.decode(), self._limits.wall_s)
-                head["printed"] = printed.decode(errors="replace")
-            except JailEnded as ended:
-                head |= {"status": ended.status, "text": str(ended)}
-            if self._answer is not None:
-                head |= {"time_s": self._answer.wall_s, "memory_mb": self._answer.memory_mb}
-            if head["status"]:
-                self._answer = None
+        try:
+            if self._loaded is not None:
+                loaded, self._loaded = self._loaded, None
+                self._answer = loaded.result()
+            if not self.asked:
+                self._until = time.monotonic() + self._total_s
+            self.asked += 1
+            if self._until - time.monotonic() <= 0:
+                raise JailEnded("skipped", "the time for all tests was over")
+            if self._answer is None:
+                self._answer = self._load()
+            line, printed = self._answer.step(repr(request.decode()), self._limits.wall_s)
+            head["printed"] = printed.decode(errors="replace")
+            head |= {"time_s": self._answer.wall_s, "memory_mb": self._answer.memory_mb}
+        except JailEnded as ended:
+            head |= {"status": ended.status, "text": str(ended), "time_s": ended.time_s, "memory_mb": ended.memory_mb}
+            self._answer = self._answer if ended.status == "skipped" else None
         return json.dumps(head) + "\n" + line.decode("ascii", "replace")
 
-    def _load(self) -> None:
+    def _load(self) -> Jail:
         if self._ended is not None:  # it ends with each try
             raise self._ended
         started = time.monotonic()
-        jail = self._answer = Jail(self._answers, self._limits)
+        jail = Jail(self._answers, self._limits)
         # The wait for a free slot is not time of the answer.
         self._until += time.monotonic() - started
         identity = secrets.token_hex(16)
         made = f"{jail._name}['{_PACKAGE}.answer'].Answer({jail.mark!r}, {self._source!r}, {identity!r})"
         try:
             jail.start(("values", "preamble", "answer"), made, identity=identity, wall_s=self._limits.wall_s)
-        except JailEnded as ended:
-            self._ended = ended
+        except BaseException as error:
+            jail.close()
+            self._ended = error if isinstance(error, JailEnded) else None
             raise
+        return jail
 
 
 def _mark(jail: Jail, identity: str) -> bytes:
@@ -269,6 +307,6 @@ def close_idle() -> None:
         jail.close()
 
 
-def _said(reply: tuple[str, bytes, bytes]) -> tuple[str, bytes]:
-    kind, _, content = reply[1].partition(b" ")
+def _said(reply: tuple[bytes, bytes]) -> tuple[str, bytes]:
+    kind, _, content = reply[0].partition(b" ")
     return kind.decode(), content

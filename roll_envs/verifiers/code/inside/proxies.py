@@ -63,7 +63,11 @@ class Link:
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         self._channel.put({"ask": message})
-        head, _, line = self._channel.get().partition("\n")
+        return self._read(self._channel.get())
+
+    def _read(self, message: str) -> dict[str, Any]:
+        """The reply in a message of the judge, whose first line is what it says of the call itself."""
+        head, _, line = message.partition("\n")
         facts = json.loads(head)
         self.time_s += facts["time_s"]
         self.memory_mb = max(self.memory_mb, facts["memory_mb"])

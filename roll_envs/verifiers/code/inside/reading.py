@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import symtable
 import sys
+import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from roll_envs.verifiers.code.inside.proxies import Unusable
-
-__all__ = [
-    "ANSWER_MODULES", "KNOWN", "Checks", "OwnFault", "check_separable", "free_names", "has_tests", "modules_of",
-    "needs_check", "parsed", "take_imports",
-]  # fmt: skip
+__all__ = ["ANSWER_MODULES", "KNOWN", "Code", "OwnFault", "free_names", "prepared"]
 
 ANSWER_MODULES = frozenset(
     "solution answer main __main__ candidate submission code_solution my_solution your_module your_solution my_module "
@@ -29,27 +26,89 @@ _SHARED = frozenset(
 """Names by which tests reach into the process or the files of the answer."""
 
 
-def check_separable(tree: ast.Module) -> None:
-    """Raises :class:`Unusable` for tests that change files or modules that the answer is meant to see."""
-    for node in ast.walk(tree):
-        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-        name = node.arg if isinstance(node, ast.arg) else name
-        if name in _SHARED:
-            raise Unusable(f"the tests use {name!r}, by which they share files or state with the answer")
+_MODULES = frozenset(
+    "math cmath collections itertools functools operator re string datetime fractions heapq bisect typing copy numpy"
+    .split()
+)  # fmt: skip
+_NODES = (
+    *(ast.Module, ast.Assert, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.FunctionDef, ast.Return, ast.If),
+    *(ast.For, ast.Break, ast.Continue, ast.Pass, ast.Import, ast.ImportFrom, ast.Try, ast.Raise, ast.ExceptHandler),
+    *(ast.arguments, ast.arg, ast.keyword, ast.alias, ast.comprehension, ast.expr, ast.expr_context),
+    *(ast.boolop, ast.operator, ast.unaryop, ast.cmpop),
+)
+_NO_BUILT_IN = frozenset("open exec eval compile setattr delattr getattr input globals locals vars exit quit".split())
+_NO_ATTRIBUTE = frozenset("random seterr seterrcall set_printoptions save load fromfile tofile setdefault".split())
+
+
+def _is_harmless(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        known = (node.module or "").split(".")[0] in _MODULES and not node.level
+        return known or (node.module or "").split(".")[-1] in ANSWER_MODULES
+    if isinstance(node, ast.Import):
+        return all(alias.name in _MODULES | ANSWER_MODULES for alias in node.names)
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.ctx, ast.Load) and not node.attr.startswith("_") and node.attr not in _NO_ATTRIBUTE
+    if isinstance(node, ast.Name):
+        return not node.id.startswith("__") and node.id not in _NO_BUILT_IN
+    return isinstance(node, _NODES) and not isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom))
 
 
 class OwnFault(Exception):
     """The tests themselves are at fault."""
 
 
-def parsed(texts: list[str]) -> ast.Module:
-    body = []
+class Code(NamedTuple):
+    """The tests of a row, ready to run."""
+
+    code: types.CodeType
+    """With calls of ``__judge__`` (:class:`Checks`)."""
+    imported: dict[str, str]
+    """Name -> name in the answer, or ``*`` for its whole module."""
+    wanted: frozenset[str]
+    """Names that are looked for in the answer."""
+    libraries: frozenset[str]
+    tested: bool
+    """Whether there are test functions or classes."""
+    harmless: bool
+    """Whether they change nothing outside their own module."""
+    shares: str
+    """The name by which they change files or modules that the answer is meant to see."""
+
+
+@functools.lru_cache(32)  # a row is often judged with several answers, one after the other
+def prepared(texts: tuple[str, ...], entry: str) -> Code:
+    """Read test code. Raises :class:`OwnFault` for code that cannot be compiled."""
+    body: list[ast.stmt] = []
     for text in texts:
         try:
             body += ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError) as error:
             raise OwnFault(f"the test code cannot be compiled: {error}") from None
-    return ast.Module(body=[n for n in body if getattr(n, "module", "") != "__future__"], type_ignores=[])
+    body = [n for n in body if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
+    tree = ast.Module(body=body, type_ignores=[])
+    nodes = list(ast.walk(tree))
+    shares = next((name for name in map(_name_of, nodes) if name in _SHARED), "")
+    imported = take_imports(tree)
+    names = free_names(ast.unparse(tree), set(imported) | {"candidate"})
+    wanted = {*(source for source in imported.values() if source != "*"), *names, *([entry] if entry else [])}
+    builtin = {name for name in wanted if hasattr(builtins, name)}
+    if entry:
+        wanted -= builtin - {entry}
+    elif wanted - builtin:
+        wanted -= builtin - set(imported.values())
+    attributes = modules_of(tree)
+    libraries = {name for name in wanted if name in attributes and name not in imported}
+    if needs_check(tree, entry):
+        tree.body.append(ast.parse(f"check({entry})").body[0])
+    tested, harmless = has_tests(tree), not libraries and all(map(_is_harmless, nodes))
+    whole = ast.fix_missing_locations(Checks(check=bool(entry)).visit(tree))
+    code = compile(whole, "<tests>", "exec", dont_inherit=True)
+    return Code(code, imported, frozenset(wanted - libraries), frozenset(libraries), tested, harmless, shares)
+
+
+def _name_of(node: ast.AST) -> str:
+    found = getattr(node, {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg"}.get(type(node), ""), "")
+    return str(found)
 
 
 def take_imports(tree: ast.Module) -> dict[str, str]:

@@ -6,7 +6,6 @@ function or method, or a call with an expected value. A check that fails does no
 
 from __future__ import annotations
 
-import ast
 import builtins
 import contextlib
 import importlib
@@ -19,38 +18,37 @@ import sys
 import types
 from typing import Any
 
+from roll_envs.verifiers.code.inside.ahead import Diverged, Recorder, Replay, is_simple
 from roll_envs.verifiers.code.inside.compare import expected, plain_value, readings, shown
 from roll_envs.verifiers.code.inside.proxies import Fault, Link, Unusable, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
-from roll_envs.verifiers.code.inside.reading import (
-    KNOWN,
-    Checks,
-    OwnFault,
-    check_separable,
-    free_names,
-    has_tests,
-    modules_of,
-    needs_check,
-    parsed,
-    take_imports,
-)
+from roll_envs.verifiers.code.inside.reading import KNOWN, OwnFault, prepared
 from roll_envs.verifiers.code.inside.stand_ins import Beside, Control
 
 __all__ = ["Template", "Tests"]
 
 _MOST_CHECKS = 20_000
+SEPARATOR = "\x1e"
+"""Between the requests of a batch; JSON text has no such character."""
 
 
 class Template:
-    """The process of the cells. Each run of tests is a fork of it, so that nothing of one reaches the next."""
+    """The process of the cells. Simple tests are run here, between one exchange and the next (see ``ahead``); each run
+    of others is a fork, so that nothing of one reaches the next."""
 
     def __init__(self, mark: str) -> None:
         self._mark, self._child = mark, 0
         self._channel: Any = None
+        self._recorded: tuple[dict[str, Any], list[str]] | None = None
 
-    def start(self, identity: str, plan: dict[str, Any], **how: Any) -> None:
-        """Run the tests of a plan, in place of those before; ``how``: see :class:`Tests`."""
+    def start(self, identity: str, plan: dict[str, Any], *, live: bool = False, **how: Any) -> None:
+        """Run the tests of a plan, in place of those before; ``how``: see :func:`_link`. ``live``: call by call."""
         self._end()
+        requests = [] if live or how else _requests(plan)
+        if requests:
+            self._recorded = plan, requests
+            self._say(identity, "batch " + SEPARATOR.join(requests) + "\n")
+            return
         ours, theirs = socket.socketpair()
         self._child = os.fork()
         if not self._child:
@@ -60,12 +58,20 @@ class Template:
                 nothing = os.open("/dev/null", os.O_RDWR)
                 for fd in (1, 2):
                     os.dup2(nothing, fd)
-                Tests(theirs.makefile("rwb"), plan, **how).work()
+                channel = _Channel(theirs.makefile("rwb"))
+                channel.put({"done": Tests(plan, _link(channel, **how)).found()})
             finally:
                 os._exit(0)
         theirs.close()
         self._channel = ours.makefile("rwb")
         self._forward(identity)
+
+    def finish(self, identity: str, replies: list[str]) -> None:
+        """Print the results of the recorded tests by the replies to their requests, or that they must be run live."""
+        assert self._recorded is not None
+        plan, requests = self._recorded
+        found = _found(plan, Replay(requests, replies))
+        self._say(identity, f"done {json.dumps(found)}\n" if found else "again \n")
 
     def step(self, identity: str, message: str) -> None:
         """Hand over a reply, and print what is asked next, or the results."""
@@ -78,11 +84,15 @@ class Template:
         line = self._channel.readline()
         if not line.endswith(b"\n"):
             raise RuntimeError("the tests have ended their process")
-        data = f"\n{self._mark}{identity}".encode() + line
+        self._say(identity, line.decode())
+
+    def _say(self, identity: str, line: str) -> None:
+        data = f"\n{self._mark}{identity}{line}".encode()
         while data:
             data = data[os.write(1, data) :]
 
     def _end(self) -> None:
+        self._recorded = None
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child, signal.SIGKILL)
@@ -91,6 +101,30 @@ class Template:
             os.waitpid(self._child, 0)
             self._channel.close()
             self._child = 0
+
+
+def _requests(plan: dict[str, Any]) -> list[str]:
+    """What simple tests ask the answer; empty for others."""
+    recorder = Recorder()
+    with contextlib.suppress(OwnFault):
+        if is_simple(plan):
+            found = _found(plan, recorder)
+            return recorder.requests if found and recorder.asked and not found["fault"] else []
+    return []
+
+
+def _found(plan: dict[str, Any], link: Recorder | Replay) -> dict[str, Any]:
+    """Empty where the tests diverged."""
+    with contextlib.suppress(Diverged):
+        found = Tests(plan, link).found()
+        return {} if link.diverged else found
+    return {}
+
+
+def _link(channel: Any, *, control: bool = False, answer: str | None = None) -> Any:
+    """The answer's jail; or with ``control`` an answer that allows everything; or its source, to run beside the
+    tests."""
+    return Control() if control else Link(channel) if answer is None else Beside(answer)
 
 
 class _Channel:
@@ -111,38 +145,39 @@ class _Channel:
 
 
 class Tests:
-    """The tests of one row and what they found. ``control``: with an answer that allows everything; ``answer``: its
-    source, to be run beside the tests."""
+    """The tests of one row with the answer's jail, or what stands in for it."""
 
     __test__ = False
 
-    def __init__(self, file: Any, plan: dict[str, Any], *, control: bool = False, answer: str | None = None) -> None:
-        self._plan = plan
-        self._channel = _Channel(file)
-        self.link: Any = Control() if control else Link(self._channel) if answer is None else Beside(answer)
+    def __init__(self, plan: dict[str, Any], link: Any) -> None:
+        self._plan, self.link = plan, link
         # Errors in statements of the tests; of the control, those that have nothing to do with its values.
         self.checks: list[dict[str, Any]] = []
         self._doubts: list[str] = []
         self._hard = self._counted = 0
-        sys.stdin = sys.stdout = sys.stderr = io.StringIO()
 
-    def work(self) -> None:
-        """Run the tests, and send the results."""
+    def found(self) -> dict[str, Any]:
+        """Run the tests; their results. Raises :class:`Diverged`."""
         fault, refused = "", False
+        streams = sys.stdin, sys.stdout, sys.stderr
+        sys.stdin = sys.stdout = sys.stderr = io.StringIO()
         try:
             self._calls() if self._plan["calls"] else self._code()
         except Fault as error:
             self._note("tests", error.status, str(error))
         except (Unusable, OwnFault) as error:
             fault, refused = str(error)[:300], isinstance(error, Unusable)
+        except Diverged:
+            raise
         except BaseException as error:
             if is_from_answer(error):
                 self._note("tests", "error", f"{type(error).__name__}: {shown(error)}")
             else:
                 fault = f"{type(error).__name__}: {str(error)[:300]}"
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
         result = {"checks": self.checks, "doubts": self._doubts, "fault": fault, "refused": refused}
-        result |= {"asked": self.link.asked, "load": getattr(self.link, "load_fault", "")}
-        self._channel.put({"done": result})
+        return result | {"load": getattr(self.link, "load_fault", "")}
 
     def _note(self, name: str, status: str, detail: str = "") -> None:
         """A check has ended; time, memory and operators of the answer since the last one are its."""
@@ -157,7 +192,7 @@ class Tests:
         self.link.time_s = self.link.memory_mb = self.link.inside = 0
 
     def _failed(self, name: str, error: BaseException) -> None:
-        if isinstance(error, (Unusable, OwnFault)):
+        if isinstance(error, (Unusable, OwnFault, Diverged)):
             raise error
         if isinstance(error, Fault):
             self._note(name, error.status, str(error))
@@ -204,49 +239,30 @@ class Tests:
             self._note("", "ok" if good else "wrong", detail)
 
     def _code(self) -> None:
-        plan = self._plan
-        tree = parsed(plan["asserts"])
+        code = prepared(tuple(self._plan["asserts"]), self._plan["entry_point"])
         module = types.ModuleType("tests")
         sys.modules["tests"] = module
         space = module.__dict__
-        if not isinstance(self.link, Beside):
-            check_separable(tree)
-        imported = take_imports(tree)
-        names = free_names(ast.unparse(tree), set(imported) | {"candidate"})
-        entry = plan["entry_point"]
-        wanted = {*(source for source in imported.values() if source != "*"), *names, *([entry] if entry else [])}
-        builtin = {name for name in wanted if hasattr(builtins, name)}
-        if entry:
-            wanted -= builtin - {entry}
-        elif wanted - builtin:
-            wanted -= builtin - set(imported.values())
-        attributes = modules_of(tree)
-        libraries = {name for name in wanted if name in attributes and name not in imported}
-        found = self.link.names(sorted(wanted - libraries))
+        if code.shares and not isinstance(self.link, Beside):
+            raise Unusable(f"the tests use {code.shares!r}, by which they share files or state with the answer")
+        found = self.link.names(sorted(code.wanted))
         # A name that the answer lacks is looked up with each use, and missed there.
-        names = {*found, *(name for name in wanted - libraries if not hasattr(builtins, name))}
+        names = {*found, *(name for name in code.wanted if not hasattr(builtins, name))}
         space.update({name: self.link.name(name, found.get(name)) for name in names})
-        for name in libraries:  # used without an import, as if the answer had imported it
+        for name in code.libraries:  # used without an import, as if the answer had imported it
             with contextlib.suppress(ImportError):
                 space[name] = importlib.import_module(KNOWN.get(name, name))
-        for name, source in imported.items():
+        for name, source in code.imported.items():
             if source == "*":
                 space[name] = _Module(self.link)
             else:
                 space[name] = space.get(source, vars(builtins).get(source))
+        entry = self._plan["entry_point"]
         if entry:
             space["candidate"] = space.get(entry, vars(builtins).get(entry))
-        if needs_check(tree, entry):
-            tree.body.append(ast.parse(f"check({entry})").body[0])
-        self._run(tree, module, entry)
-
-    def _run(self, tree: ast.Module, module: types.ModuleType, entry: str) -> None:
-        space = module.__dict__
         space["__judge__"] = self
-        tested = has_tests(tree)
-        whole = Checks(check=bool(entry)).visit(tree)
-        exec(compile(ast.fix_missing_locations(whole), "<tests>", "exec", dont_inherit=True), space)
-        if tested:
+        exec(code.code, space)
+        if code.tested:
             run_tests(module, self.outcome)
 
     def outcome(self, name: str, error: BaseException | None) -> None:
