@@ -1,213 +1,349 @@
-"""The tool ``calculator``: one arithmetic expression, read by a small parser of its own and computed exactly.
+"""The tool ``calculator``: one arithmetic expression, parsed by :mod:`ast` and computed exactly where that is possible.
 
-Grammar, from weak to strong binding; ``^`` is the same as ``**`` and binds to the right::
-
-    sum     = product (("+" | "-") product)*
-    product = unary (("*" | "/" | "//" | "%") unary)*
-    unary   = ("+" | "-") unary | power
-    power   = postfix ("**" unary)?
-    postfix = atom "!"*
-    atom    = number | name | name "(" sum ("," sum)* ")" | "(" sum ")"
+Numbers are fractions (exact) or decimals of 50 digits (rounded). Beside Python's operators there are ``^`` for ``**``,
+``!`` for factorials and the signs × ÷ −. Sizes are checked before the work is done: ``9 ** 9 ** 9`` is refused at once.
 """
 
 from __future__ import annotations
 
+import ast
+import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow, localcontext
 from fractions import Fraction
 from typing import Any
 
 from roll_envs.errors import nearest
-from roll_envs.tools.calculator_numbers import (
-    CONSTANTS,
-    FUNCTIONS,
-    MAX_DIGITS,
-    CalculatorError,
-    Number,
-    add,
-    divide,
-    factorial,
-    floored,
-    modulo,
-    multiply,
-    negate,
-    power,
-    written,
-)
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec
 
-__all__ = ["MAX_EXPRESSION_CHARS", "CalculatorError", "CalculatorTool", "calculate"]
+__all__ = ["MAX_DIGITS", "MAX_EXPRESSION_CHARS", "CalculatorError", "CalculatorTool", "calculate"]
+
+Number = Fraction | Decimal
 
 MAX_EXPRESSION_CHARS = 2000
-# Each level takes some six frames of Python, whose recursion limit is 1000.
+MAX_DIGITS = 1000
+"""Digits of the largest number (numerator and denominator each)."""
+
+_MOST_BITS = int(MAX_DIGITS * math.log2(10))
 _MOST_DEPTH = 60
-_MOST_OPERATIONS = 500
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>\*\*|//|[-+*/%^!(),]))"
-)
-_SAME = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"}  # fmt: skip
+_CONTEXT = Context(prec=50, Emax=MAX_DIGITS, Emin=-MAX_DIGITS)
+_SHOWN = Context(prec=15)
+_SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "\n": " ", "\t": " "})
+_UNREADABLE = re.compile(r"[^\w\s.+*/%^!(),-]|[^\x00-\x7f]")
+_NUMBER = re.compile(r"(?<![\w.])(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
+_MARK = "ν"
+"""Stands, in what Python parses, for the n-th number (as the name ``νn``) and for a factorial (as an attribute)."""
+
+
+class CalculatorError(Exception):
+    """An error in an expression, with a message for its author."""
 
 
 def calculate(expression: str) -> str:
     """The value as text: ``calculate("2 * 3.5") == "7"``, ``calculate("1 / 3")`` begins with ``about 0.333``.
 
-    Raises :class:`CalculatorError` with what is wrong, where, and what is allowed.
+    Raises :class:`CalculatorError` with what is wrong and what is allowed.
     """
     if len(expression) > MAX_EXPRESSION_CHARS:
         raise CalculatorError(f"the expression has {len(expression)} characters; {MAX_EXPRESSION_CHARS} are allowed")
-    return written(_Parser(_tokens(expression)).whole())
+    text = expression.translate(_SAME).strip()
+    if not text:
+        raise CalculatorError("the expression is empty; write one such as 12 * (3 + 4)")
+    if odd := _UNREADABLE.search(text):
+        hint = "there are no variables and no equations here"
+        if odd[0] != "=":
+            hint = "write one expression of numbers, + - * / // % ** ! and functions"
+        raise CalculatorError(f"{odd[0]!r} at character {odd.start()} cannot be read; {hint}")
+    try:
+        with localcontext(_CONTEXT):
+            return _written(_value(*_parsed(text)))
+    except Overflow:
+        raise _too_large() from None
+    except ZeroDivisionError:
+        raise CalculatorError("division by zero") from None
+    except InvalidOperation:
+        raise CalculatorError("the result is not a real number") from None
 
 
-def _tokens(text: str) -> list[tuple[str, str, int]]:
-    for odd, plain in _SAME.items():
-        text = text.replace(odd, plain)
-    found, at, end = [], 0, len(text.rstrip())
-    while at < end:
-        match = _TOKEN.match(text, at)
-        if match is None or match.lastgroup is None:
-            # So that the message names the character itself, not the space before it.
-            at += len(text[at:]) - len(text[at:].lstrip())
-            hint = "; write one expression of numbers, + - * / // % ** ! and functions" if text[at] != "=" else ""
-            hint = hint or "; there are no variables and no equations here"
-            raise CalculatorError(f"{text[at]!r} at character {at} cannot be read{hint}")
-        found.append((match.lastgroup, match.group(match.lastgroup), match.start(match.lastgroup)))
-        at = match.end()
+def _parsed(text: str) -> tuple[ast.expr, list[str]]:
+    """The tree, in which numbers are names ``ν0``, ``ν1``, ..., and the numbers."""
+    numbers: list[str] = []
+
+    def name(found: re.Match[str]) -> str:
+        exponent = re.split("[eE]", found[0])[1:]
+        if sum(map(str.isdigit, found[0])) > MAX_DIGITS or (exponent and abs(int(exponent[0])) > MAX_DIGITS):
+            raise CalculatorError(f"numbers may have up to {MAX_DIGITS} digits")
+        numbers.append(found[0])
+        return f" {_MARK}{len(numbers) - 1} "
+
+    marked = _NUMBER.sub(name, text).strip().replace("^", "**").replace("!", f" .{_MARK}")
+    try:
+        tree = ast.parse(marked, mode="eval").body
+    except (RecursionError, MemoryError):
+        raise CalculatorError(f"the expression is nested more than {_MOST_DEPTH} deep") from None
+    except (SyntaxError, ValueError) as error:
+        at = getattr(error, "offset", None) or 0
+        rest = re.sub(rf" ?{_MARK}(\d+)", lambda found: numbers[int(found[1])], marked[max(0, at - 1) : at + 19])
+        if not rest.strip() or text[-1] in "+-*/%^(," or "was never closed" in str(error):
+            raise CalculatorError(
+                "the expression ends too early; a number or a closing parenthesis is missing"
+            ) from None
+        bare = next((n for n in re.findall(r"[a-z]+(?!\s*\(|[a-z])", text) if n in FUNCTIONS), None)
+        if bare:
+            raise CalculatorError(f"{bare} is a function; write {bare}(...)") from None
+        said = str(error.args[0]).split(".")[0]
+        raise CalculatorError(
+            f"{said} before {rest.replace(f'.{_MARK}', '!')!r}; an operator, a number or the end is missing"
+        ) from None
+    return tree, numbers
+
+
+def _value(node: ast.expr, numbers: list[str], depth: int = 0) -> Number:
+    if depth > _MOST_DEPTH:
+        raise CalculatorError(f"the expression is nested more than {_MOST_DEPTH} deep")
+    pending: list[tuple[type[ast.operator], ast.expr]] = []
+    while isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:  # a long sum is not nested
+        pending.append((type(node.op), node.right))
+        node = node.left
+    value = _operand(node, numbers, depth + 1)
+    for sign, right in reversed(pending):
+        value = _bounded(_OPERATORS[sign](value, _value(right, numbers, depth + 1)))
+    return value
+
+
+def _operand(node: ast.expr, numbers: list[str], depth: int) -> Number:
+    match node:
+        case ast.Name(id=name) if name.startswith(_MARK):
+            # By way of Decimal, since Fraction reads neither "5." nor "1_".
+            return Fraction(Decimal(numbers[int(name.removeprefix(_MARK))]))
+        case ast.Name(id=name) if name in CONSTANTS:
+            return CONSTANTS[name]
+        case ast.Name(id=name) if name in FUNCTIONS:
+            raise CalculatorError(f"{name} is a function; write {name}(...)")
+        case ast.Name(id=name):
+            known = f"there are no variables; constants: {', '.join(CONSTANTS)}"
+            raise CalculatorError(f"there is no constant {name[:40]!r}, and {known}")
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            value = _value(operand, numbers, depth)
+            return -value if isinstance(sign, ast.USub) else value
+        case ast.Attribute(value=operand, attr=attribute) if attribute == _MARK:
+            return _factorial(_value(operand, numbers, depth))
+        case ast.Call(func=ast.Name(id=name), args=operands, keywords=[]) if not name.startswith(_MARK):
+            if name not in FUNCTIONS:
+                hint = "".join(f"; did you mean {close!r}?" for close in nearest(name, FUNCTIONS, 1))
+                raise CalculatorError(f"there is no function {name[:40]!r}{hint}; functions: {', '.join(FUNCTIONS)}")
+            fewest, most, function = FUNCTIONS[name]
+            if not fewest <= len(operands) <= most:
+                wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
+                raise CalculatorError(f"{name} takes {wanted} arguments, not {len(operands)}")
+            return _bounded(function(*(_value(each, numbers, depth) for each in operands)))
+        case ast.Tuple():
+            raise CalculatorError("there is more than one expression; numbers are written without commas")
+        case ast.Call():
+            raise CalculatorError("a parenthesis follows a number or another one; write * between them")
+    raise CalculatorError("this is no sum of numbers; write numbers, + - * / // % ** !, parentheses and functions")
+
+
+def _too_large() -> CalculatorError:
+    return CalculatorError(f"the result would have more than {MAX_DIGITS} digits")
+
+
+def _bounded(value: Number) -> Number:
+    # Bits are counted in no time; the decimal digits of a long number are not.
+    if isinstance(value, Fraction) and max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
+        raise _too_large()
+    return value
+
+
+def _rounded(value: Number) -> Decimal:
+    return value if isinstance(value, Decimal) else Decimal(value.numerator) / Decimal(value.denominator)
+
+
+def _exact_or_rounded(operation: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Number]:
+    def apply(a: Number, b: Number) -> Number:
+        exact = isinstance(a, Fraction) and isinstance(b, Fraction)
+        return operation(a, b) if exact else operation(_rounded(a), _rounded(b))  # type: ignore[no-any-return]
+
+    return apply
+
+
+def _floored(a: Number, b: Number) -> Fraction:
+    return Fraction(Fraction(a) // Fraction(b))
+
+
+def _modulo(a: Number, b: Number) -> Number:
+    """The sign is that of ``b``, as in Python; a Decimal's own operator takes that of ``a``."""
+    rest = Fraction(a) % Fraction(b)
+    return rest if isinstance(a, Fraction) and isinstance(b, Fraction) else _rounded(rest)
+
+
+def _power(a: Number, b: Number) -> Number:
+    """Exact for whole exponents, and for roots that come out even."""
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        root = a if b.denominator == 1 else _exact_root(a, b.denominator)
+        if root is not None:
+            return _whole_power(root, b.numerator)
+    if a < 0:
+        raise CalculatorError("a negative number to a broken power is not a real number")
+    return _rounded(a) ** _rounded(b)
+
+
+def _whole_power(a: Fraction, n: int) -> Number:
+    # 0, 1 and -1 keep their size, however large the exponent.
+    if abs(a) in (0, 1):
+        return a ** (n if abs(n) < 2 else (2 if n % 2 == 0 else 1) * (1 if n > 0 else -1))
+    bits = max(a.numerator.bit_length(), a.denominator.bit_length()) - 1
+    if bits * abs(n) <= _MOST_BITS:
+        return a**n
+    if a.denominator == 1:
+        raise _too_large()
+    return _rounded(a) ** n
+
+
+def _exact_root(a: Fraction, k: int) -> Fraction | None:
+    """The k-th root where it is a fraction; looked for among those that 50 digits can tell, and by ``isqrt``."""
+    if a < 0 or k > 64:
+        return None
+
+    def root(n: int) -> int:
+        return math.isqrt(n) if k == 2 else int((Decimal(n) ** (1 / Decimal(k))).to_integral_value())
+
+    found = Fraction(root(a.numerator), root(a.denominator))
+    return found if found**k == a else None
+
+
+def _whole(a: Number, name: str) -> int:
+    if a != int(a):
+        raise CalculatorError(f"{name} needs a whole number, not {_written(a)}")
+    return int(a)
+
+
+def _factorial(a: Number) -> Number:
+    n = _whole(a, "factorial")
+    if n < 0:
+        raise CalculatorError("the factorial of a negative number does not exist")
+    if n > MAX_DIGITS:
+        raise _too_large()
+    return _bounded(Fraction(math.factorial(n)))
+
+
+def _sqrt(a: Number) -> Number:
+    if a < 0:
+        raise CalculatorError("the square root of a negative number is not a real number")
+    return _power(a, Fraction(1, 2))
+
+
+def _log(a: Number, base: Number = Fraction(10)) -> Number:
+    if a <= 0 or base <= 0 or base == 1:
+        raise CalculatorError("a logarithm needs a number above 0, and a base above 0 that is not 1")
+    return _rounded(a).log10() if base == 10 else _rounded(a).ln() / _rounded(base).ln()
+
+
+def _circular(function: Callable[[float], float]) -> Callable[[Number], Number]:
+    def apply(a: Number) -> Number:
+        # A float of this size has hardly any digits left for the part of a turn.
+        if not -(10**15) <= a <= 10**15:
+            raise CalculatorError("angles (in radians) may be up to 10^15")
+        try:
+            return Decimal(function(float(a)))
+        except ValueError:
+            raise CalculatorError("the result is not a real number") from None
+
+    return apply
+
+
+def _round(a: Number, digits: Number = Fraction(0)) -> Number:
+    """Round halves away from zero."""
+    places = _whole(digits, "round")
+    if abs(places) > MAX_DIGITS:
+        raise CalculatorError(f"round takes up to {MAX_DIGITS} digits")
+    # Decimals are made exact first, so that a half is seen as a half.
+    shifted = Fraction(a) * Fraction(10) ** places
+    return Fraction(math.copysign(1, shifted)) * math.floor(abs(shifted) + Fraction(1, 2)) / Fraction(10) ** places
+
+
+def _counted(function: Callable[[int, int], int], name: str) -> Callable[[Number, Number], Number]:
+    def apply(n: Number, k: Number) -> Number:
+        a, b = _whole(n, name), _whole(k, name)
+        if a < 0 or b < 0:
+            raise CalculatorError(f"{name} needs numbers of 0 or more")
+        # Bounds each result from above: comb(n, k) <= n^k / k!, perm(n, k) <= n^k.
+        small = min(b, a - b) if name == "comb" else b
+        if b <= a and (
+            small > 10 * MAX_DIGITS
+            or small * math.log10(max(a, 1)) - (name == "comb") * math.lgamma(small + 1) / math.log(10) > 2 * MAX_DIGITS
+        ):
+            raise _too_large()
+        return Fraction(function(a, b))
+
+    return apply
+
+
+def _lcm(*numbers: Number) -> Number:
+    found = Fraction(1)
+    for number in numbers:
+        _bounded(found := Fraction(math.lcm(int(found), _whole(number, "lcm"))))
     return found
 
 
-class _Parser:
-    """Reads and computes in one pass."""
-
-    def __init__(self, tokens: list[tuple[str, str, int]]) -> None:
-        self._tokens, self._at, self._depth = tokens, 0, 0
-        # Each operation is bounded by the size of its numbers, so their count bounds the time.
-        if len(tokens) > 2 * _MOST_OPERATIONS:
-            raise CalculatorError(f"the expression has {len(tokens)} parts; {2 * _MOST_OPERATIONS} are allowed")
-
-    def whole(self) -> Number:
-        if not self._tokens:
-            raise CalculatorError("the expression is empty; write one such as 12 * (3 + 4)")
-        value = self._sum()
-        if self._at < len(self._tokens):
-            self._fail("the expression goes on with")
-        return value
-
-    def _next(self) -> str:
-        return self._tokens[self._at][1] if self._at < len(self._tokens) else ""
-
-    def _take(self, *signs: str) -> str:
-        if self._at < len(self._tokens):
-            kind, text, _ = self._tokens[self._at]
-            if kind == "sign" and text in signs:
-                self._at += 1
-                return text
-        return ""
-
-    def _fail(self, what: str) -> None:
-        if self._at >= len(self._tokens):
-            raise CalculatorError("the expression ends too early; a number or a closing parenthesis is missing")
-        _, text, place = self._tokens[self._at]
-        hint = "; numbers are written without commas" if text == "," else ""
-        raise CalculatorError(f"{what} {text!r} at character {place}, where an operator or the end is expected{hint}")
-
-    def _sum(self) -> Number:
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise CalculatorError(f"the expression is nested more than {_MOST_DEPTH} deep")
-        value = self._product()
-        while sign := self._take("+", "-"):
-            other = self._product()
-            value = add(value, other if sign == "+" else negate(other))
-        self._depth -= 1
-        return value
-
-    def _product(self) -> Number:
-        value = self._unary()
-        while sign := self._take("*", "/", "//", "%"):
-            value = {"*": multiply, "/": divide, "//": floored, "%": modulo}[sign](value, self._unary())
-        return value
-
-    def _unary(self) -> Number:
-        # A loop, so that a long row of signs does not exhaust the stack.
-        minus = False
-        while sign := self._take("+", "-"):
-            minus ^= sign == "-"
-        value = self._power()
-        return negate(value) if minus else value
-
-    def _power(self) -> Number:
-        value = self._postfix()
-        if self._take("**", "^"):
-            self._depth += 1
-            if self._depth > _MOST_DEPTH:
-                raise CalculatorError(f"the expression is nested more than {_MOST_DEPTH} deep")
-            value = power(value, self._unary())
-            self._depth -= 1
-        return value
-
-    def _postfix(self) -> Number:
-        value = self._atom()
-        while self._take("!"):
-            value = factorial(value)
-        return value
-
-    def _atom(self) -> Number:
-        if self._take("("):
-            value = self._sum()
-            self._close()
-            return value
-        if self._at >= len(self._tokens) or self._tokens[self._at][0] == "sign":
-            if self._at >= len(self._tokens):
-                self._fail("")
-            _, text, place = self._tokens[self._at]
-            raise CalculatorError(f"a number is expected at character {place}, not {text!r}")
-        kind, text, _ = self._tokens[self._at]
-        self._at += 1
-        return _number(text) if kind == "number" else self._named(text)
-
-    def _close(self) -> None:
-        if not self._take(")"):
-            self._fail("')' is missing: the expression goes on with")
-
-    def _named(self, name: str) -> Number:
-        if not self._take("("):
-            if name in CONSTANTS:
-                return CONSTANTS[name]
-            raise CalculatorError(_unknown(name, called=False))
-        if name not in FUNCTIONS:
-            raise CalculatorError(_unknown(name, called=True))
-        fewest, most, function = FUNCTIONS[name]
-        arguments: list[Number] = []
-        if not self._take(")"):
-            arguments.append(self._sum())
-            while self._take(","):
-                arguments.append(self._sum())
-            self._close()
-        if not fewest <= len(arguments) <= most:
-            wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
-            raise CalculatorError(f"{name} takes {wanted} arguments, not {len(arguments)}")
-        return function(*arguments)
+_OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: _exact_or_rounded(operator.add),
+    ast.Sub: _exact_or_rounded(operator.sub),
+    ast.Mult: _exact_or_rounded(operator.mul),
+    ast.Div: _exact_or_rounded(operator.truediv),
+    ast.FloorDiv: _floored,
+    ast.Mod: _modulo,
+    ast.Pow: _power,
+}
+FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
+    "abs": (1, 1, abs),
+    "sqrt": (1, 1, _sqrt),
+    "exp": (1, 1, lambda a: _rounded(a).exp()),
+    "ln": (1, 1, lambda a: _log(a, CONSTANTS["e"])),
+    "log": (1, 2, _log),
+    "sin": (1, 1, _circular(math.sin)),
+    "cos": (1, 1, _circular(math.cos)),
+    "tan": (1, 1, _circular(math.tan)),
+    "asin": (1, 1, _circular(math.asin)),
+    "acos": (1, 1, _circular(math.acos)),
+    "atan": (1, 1, _circular(math.atan)),
+    "round": (1, 2, _round),
+    "floor": (1, 1, lambda a: Fraction(math.floor(a))),
+    "ceil": (1, 1, lambda a: Fraction(math.ceil(a))),
+    "min": (1, 100, lambda *a: min(a, key=Fraction)),
+    "max": (1, 100, lambda *a: max(a, key=Fraction)),
+    "gcd": (1, 100, lambda *a: Fraction(math.gcd(*(_whole(x, "gcd") for x in a)))),
+    "lcm": (1, 100, _lcm),
+    "factorial": (1, 1, _factorial),
+    "comb": (2, 2, _counted(math.comb, "comb")),
+    "perm": (2, 2, _counted(math.perm, "perm")),
+}
+"""Name -> fewest and most arguments, and what it does. ``log(x)`` has the base 10, ``log(x, b)`` the base b."""
+CONSTANTS: dict[str, Number] = {
+    "pi": Decimal("3.1415926535897932384626433832795028841971693993751"),
+    "e": Decimal("2.7182818284590452353602874713526624977572470936999"),
+}
 
 
-def _number(text: str) -> Number:
-    exponent = re.search(r"[eE]([+-]?\d+)$", text)
-    digits = sum(c.isdigit() for c in text)
-    if digits > MAX_DIGITS or (exponent and abs(int(exponent.group(1))) > MAX_DIGITS):
-        raise CalculatorError(f"numbers may have up to {MAX_DIGITS} digits")
-    plain = text.replace("_", "")
-    # Fraction does not read "5.".
-    return Fraction(plain if not plain.endswith(".") else plain + "0")
+def _written(value: Number) -> str:
+    """A number as text: whole and finite decimals exact, other fractions with ``about``, 15 digits."""
+    if isinstance(value, Decimal):
+        return f"about {_about(value)}"
+    if value.denominator == 1:
+        return str(value.numerator)
+    try:
+        ends = Context(prec=60, traps=[Inexact]).divide(Decimal(value.numerator), Decimal(value.denominator))
+        return format(ends.normalize(), "f")
+    except Inexact:
+        ratio = f"{value.numerator}/{value.denominator}"
+        return f"about {_about(_rounded(value))}" + (f" (exactly {ratio})" if len(ratio) <= 60 else "")
 
 
-def _unknown(name: str, *, called: bool) -> str:
-    shown = name if len(name) <= 40 else name[:40] + "..."
-    if not called and name not in FUNCTIONS:
-        return f"there is no constant {shown!r}, and there are no variables; constants: {', '.join(CONSTANTS)}"
-    if not called:
-        return f"{shown} is a function; write {shown}(...)"
-    close = nearest(name, FUNCTIONS, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"there is no function {shown!r}{hint}; functions: {', '.join(FUNCTIONS)}"
+def _about(value: Decimal) -> str:
+    short = _SHOWN.create_decimal(value).normalize(_SHOWN)
+    return "0" if short == 0 else format(short, "f" if -7 <= short.adjusted() <= 20 else "E")
 
 
 class CalculatorTool(Tool):

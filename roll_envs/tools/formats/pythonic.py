@@ -13,10 +13,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from roll_envs.errors import ConfigError
-from roll_envs.tools.formats.reading import Call, after_thought, clip, dump, limited, tool_list
+from roll_envs.tools.formats.reading import Call, clip, dump
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
-__all__ = ["describe_pythonic", "parse_pythonic", "python_calls", "render_pythonic"]
+__all__ = ["python_calls", "pythonic_calls", "render_pythonic"]
 
 _FORM = "[NAME(KEY=VALUE, ...)]"
 _MOST_CHARS = 20_000
@@ -25,10 +25,10 @@ _LIST = re.compile(r"\[\s*[A-Za-z_][\w.]{0,200}\s*\(")
 _SPECIAL = re.compile(r"<\|(?:python_start|python_end|eot|eot_id|eom|eom_id)\|>")
 
 
-def parse_pythonic(text: str, specs: Mapping[str, ToolSpec]) -> tuple[Call, ...]:
-    """The calls of an answer that is nothing but a list of calls; ``()`` for any other."""
-    said = _SPECIAL.sub("", after_thought(text)).strip()
-    return limited(python_calls(said)) if _LIST.match(said) else ()
+def pythonic_calls(text: str, specs: Mapping[str, ToolSpec]) -> Sequence[Call]:
+    """The calls of an answer that is nothing but a list of calls; none of any other."""
+    said = _SPECIAL.sub("", text).strip()
+    return python_calls(said) if _LIST.match(said) else ()
 
 
 def python_calls(code: str) -> Sequence[Call]:
@@ -73,12 +73,3 @@ def _render(call: ToolCall) -> str:
     # By way of JSON, so that only what JSON has is written.
     values = json.loads(dump(dict(call.arguments)))
     return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
-
-
-def describe_pythonic(specs: Sequence[ToolSpec]) -> str:
-    """The tools and how to call them."""
-    return (
-        f"These are the tools you may call:\n{tool_list(specs)}\n\n"
-        "To call some, answer with nothing but a Python list of calls with arguments by name:\n"
-        "[tool_name(argument_name=value, ...), ...]"
-    )

@@ -27,7 +27,6 @@ __all__ = [
     "limited",
     "looks_like_a_call",
     "read_json",
-    "signature",
     "skip_space",
     "tool_list",
 ]
@@ -132,7 +131,7 @@ def calls_of_list(value: Any, form: str) -> tuple[Call, ...]:
     items = value if isinstance(value, list) else [value]
     if not items:
         return (BadCall(reason=f"the list of calls is empty; write {form}"),)
-    return limited(call_of(item, form) for item in items)
+    return tuple(call_of(item, form) for item in items[: MAX_CALLS + 1])
 
 
 def limited(calls: Iterable[Call]) -> tuple[Call, ...]:
@@ -158,15 +157,10 @@ def dump(value: Any) -> str:
         raise ConfigError(f"the arguments of a call must be plain JSON: {error}") from error
 
 
-def signature(spec: ToolSpec) -> dict[str, Any]:
-    """A tool as the JSON object that models are trained to read."""
-    about = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
-    return {"type": "function", "function": about}
-
-
 def tool_list(specs: Sequence[ToolSpec]) -> str:
-    """One JSON signature a line."""
-    return "\n".join(dump(signature(spec)) for spec in specs)
+    """The tools as models are trained to read them: one JSON object a line."""
+    about = ({"name": s.name, "description": s.description, "parameters": s.parameters} for s in specs)
+    return "\n".join(dump({"type": "function", "function": each}) for each in about)
 
 
 def clip(text: str) -> str:

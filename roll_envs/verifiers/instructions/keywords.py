@@ -8,7 +8,7 @@ from collections.abc import Callable
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
-from roll_envs.verifiers.language import LANGUAGES, find_detector
+from roll_envs.verifiers.language import LANGUAGES, identify
 
 __all__ = ["CASES", "KEYWORDS", "LANGUAGE", "LENGTHS"]
 
@@ -59,8 +59,7 @@ def response_language(arguments: Arguments) -> Check:
     language = arguments.text("language")
     if language not in LANGUAGES:
         raise ConfigError(f"{arguments.instruction}: language must be one of {', '.join(LANGUAGES)}, not {language!r}")
-    detect = find_detector()
-    return lambda text: detect(text) == language
+    return lambda text: identify(text).language == language
 
 
 def number_sentences(arguments: Arguments) -> Check:
@@ -114,14 +113,12 @@ def capital_word_frequency(arguments: Arguments) -> Check:
 
 def english_capital(arguments: Arguments) -> Check:
     """English, without a small letter."""
-    detect = find_detector()
-    return lambda text: text.isupper() and detect(text) == "en"
+    return lambda text: text.isupper() and identify(text).language == "en"
 
 
 def english_lowercase(arguments: Arguments) -> Check:
     """English, without a capital letter."""
-    detect = find_detector()
-    return lambda text: text.islower() and detect(text) == "en"
+    return lambda text: text.islower() and identify(text).language == "en"
 
 
 KEYWORDS: dict[str, MakeCheck] = {

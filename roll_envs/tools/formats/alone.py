@@ -1,0 +1,148 @@
+"""Calls that are the whole answer (Llama 3, Mistral without its token, OpenAI's messages), and blocks fenced by
+```` ```tool ````, for models trained on none of the formats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from roll_envs.tools.formats.marked import MARKS, marked_calls
+from roll_envs.tools.formats.pythonic import python_calls
+from roll_envs.tools.formats.reading import Call, call_of, calls_of_list, clip, looks_like_a_call, read_json, skip_space
+from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
+
+__all__ = ["fenced_calls", "llama_calls", "mistral_calls", "openai_calls"]
+
+_LLAMA_TAG = "<|python_tag|>"
+_LLAMA_FORM = '{"name": ..., "parameters": {...}}'
+# Special tokens at the end, where decoding has not left them out.
+_ENDS = re.compile(r"(?:\s|<\|eom_id\|>|<\|eot_id\|>)*\Z")
+_BUILT_IN = re.compile(r"\s*([A-Za-z_]\w{0,100})\.call\(")
+
+
+def llama_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
+    """A JSON object alone, ``<|python_tag|>`` before it or before code, or ``<function=name>{...}</function>``.
+
+    ``<|python_tag|>`` is a special token, which decoding usually leaves out; a JSON object that is the whole answer is
+    therefore a call without it. Code after the tag is a call of the tool ``python``, unless it is
+    ``NAME.call(key=value)``, by which built-in tools are called, and there is a tool of that name.
+    """
+    _, tag, behind = text.partition(_LLAMA_TAG)
+    if tag:
+        return _tagged(behind, specs)
+    if "<function=" in text:
+        return marked_calls(text, MARKS["llama3-function"])
+    start = skip_space(text, 0)
+    return _objects(text, start) if text.startswith("{", start) else ()
+
+
+def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
+    start = skip_space(text, 0)
+    if text.startswith("{", start):
+        read = read_json(text, start)
+        # A dict literal is Python code too: only an object that has a name, or seems meant to have one, is a call.
+        if (not read.problem and isinstance(read.value, dict) and "name" in read.value) or (
+            read.problem and looks_like_a_call(text, start)
+        ):
+            yield from _objects(text, start)
+            return
+    # Only the end is searched, which keeps the time linear in the text.
+    code = re.sub(r"(?:<\|eom_id\|>|<\|eot_id\|>)\s*\Z", "", text[-200:])
+    code = (text[:-200] + code).strip("\r\n")
+    name = _BUILT_IN.match(code)
+    if name is not None and name[1] in specs:
+        yield from (replace(call, name=name[1]) if isinstance(call, ToolCall) else call for call in python_calls(code))
+    elif code.strip():
+        yield ToolCall(name="python", arguments={"code": code})
+    else:
+        yield BadCall(reason=f"nothing stands after {_LLAMA_TAG}; write {_LLAMA_FORM} or Python code after it")
+
+
+def _objects(text: str, at: int) -> Iterator[Call]:
+    """JSON objects one after the other, with ``;`` or whitespace between them, up to the end of the text."""
+    first = True
+    while True:
+        read = read_json(text, at)
+        if read.problem:
+            if not first or looks_like_a_call(text, at):
+                yield BadCall(reason=f"the call is malformed: {read.problem}; write {_LLAMA_FORM}")
+            return
+        if first and not (isinstance(read.value, dict) and "name" in read.value):
+            return  # some other JSON: an answer to the task
+        yield call_of(read.value, _LLAMA_FORM)
+        first, at = False, skip_space(text, read.end)
+        if text.startswith(";", at):
+            at = skip_space(text, at + 1)
+        if at == len(text) or _ENDS.match(text, at):
+            return
+        if not text.startswith("{", at):
+            found = clip(text[at : at + 20])
+            yield BadCall(reason=f"only another call may follow a call, not {found!r}; write {_LLAMA_FORM}")
+            return
+
+
+def mistral_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
+    """``[TOOL_CALLS]`` and what follows it; or a JSON list of calls that is the whole answer, since decoding usually
+    leaves that token out."""
+    marks, start = MARKS["mistral"], skip_space(text, 0)
+    if "[TOOL_CALLS]" in text:
+        return marked_calls(text, marks)
+    if not re.compile(r"\[\s*\{").match(text, start):
+        return ()
+    read = read_json(text, start)
+    if read.problem:
+        bad = BadCall(reason=f"the list of calls is malformed: {read.problem}; write {marks.form}")
+        return (bad,) if looks_like_a_call(text, start) else ()
+    named = isinstance(read.value[0], dict) and "name" in read.value[0]
+    return calls_of_list(read.value, marks.form) if named and skip_space(text, read.end) == len(text) else ()
+
+
+OPENAI_FORM = '{"tool_calls": [{"type": "function", "function": {"name": ..., "arguments": "{...}"}}]}'
+
+
+def openai_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
+    """The calls of an answer that is a message (a JSON object) with ``tool_calls``; none of any other."""
+    start = skip_space(text, 0)
+    if not text.startswith("{", start):
+        return ()
+    read = read_json(text, start)
+    if read.problem:
+        # A broken message must name its calls soon to be taken for one.
+        meant = '"tool_calls"' in text[start : start + 400] or looks_like_a_call(text, start)
+        return (BadCall(reason=f"the message is malformed: {read.problem}; write {OPENAI_FORM}"),) if meant else ()
+    calls = read.value.get("tool_calls")
+    # Servers write null or an empty list where there is no call.
+    if calls is None:
+        return ()
+    if skip_space(text, read.end) < len(text):
+        return (BadCall(reason=f"nothing may follow the message; write {OPENAI_FORM}"),)
+    if not isinstance(calls, list):
+        return (BadCall(reason=f"'tool_calls' must be a list; write {OPENAI_FORM}"),)
+    return calls_of_list(calls, OPENAI_FORM) if calls else ()
+
+
+_FENCE = "```"
+_OPENING = re.compile(r"^```tool[ \t]*\r?\n", re.MULTILINE)
+FENCED_FORM = '```tool\n{"name": ..., "arguments": {...}}\n```'
+
+
+def fenced_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
+    """JSON objects in blocks of the kind ``tool``."""
+    opening = _OPENING.search(text)
+    while opening is not None:
+        at = skip_space(text, opening.end())
+        if text.startswith(_FENCE, at):
+            yield BadCall(reason=f"the block is empty; write\n{FENCED_FORM}")
+        while at < len(text) and not text.startswith(_FENCE, at):
+            read = read_json(text, at)
+            at = skip_space(text, read.end)
+            if read.problem:
+                yield BadCall(reason=f"the block is malformed: {read.problem}; write\n{FENCED_FORM}")
+                break
+            if at < len(text) and not text.startswith((_FENCE, "{"), at):
+                yield BadCall(reason=f"{clip(text[at : at + 20])!r} follows a call; write\n{FENCED_FORM}")
+                break
+            yield call_of(read.value, FENCED_FORM)
+        # From where reading stopped, so that every character is read once.
+        opening = _OPENING.search(text, at)
