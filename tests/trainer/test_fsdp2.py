@@ -36,8 +36,14 @@ class Scene(NamedTuple):
     dealt: Sequence[Sequence[int]] = DEALT
     spoil: Sequence[int] = ()
     """Sequences whose advantages are not numbers, in the second step."""
+    sharded: Mapping[str, Any] = {}
+    """Settings that ``torch`` does not have."""
+    model: Mapping[str, Any] = {}
+    loss: Mapping[str, Any] = {}
 
 
+CONTEXT = {"context_parallel": 2}
+SEQUENCES = {"name": "gspo", "aggregation": "seq-mean-token-mean"}  # asks for whole sequences, lengths included
 SCENES = {
     "uneven": Scene(),
     "empty": Scene(dealt=EMPTY),
@@ -46,16 +52,24 @@ SCENES = {
     "adapters": Scene({"lora_rank": 2, "lora_alpha": 8.0}),
     "bfloat16": Scene({"precision": "bfloat16"}),
     "bfloat16 adapters": Scene({"precision": "bfloat16", "lora_rank": 2}),
+    "context": Scene(sharded=CONTEXT, loss=SEQUENCES),
+    "context, one rank empty": Scene(dealt=EMPTY, sharded=CONTEXT, model={"heads": 4, "kv_heads": 2}),
+    "context, one key head": Scene(
+        {"gradient_checkpointing": True, "logits_mib": 0.01}, sharded=CONTEXT, model={"heads": 4, "kv_heads": 1}
+    ),
+    "context, broken": Scene({"lora_rank": 2, "lora_alpha": 8.0}, spoil=(5,), sharded=CONTEXT),
+    "bfloat16 context": Scene({"precision": "bfloat16"}, sharded=CONTEXT, model={"heads": 4, "kv_heads": 1}),
 }
 
 
-def learner_of(backend: str, settings: Mapping[str, Any], ranks: Ranks, weights: Any = None) -> Learner:
-    model = tiny_model()
+def learner_of(backend: str, scene: Scene, ranks: Ranks, weights: Any = None) -> Learner:
+    model = tiny_model(**scene.model)
+    settings = {**scene.settings, **(scene.sharded if backend == "fsdp2" else {})}
     if weights is not None:
         load_weights(model.network, weights.items())
     return make_learner(
         model,
-        loss=LossConfig(entropy_coef=0.01, kl_coef=0.1),
+        loss=LossConfig(entropy_coef=0.01, kl_coef=0.1, **scene.loss),
         optimizer=OptimizerConfig(lr=1e-3, max_grad_norm=0.5, weight_decay=0.1),
         temperature=0.7,
         settings=LearnerConfig(backend=backend, **settings),
@@ -93,7 +107,7 @@ def two_steps(learner: Learner, critic: Any, mine: Sequence[int], spoil: Sequenc
 
 def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dict[str, Any]:
     """Two steps; then what they gave, and what a learner that goes on from there gives."""
-    learner = learner_of(backend, scene.settings, ranks)
+    learner = learner_of(backend, scene, ranks)
     reference = learner.reference()
     critic = learner.critic(CriticConfig(lr=1e-3))
     critic.load_weights(
@@ -117,7 +131,7 @@ def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dic
 
 def resumed(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Two more steps of a learner that is given what another saved."""
-    learner = learner_of(backend, scene.settings, ranks, saved["policy"])
+    learner = learner_of(backend, scene, ranks, saved["policy"])
     critic = learner.critic(CriticConfig(lr=1e-3))
     critic.load_weights(saved["critic"].items())
     first = ranks.rank == 0
@@ -143,7 +157,7 @@ def rank_process(rank: int, folder: str) -> None:
     for name, scene in SCENES.items():
         found[name] = played("fsdp2", scene, ranks, scene.dealt[rank])
         found[name]["resumed"] = resumed("fsdp2", scene, ranks, scene.dealt[rank], saved[name])
-    other = learner_of("fsdp2", {"precision": "bfloat16"}, ranks)
+    other = learner_of("fsdp2", Scene({"precision": "bfloat16"}), ranks)
     try:
         other.load_optimizer_state(saved["uneven"]["state"] if rank == 0 else {})
     except CheckpointError as error:
@@ -241,4 +255,4 @@ def test_an_optimizer_of_whole_matrices_is_refused_before_anything_starts() -> N
 
 def test_offload_needs_cuda() -> None:
     with pytest.raises(ConfigError, match=r"learner\.cpu_offload needs CUDA"):
-        learner_of("fsdp2", {"cpu_offload": True}, Ranks())
+        learner_of("fsdp2", Scene({"cpu_offload": True}), Ranks())

@@ -91,7 +91,7 @@ class MegatronScorer:
                 attention=self._attention,
                 logits_mib=self._settings.logits_mib,
             )
-        hidden = label_states(stage, batch, self._attention)
+        hidden = label_states(stage, batch, self._attention).chosen
         if head is None:
             return (torch.zeros(batch.ids.shape, device=grid.device),) * 2
         start = grid.tensor.rank * len(head)
@@ -328,7 +328,7 @@ class MegatronCritic:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Values [B, T] at the positions that have a label, 0 elsewhere; on the last stage, the others give zeros."""
-        states = label_states(self._stage, batch)
+        states = label_states(self._stage, batch).chosen
         if not self._grid.last:
             return torch.zeros(batch.ids.shape, device=self._grid.device)
         return spread(self._stage.network.value_head(states).squeeze(-1).float(), batch.label_mask)
