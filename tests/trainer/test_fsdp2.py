@@ -21,6 +21,7 @@ from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerCon
 from trainer.config.load import parse_config
 from trainer.learner import Learner, make_learner
 from trainer.learner.gradients import Ranks
+from trainer.model.context import check_heads
 from trainer.model.forward import load_weights
 
 pytestmark = pytest.mark.slow
@@ -113,6 +114,7 @@ def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dic
     critic.load_weights(
         [(n, torch.full_like(w, 0.1) if n == "head.weight" else w) for n, w in kept(critic.weights()).items()]
     )
+    widths = widths_of(learner)
     metrics = two_steps(learner, critic, mine, scene.spoil)
     rows = [some_rows()[0][i] for i in mine]
     batches = batches_of(rows, pack_tokens=20, tokens_per_microbatch=40)
@@ -126,6 +128,7 @@ def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dic
         "reference": sum(float(x.sum()) for x in reference.score(batches)),
         "current": sum(float(x.sum()) for x in learner.score(batches)),
         "numbers": held(learner),
+        "widths": widths,
     }
 
 
@@ -139,6 +142,14 @@ def resumed(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int], saved
     critic.load_optimizer_state(saved["critic state"] if first else {})
     two_steps(learner, critic, mine)
     return kept(learner.weights()) | kept(critic.weights())
+
+
+def widths_of(learner: Any) -> list[int]:
+    """How many tokens the policy runs in each pass from now on."""
+    widths: list[int] = []
+    embedding = learner._network.get_input_embeddings()
+    embedding.register_forward_pre_hook(lambda module, given: widths.append(given[0].shape[1]))
+    return widths
 
 
 def held(learner: Any) -> tuple[int, int]:
@@ -225,6 +236,14 @@ def test_no_rank_holds_the_model(together: list[dict[str, Any]], name: str) -> N
     assert max(own for own, _ in shares) < 0.51 * shares[0][1]
 
 
+def test_context_parallel_ranks_run_a_slice_of_each_micro_batch(
+    together: list[dict[str, Any]], alone: dict[str, Any]
+) -> None:
+    name = "context, one rank empty"  # the other's micro-batches are those of one process
+    for rank in together:
+        assert rank[name]["widths"] == [-(-width // 2) for width in alone[name]["widths"]]
+
+
 @pytest.mark.parametrize("name", SCENES)
 def test_a_checkpoint_goes_on_under_the_other_backend(
     together: list[dict[str, Any]], alone: dict[str, Any], name: str
@@ -251,6 +270,22 @@ def test_an_optimizer_of_whole_matrices_is_refused_before_anything_starts() -> N
     parse_config(BASE)
     with pytest.raises(ConfigError, match=r"cannot step shards of weights with optimizer\.name 'muon'"):
         parse_config(BASE + "optimizer: {name: muon}\n")
+
+
+def test_context_parallel_divides_the_ranks() -> None:
+    text = BASE.replace("fsdp2", "fsdp2, context_parallel: 2")
+    parse_config(text + "placement: {learner: {ranks: 4}}\n")
+    with pytest.raises(ConfigError, match=r"context_parallel 2 does not divide placement\.learner\.ranks, 3"):
+        parse_config(text + "placement: {learner: {ranks: 3}}\n")
+    with pytest.raises(ConfigError, match=r"context_parallel 2 does not divide the number of ranks, 1"):
+        learner_of("fsdp2", Scene(sharded=CONTEXT), Ranks())
+
+
+def test_context_parallel_divides_the_heads() -> None:
+    config = tiny_model(heads=4, kv_heads=1).network.config
+    check_heads(config, 4)
+    with pytest.raises(ConfigError, match=r"context_parallel 3 does not divide the model's num_attention_heads, 4"):
+        check_heads(config, 3)
 
 
 def test_offload_needs_cuda() -> None:

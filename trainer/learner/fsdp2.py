@@ -336,9 +336,7 @@ class ShardedLearner(TorchLearner):
 
     def critic(self, config: CriticConfig) -> Critic:
         """A critic in shards whose body begins as a copy of the current policy's."""
-        network = ValueNetwork(
-            cast_weights(copy.deepcopy(self._plain.base_model), torch.float32), self._ranks.context
-        )
+        network = ValueNetwork(cast_weights(copy.deepcopy(self._plain.base_model), torch.float32), self._ranks.context)
         critic = ShardedCritic(network, config, self._ranks)
         prefix = f"{self._plain.base_model_prefix}."
         body = ((name.removeprefix(prefix), w) for name, w in self.weights() if name.startswith(prefix))

@@ -72,7 +72,7 @@ class Jobs(NamedTuple):
 
 def jobs_of(ranks: Ranks, team: Ranks, batches: Sequence[Batch], own: Denominators | None = None) -> Jobs:
     """The jobs of a pass over the ``batches`` of this rank, ``own`` being the denominators of its sequences."""
-    shared = team.gather((list(batches), None if own is None else own.sequence_tokens))
+    shared = team.gather((list(batches), torch.empty(0) if own is None else own.sequence_tokens))
     everything = [batch for given, _ in shared for batch in given]
     before = sum(len(given) for given, _ in shared[: team.rank])
     empty = ranks.empty_batches(len(everything))

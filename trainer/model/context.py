@@ -85,37 +85,48 @@ class TokenSlice:
         if repeats := count // math.gcd(count, len(x)) - 1:
             assert heads % (len(x) * (repeats + 1)) == 0
             x = x.repeat_interleave(repeats + 1, dim=0)
-        sent = x.unflatten(0, (count, -1))
-        found = _AllToAll.apply(sent, self.ranks.group).transpose(0, 1).flatten(1, 2)  # type: ignore[no-untyped-call]
-        return found[None, :, : self.total]  # type: ignore[no-any-return]
+        found = all_to_all(x.reshape(count, -1, *x.shape[1:]), self.ranks.group).transpose(0, 1).flatten(1, 2)
+        return found[None, :, : self.total]
 
     def to_tokens(self, x: torch.Tensor) -> torch.Tensor:
         """All heads of this rank's tokens: [1, M, H / C, E] -> [1, W, H, E]."""
         count = self.ranks.count
         missing = self.width * count - self.total
-        sent = torch.nn.functional.pad(x[0], (0, 0, 0, 0, 0, missing)).unflatten(0, (count, -1))
-        found = _AllToAll.apply(sent, self.ranks.group)  # type: ignore[no-untyped-call]
-        return found.transpose(0, 1).flatten(1, 2)[None]  # type: ignore[no-any-return]
+        sent = torch.nn.functional.pad(x[0], (0, 0, 0, 0, 0, missing))
+        found = all_to_all(sent.view(count, -1, *sent.shape[1:]), self.ranks.group)
+        return found.transpose(0, 1).flatten(1, 2)[None]
+
+
+Sizes = list[int] | None
+"""Rows for each rank; None: equally many."""
+
+
+def all_to_all(
+    rows: torch.Tensor, group: distributed.ProcessGroup, sent: Sizes = None, received: Sizes = None
+) -> torch.Tensor:
+    """The rows that the ranks of ``group`` have for this one, in their order, of ``rows`` for each of them in turn; can
+    be differentiated."""
+    found: torch.Tensor = _AllToAll.apply(rows, group, sent, received)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _AllToAll(torch.autograd.Function):
-    """[C, ...] -> [C, ...]: what this rank has for rank i is at i, then what it has from rank i."""
-
     @staticmethod
-    def forward(ctx: Any, sent: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _exchanged(sent, group)
+    def forward(
+        ctx: Any, rows: torch.Tensor, group: distributed.ProcessGroup, sent: Sizes, received: Sizes
+    ) -> torch.Tensor:
+        ctx.group, ctx.sent, ctx.received = group, sent, received
+        return _exchanged(rows, group, sent, received)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _exchanged(gradient, ctx.group), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return _exchanged(gradient, ctx.group, ctx.received, ctx.sent), None, None, None
 
 
-def _exchanged(sent: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
-    sent = sent.contiguous()
-    found = torch.empty_like(sent)
-    distributed.all_to_all_single(found, sent, group=group)
+def _exchanged(rows: torch.Tensor, group: distributed.ProcessGroup, sent: Sizes, received: Sizes) -> torch.Tensor:
+    found = rows.new_empty(len(rows) if received is None else sum(received), *rows.shape[1:])
+    distributed.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
     return found
 
 

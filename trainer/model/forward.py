@@ -220,9 +220,7 @@ class LabelStates(NamedTuple):
         return self.hidden.index_select(0, self.places)
 
 
-def label_states(
-    body: Any, batch: Batch, attention: Kind = "sdpa", context: ContextRanks | None = None
-) -> LabelStates:
+def label_states(body: Any, batch: Batch, attention: Kind = "sdpa", context: ContextRanks | None = None) -> LabelStates:
     """Run ``body``, the model without its head, over a micro-batch. With SDPA, beginnings that its sequences share are
     run once. The ranks of ``context`` are given the same micro-batch and run a slice of its tokens each."""
     # By index, found once for all three: a mask would be searched for each of them.
