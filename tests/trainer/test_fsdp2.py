@@ -21,6 +21,7 @@ from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerCon
 from trainer.config.load import parse_config
 from trainer.learner import Learner, make_learner
 from trainer.learner.gradients import Ranks
+from trainer.model.context import check_heads
 from trainer.model.forward import load_weights
 
 pytestmark = pytest.mark.slow
@@ -36,8 +37,14 @@ class Scene(NamedTuple):
     dealt: Sequence[Sequence[int]] = DEALT
     spoil: Sequence[int] = ()
     """Sequences whose advantages are not numbers, in the second step."""
+    sharded: Mapping[str, Any] = {}
+    """Settings that ``torch`` does not have."""
+    model: Mapping[str, Any] = {}
+    loss: Mapping[str, Any] = {}
 
 
+CONTEXT = {"context_parallel": 2}
+SEQUENCES = {"name": "gspo", "aggregation": "seq-mean-token-mean"}  # asks for whole sequences, lengths included
 SCENES = {
     "uneven": Scene(),
     "empty": Scene(dealt=EMPTY),
@@ -46,16 +53,24 @@ SCENES = {
     "adapters": Scene({"lora_rank": 2, "lora_alpha": 8.0}),
     "bfloat16": Scene({"precision": "bfloat16"}),
     "bfloat16 adapters": Scene({"precision": "bfloat16", "lora_rank": 2}),
+    "context": Scene(sharded=CONTEXT, loss=SEQUENCES),
+    "context, one rank empty": Scene(dealt=EMPTY, sharded=CONTEXT, model={"heads": 4, "kv_heads": 2}),
+    "context, one key head": Scene(
+        {"gradient_checkpointing": True, "logits_mib": 0.01}, sharded=CONTEXT, model={"heads": 4, "kv_heads": 1}
+    ),
+    "context, broken": Scene({"lora_rank": 2, "lora_alpha": 8.0}, spoil=(5,), sharded=CONTEXT),
+    "bfloat16 context": Scene({"precision": "bfloat16"}, sharded=CONTEXT, model={"heads": 4, "kv_heads": 1}),
 }
 
 
-def learner_of(backend: str, settings: Mapping[str, Any], ranks: Ranks, weights: Any = None) -> Learner:
-    model = tiny_model()
+def learner_of(backend: str, scene: Scene, ranks: Ranks, weights: Any = None) -> Learner:
+    model = tiny_model(**scene.model)
+    settings = {**scene.settings, **(scene.sharded if backend == "fsdp2" else {})}
     if weights is not None:
         load_weights(model.network, weights.items())
     return make_learner(
         model,
-        loss=LossConfig(entropy_coef=0.01, kl_coef=0.1),
+        loss=LossConfig(entropy_coef=0.01, kl_coef=0.1, **scene.loss),
         optimizer=OptimizerConfig(lr=1e-3, max_grad_norm=0.5, weight_decay=0.1),
         temperature=0.7,
         settings=LearnerConfig(backend=backend, **settings),
@@ -93,12 +108,13 @@ def two_steps(learner: Learner, critic: Any, mine: Sequence[int], spoil: Sequenc
 
 def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dict[str, Any]:
     """Two steps; then what they gave, and what a learner that goes on from there gives."""
-    learner = learner_of(backend, scene.settings, ranks)
+    learner = learner_of(backend, scene, ranks)
     reference = learner.reference()
     critic = learner.critic(CriticConfig(lr=1e-3))
     critic.load_weights(
         [(n, torch.full_like(w, 0.1) if n == "head.weight" else w) for n, w in kept(critic.weights()).items()]
     )
+    widths = widths_of(learner)
     metrics = two_steps(learner, critic, mine, scene.spoil)
     rows = [some_rows()[0][i] for i in mine]
     batches = batches_of(rows, pack_tokens=20, tokens_per_microbatch=40)
@@ -112,12 +128,13 @@ def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dic
         "reference": sum(float(x.sum()) for x in reference.score(batches)),
         "current": sum(float(x.sum()) for x in learner.score(batches)),
         "numbers": held(learner),
+        "widths": widths,
     }
 
 
 def resumed(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Two more steps of a learner that is given what another saved."""
-    learner = learner_of(backend, scene.settings, ranks, saved["policy"])
+    learner = learner_of(backend, scene, ranks, saved["policy"])
     critic = learner.critic(CriticConfig(lr=1e-3))
     critic.load_weights(saved["critic"].items())
     first = ranks.rank == 0
@@ -125,6 +142,14 @@ def resumed(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int], saved
     critic.load_optimizer_state(saved["critic state"] if first else {})
     two_steps(learner, critic, mine)
     return kept(learner.weights()) | kept(critic.weights())
+
+
+def widths_of(learner: Any) -> list[int]:
+    """How many tokens the policy runs in each pass from now on."""
+    widths: list[int] = []
+    embedding = learner._network.get_input_embeddings()
+    embedding.register_forward_pre_hook(lambda module, given: widths.append(given[0].shape[1]))
+    return widths
 
 
 def held(learner: Any) -> tuple[int, int]:
@@ -143,7 +168,7 @@ def rank_process(rank: int, folder: str) -> None:
     for name, scene in SCENES.items():
         found[name] = played("fsdp2", scene, ranks, scene.dealt[rank])
         found[name]["resumed"] = resumed("fsdp2", scene, ranks, scene.dealt[rank], saved[name])
-    other = learner_of("fsdp2", {"precision": "bfloat16"}, ranks)
+    other = learner_of("fsdp2", Scene({"precision": "bfloat16"}), ranks)
     try:
         other.load_optimizer_state(saved["uneven"]["state"] if rank == 0 else {})
     except CheckpointError as error:
@@ -211,6 +236,14 @@ def test_no_rank_holds_the_model(together: list[dict[str, Any]], name: str) -> N
     assert max(own for own, _ in shares) < 0.51 * shares[0][1]
 
 
+def test_context_parallel_ranks_run_a_slice_of_each_micro_batch(
+    together: list[dict[str, Any]], alone: dict[str, Any]
+) -> None:
+    name = "context, one rank empty"  # the other's micro-batches are those of one process
+    for rank in together:
+        assert rank[name]["widths"] == [-(-width // 2) for width in alone[name]["widths"]]
+
+
 @pytest.mark.parametrize("name", SCENES)
 def test_a_checkpoint_goes_on_under_the_other_backend(
     together: list[dict[str, Any]], alone: dict[str, Any], name: str
@@ -239,6 +272,22 @@ def test_an_optimizer_of_whole_matrices_is_refused_before_anything_starts() -> N
         parse_config(BASE + "optimizer: {name: muon}\n")
 
 
+def test_context_parallel_divides_the_ranks() -> None:
+    text = BASE.replace("fsdp2", "fsdp2, context_parallel: 2")
+    parse_config(text + "placement: {learner: {ranks: 4}}\n")
+    with pytest.raises(ConfigError, match=r"context_parallel 2 does not divide placement\.learner\.ranks, 3"):
+        parse_config(text + "placement: {learner: {ranks: 3}}\n")
+    with pytest.raises(ConfigError, match=r"context_parallel 2 does not divide the number of ranks, 1"):
+        learner_of("fsdp2", Scene(sharded=CONTEXT), Ranks())
+
+
+def test_context_parallel_divides_the_heads() -> None:
+    config = tiny_model(heads=4, kv_heads=1).network.config
+    check_heads(config, 4)
+    with pytest.raises(ConfigError, match=r"context_parallel 3 does not divide the model's num_attention_heads, 4"):
+        check_heads(config, 3)
+
+
 def test_offload_needs_cuda() -> None:
     with pytest.raises(ConfigError, match=r"learner\.cpu_offload needs CUDA"):
-        learner_of("fsdp2", {"cpu_offload": True}, Ranks())
+        learner_of("fsdp2", Scene({"cpu_offload": True}), Ranks())

@@ -86,6 +86,7 @@ class Scene(NamedTuple):
 
 UNEVEN, EMPTY = ([0, 3, 8], [1, 2, 4, 5, 6, 7]), ([*range(9)], [])
 TP, PP = {"tensor_parallel": 2}, {"pipeline_parallel": 2}
+CP, EP = {"context_parallel": 2}, {"expert_parallel": 2}
 SCENES = {
     "dp": Scene("qwen2", UNEVEN),
     "dp, one rank empty": Scene("llama", EMPTY),
@@ -106,12 +107,20 @@ SCENES = {
     "pp, skipped": Scene("llama", UNEVEN, PP, spoil=(5,)),
     "pp, resumed": Scene("llama", UNEVEN, PP, resume=True),
     "pp, computed twice": Scene("qwen3", UNEVEN, {**PP, "gradient_checkpointing": True}),
+    "cp": Scene("qwen2", UNEVEN, CP),
+    "cp, one rank empty": Scene("qwen3", EMPTY, {**CP, "gradient_checkpointing": True}),
+    "ep": Scene("qwen3_moe", UNEVEN, EP, resume=True),
+    "ep, one rank empty": Scene("qwen3_moe", EMPTY, {**EP, "gradient_checkpointing": True}),
+    "cp ep": Scene("qwen3_moe", UNEVEN, {**CP, **EP}),
 }
 QUARTERS = ([0, 3], [8], [1, 2, 4], [5, 6, 7])
 SCENES_OF_FOUR = {
     "tp pp": Scene("qwen3", QUARTERS, {**TP, **PP}, resume=True),
     "tp dp": Scene("llama", QUARTERS, TP),
     "pp dp": Scene("llama", QUARTERS, PP),
+    "tp cp": Scene("llama", QUARTERS, {**TP, **CP}),
+    "ep dp, one rank empty": Scene("qwen3_moe", ([0, 3], [8], [1, 2, 4, 5, 6, 7], []), EP, resume=True),
+    "pp ep": Scene("qwen3_moe", QUARTERS, {**PP, **EP}),
 }
 
 

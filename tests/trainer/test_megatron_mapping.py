@@ -27,7 +27,7 @@ CONFIGS = {
     ),
     "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),
     "qwen3_moe": Qwen3MoeConfig(
-        **SHAPE, moe_intermediate_size=16, num_experts=3, num_experts_per_tok=2, norm_topk_prob=True,
+        **SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
         tie_word_embeddings=False,
     ),
 }  # fmt: skip

@@ -238,6 +238,12 @@ def test_a_model_that_is_built_here_is_planned_too() -> None:
     assert 0 < ready.plan.peak("cpu")[1] < GIB
 
 
+def test_ranks_that_run_micro_batches_together_keep_a_slice_each() -> None:
+    two = ("placement.learner.ranks=2", "learner.backend=fsdp2", "learner.tokens_per_microbatch=5")
+    assert size(plan(*two), "activations of 5 tokens, in 2 ranks") > 0
+    assert size(plan(*two, "learner.context_parallel=2"), "activations of 3 tokens, in 2 ranks") > 0
+
+
 def test_ranks_of_this_machine_take_their_memory_each() -> None:
     """On one GPU each, or all from the processor's; those of a cluster take none. The driver has the weights too."""
     numbers = count(config(), MODEL).numbers

@@ -73,7 +73,7 @@ def states(rows: list[TokenSequence], pack_tokens: int) -> tuple[torch.Tensor, l
     NETWORK.zero_grad(set_to_none=True)
     found = {}
     for batch in batches_of(rows, pack_tokens=pack_tokens, tokens_per_microbatch=10_000):
-        hidden = label_states(NETWORK.base_model, batch)
+        hidden = label_states(NETWORK.base_model, batch).chosen
         keys = list(
             zip(batch.sequence[batch.label_mask].tolist(), batch.positions[batch.label_mask].tolist(), strict=True)
         )

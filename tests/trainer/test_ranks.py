@@ -117,7 +117,7 @@ class TwoRanks(Ranks):
         super().__init__()
         self.count, self._other = 2, other
 
-    def _gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         return [value, self._other]
 
 

@@ -130,6 +130,8 @@ class Shares:
     gradients: float = 1.0
     optimizer: float = 1.0
     """State of the optimiser, and float32 copies of weights."""
+    tokens: float = 1.0
+    """Tokens of a micro-batch that are run at once."""
 
 
 def _everything(settings: Any, ranks: int) -> Shares:
@@ -267,6 +269,9 @@ DEEPSPEED = BackendPart(settings=DeepSpeedSettings, make=_make_deepspeed, shares
 class FSDP2Settings(NetworkSettings):
     """Settings of the backend whose ranks hold a share of every weight each (PyTorch FSDP2)."""
 
+    context_parallel: int = Field(1, ge=1)
+    """Ranks that run each micro-batch together, a slice of its tokens each; divides ranks and attention heads.
+    Default: whole micro-batches."""
     cpu_offload: bool = False
     """Keep shards and the state of the optimiser in the CPU's memory, and step there; needs CUDA.
     Default: off: memory against time."""
@@ -275,13 +280,19 @@ class FSDP2Settings(NetworkSettings):
 @dataclass(frozen=True, kw_only=True)
 class _ShardedPart(BackendPart):
     def problems(self, config: Any) -> list[str]:
-        name = config.optimizer.name
-        if OPTIMIZERS.find(name).elementwise:
-            return []
-        return [
-            f"the fsdp2 backend cannot step shards of weights with optimizer.name {name!r}, which needs whole "
-            "matrices; use 'adamw', or learner.backend: torch"
-        ]
+        name, found = config.optimizer.name, []
+        if not OPTIMIZERS.find(name).elementwise:
+            found.append(
+                f"the fsdp2 backend cannot step shards of weights with optimizer.name {name!r}, which needs whole "
+                "matrices; use 'adamw', or learner.backend: torch"
+            )
+        parallel, ranks = part_settings(config.learner, self).context_parallel, config.placement.learner.ranks
+        if ranks % parallel:
+            found.append(
+                f"learner.context_parallel {parallel} does not divide placement.learner.ranks, {ranks}; choose one "
+                "that does"
+            )
+        return found
 
 
 def _make_fsdp2(model: LanguageModel, **arguments: Any) -> Learner:
@@ -291,7 +302,8 @@ def _make_fsdp2(model: LanguageModel, **arguments: Any) -> Learner:
 
 
 def _shares_of_shards(settings: FSDP2Settings, ranks: int) -> Shares:
-    return Shares(weights=1 / ranks, gradients=1 / ranks, optimizer=1 / ranks)
+    share = 1 / ranks
+    return Shares(weights=share, gradients=share, optimizer=share, tokens=1 / settings.context_parallel)
 
 
 FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards)

@@ -15,26 +15,30 @@ from trainer.config import CriticConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
 from trainer.learner.gradients import Ranks, cast_weights
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
+from trainer.learner.steps import jobs_of
 from trainer.model.attention import use_packed_attention
+from trainer.model.context import ContextRanks
 from trainer.model.forward import label_states, load_weights, spread, weights_of
 
 
 class ValueNetwork(torch.nn.ModuleDict):
     """The body of a language model, and a head that begins at 0, so that the first values are 0 everywhere."""
 
-    def __init__(self, body: Any) -> None:
-        """``body`` is used as it is; the head has its device and precision."""
+    def __init__(self, body: Any, context: ContextRanks | None = None) -> None:
+        """``body`` is used as it is; the head has its device and precision. The ranks of ``context`` run each batch
+        together."""
         use_packed_attention(body)
         first = next(body.parameters())
         head = torch.nn.Linear(int(body.config.hidden_size), 1, dtype=first.dtype, device=first.device)
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
         super().__init__({"body": body, "head": head})
+        self._context = context
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Values [B, T] at the positions that have a label, 0 elsewhere."""
-        states = label_states(self["body"], batch)
-        return spread(self["head"](states).squeeze(-1).float(), batch.label_mask)
+        states = label_states(self["body"], batch, context=self._context)
+        return spread(self["head"](states.chosen).squeeze(-1).float(), states.mask, self._context)
 
 
 class TorchCritic:
@@ -62,30 +66,33 @@ class TorchCritic:
 
         Raises :class:`RollError` when the gradient is not finite; the weights are then as before.
         """
-        denominators = self._ranks.denominators(denominators)
-        self._network.zero_grad(set_to_none=True)
-        sums: dict[str, float] = {}
+        if any(batch.values is None or batch.returns is None for batch in batches):
+            raise ValueError("the critic needs values and returns in every batch")
+        team = self._ranks.team
         # Ranks with fewer micro-batches run empty ones, since backends that share weights exchange them in each; how
         # many, they agree on before the first.
-        empty_batches = self._ranks.empty_batches(len(batches))
-        for batch in (b.to(self._device) for b in batches):
-            if batch.values is None or batch.returns is None or batch.return_mask is None:
-                raise ValueError("the critic needs values and returns in every batch")
+        jobs = jobs_of(self._ranks, team, batches, denominators)
+        tokens = max(self._ranks.denominators(denominators).tokens, 1)
+        self._network.zero_grad(set_to_none=True)
+        sums: dict[str, float] = {}
+        for batch in (b.to(self._device) for b in jobs.batches):
+            if batch.values is None or batch.returns is None or batch.return_mask is None:  # an empty one
+                torch.autograd.backward(self._network(batch).sum() * 0.0)
+                continue
             losses, metrics = value_loss(
                 self._network(batch), batch.values, batch.returns, batch.return_mask, self._config.clip
             )
-            total = losses.sum() / max(denominators.tokens, 1)
+            total = losses.sum() / tokens
             torch.autograd.backward(total)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        for empty in empty_batches:
-            torch.autograd.backward(self._network(empty.to(self._device)).sum() * 0.0)
         self._ranks.add_gradients(self._parameters)
         norm = self._ranks.clip_gradients(self._parameters, self._config.max_grad_norm)
         if self._ranks.any(not math.isfinite(norm)):
             raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")
         take_step(self._optimizers, lr)
-        result = {name: value / max(denominators.tokens, 1) for name, value in self._ranks.sum(sums).items()}
+        counted = self._ranks.sum(sums if team.rank == 0 else {})
+        result = {name: value / tokens for name, value in counted.items()}
         return {**result, "critic/grad_norm": norm}
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,8 +2,9 @@
 
 A layer's weights are gathered when it is run, forward and backward, and dropped behind it; gradients are summed and
 sharded in backward (``torch.distributed.fsdp.fully_shard``; Zhao et al. 2023, arXiv:2304.11277). Every number is the
-plain learner's: it takes the same steps on shards. Left out: shards over only some of the ranks, tensor and context
-parallelism, and checkpoints written by several ranks.
+plain learner's: it takes the same steps on shards. With ``context_parallel``, neighbouring ranks run each other's
+micro-batches together (:mod:`trainer.model.context`); the shards are over all ranks. Left out: shards over only some of
+the ranks, tensor parallelism, and checkpoints written by several ranks.
 
 Each rank is given the whole model, in the CPU's memory, and keeps its shards of it.
 """
@@ -31,8 +32,9 @@ from trainer.learner import Critic, FSDP2Settings, NetworkSettings, Scorer
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic, ValueNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, cast_weights
-from trainer.learner.steps import ScoreModule, skeleton_of
+from trainer.learner.steps import ScoreModule, jobs_of, skeleton_of
 from trainer.learner.torch import BaseModel, TorchLearner, Worker, checkpointed_layers
+from trainer.model.context import ContextRanks, check_heads
 from trainer.model.forward import fitting, weights_of
 from trainer.model.network import LanguageModel, choose_device
 
@@ -43,9 +45,11 @@ class ShardedRanks(Ranks):
     Gradients are summed over the ranks in each backward pass.
     """
 
-    def __init__(self, ranks: Ranks | None, device: torch.device, *, cpu_offload: bool = False) -> None:
+    def __init__(
+        self, ranks: Ranks | None, device: torch.device, *, cpu_offload: bool = False, context_parallel: int = 1
+    ) -> None:
         """Without ``ranks``, or with one alone, a group of this process is made. Raises :class:`ConfigError` where
-        ``cpu_offload`` has nothing to offload from."""
+        ``cpu_offload`` has nothing to offload from, or ``context_parallel`` does not divide the ranks."""
         if cpu_offload and device.type != "cuda":
             raise ConfigError("learner.cpu_offload needs CUDA, and the model is on the CPU; set it to false")
         group = None if ranks is None else ranks.group
@@ -57,9 +61,28 @@ class ShardedRanks(Ranks):
             members = [distributed.get_rank()] if group is None else distributed.get_process_group_ranks(group)
             group = distributed.new_group(members, backend=backend, use_local_synchronization=True)
         self._mesh = DeviceMesh.from_group(group, device.type)
+        self.context = self._context(context_parallel, device)
+        """Those that run each micro-batch together, where there are any."""
         self.device = device
         self._home = torch.device("cpu") if cpu_offload else device
         self._offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
+
+    def _context(self, count: int, device: torch.device) -> ContextRanks | None:
+        if self.count % count:
+            raise ConfigError(
+                f"learner.context_parallel {count} does not divide the number of ranks, {self.count}; choose one that "
+                "does"
+            )
+        if count == 1 or self.group is None:
+            return None
+        first = self.rank // count * count
+        members = distributed.get_process_group_ranks(self.group)[first : first + count]
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        return ContextRanks(distributed.new_group(members, backend=backend, use_local_synchronization=True))
+
+    @property
+    def team(self) -> Ranks:
+        return Ranks() if self.context is None else Ranks(self.context.group)
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """They are sums over the ranks already; one that no rank has counts as 0, as elsewhere."""
@@ -165,8 +188,11 @@ class ShardedScorer:
         """Cuts ``network`` into shards. Raises :class:`ConfigError` when it has no head that is known."""
         self._network, self._ranks, self.device = network, ranks, ranks.device
         self._dtype = DTYPES[settings.precision]
+        if ranks.context is not None:
+            check_heads(network.config, ranks.context.count)
         # The root of the shards: in its forward pass embedding, head and last norm are whole.
-        self._root: Any = ScoreModule(network, temperature, settings, ranks.device, self._dtype).eval()
+        module = ScoreModule(network, temperature, settings, ranks.device, self._dtype, ranks.context)
+        self._root: Any = module.eval()
         ranks.shard(self._root, self._dtype)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,10 +203,10 @@ class ShardedScorer:
     @torch.no_grad()  # not in inference mode: backward uses what the first pass of all allocates
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels of this rank's batches at the sampling temperature, [B, T] per batch."""
-        everything = [*batches, *self._ranks.empty_batches(len(batches))]
-        found = [self.forward(batch.to(self.device))[0] for batch in everything][: len(batches)]
+        jobs = jobs_of(self._ranks, self._ranks.team, batches)
+        found = [self.forward(batch.to(self.device))[0] for batch in jobs.batches]
         self._root.reshard()
-        return found
+        return found[jobs.own]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and whole weights, gathered one at a time: all ranks must iterate to the end."""
@@ -215,10 +241,10 @@ class ShardedCritic(TorchCritic):
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        everything = [*batches, *self._ranks.empty_batches(len(batches))]
-        found = [self._network(batch.to(self._device)) for batch in everything][: len(batches)]
+        jobs = jobs_of(self._ranks, self._ranks.team, batches)
+        found = [self._network(batch.to(self._device)) for batch in jobs.batches]
         self._network.reshard()
-        return found
+        return found[jobs.own]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and whole weights, gathered one at a time: all ranks must iterate to the end."""
@@ -255,7 +281,12 @@ class ShardedLearner(TorchLearner):
     ) -> None:
         """``threads`` is read by other backends: shards are exchanged in one order."""
         settings = settings or FSDP2Settings()
-        sharded = ShardedRanks(ranks, choose_device(device), cpu_offload=settings.cpu_offload)
+        sharded = ShardedRanks(
+            ranks,
+            choose_device(device),
+            cpu_offload=settings.cpu_offload,
+            context_parallel=settings.context_parallel,
+        )
         super().__init__(model, settings=settings, device=device, ranks=sharded, **arguments)
 
     def _place(self, network: Any, device: torch.device) -> tuple[Any, AdaptedNetwork | None]:
@@ -305,7 +336,7 @@ class ShardedLearner(TorchLearner):
 
     def critic(self, config: CriticConfig) -> Critic:
         """A critic in shards whose body begins as a copy of the current policy's."""
-        network = ValueNetwork(cast_weights(copy.deepcopy(self._plain.base_model), torch.float32))
+        network = ValueNetwork(cast_weights(copy.deepcopy(self._plain.base_model), torch.float32), self._ranks.context)
         critic = ShardedCritic(network, config, self._ranks)
         prefix = f"{self._plain.base_model_prefix}."
         body = ((name.removeprefix(prefix), w) for name, w in self.weights() if name.startswith(prefix))

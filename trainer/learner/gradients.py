@@ -120,7 +120,12 @@ class Ranks:
         self.count = 1 if group is None else distributed.get_world_size(group)
         self.rank = 0 if group is None else distributed.get_rank(group)
 
-    def _gather(self, value: T) -> list[T]:
+    @property
+    def team(self) -> Ranks:
+        """Those that run each other's micro-batches with this one, each a part of the model or of the tokens."""
+        return Ranks()
+
+    def gather(self, value: T) -> list[T]:
         """The value of every rank, in their order."""
         if self.group is None:
             return [value]
@@ -135,18 +140,18 @@ class Ranks:
         Ranks are added in their order, in float64, so that all of them get the same bits.
         """
         total: dict[str, float] = {}
-        for part in self._gather(dict(numbers)):
+        for part in self.gather(dict(numbers)):
             for name, value in part.items():
                 total[name] = total.get(name, 0.0) + value
         return total
 
     def most(self, numbers: Sequence[float]) -> list[float]:
         """The largest of each number over the ranks, which all give equally many."""
-        return [max(found) for found in zip(*self._gather(list(numbers)), strict=True)]
+        return [max(found) for found in zip(*self.gather(list(numbers)), strict=True)]
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank: a step that one rank cannot take is skipped by all."""
-        return any(self._gather(flag))
+        return any(self.gather(flag))
 
     def denominators(self, own: Denominators) -> Denominators:
         """What the losses of all ranks are divided by; ``own`` counts the sequences of this one."""

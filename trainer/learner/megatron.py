@@ -21,6 +21,12 @@ class MegatronSettings(ComputeSettings):
     pipeline_parallel: int = Field(1, ge=1)
     """Ranks over which the layers are dealt, one stage after the other; a multiple of it are the layers.
     Default: all layers on each rank."""
+    context_parallel: int = Field(1, ge=1)
+    """Ranks that run each micro-batch together, a slice of its tokens each; divides the attention heads of a rank.
+    Default: whole micro-batches."""
+    expert_parallel: int = Field(1, ge=1)
+    """Ranks over which the experts are dealt, which send each other the tokens for them; divides their number.
+    Default: all experts on each rank."""
 
 
 def _make_megatron(model: LanguageModel, **arguments: Any) -> Learner:
@@ -32,7 +38,7 @@ def _make_megatron(model: LanguageModel, **arguments: Any) -> Learner:
 def _shares(settings: MegatronSettings, ranks: int) -> Shares:
     # Replicas of the cut model do not share their optimiser's state.
     cut = 1 / (settings.tensor_parallel * settings.pipeline_parallel)
-    return Shares(weights=cut, gradients=cut, optimizer=cut)
+    return Shares(weights=cut, gradients=cut, optimizer=cut, tokens=1 / settings.context_parallel)
 
 
 MEGATRON = BackendPart(settings=MegatronSettings, make=_make_megatron, shares=_shares)

@@ -1,5 +1,5 @@
-"""The ranks of a model in Megatron-Core: which share of each matrix, which layers and which replica each has; and the
-library itself, imported when it is first asked for."""
+"""The ranks of a model in Megatron-Core: which share of each matrix, which layers, which experts, which tokens and
+which replica each has; and the library itself, imported when it is first asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import distributed
@@ -19,8 +19,7 @@ from torch import distributed
 from roll_envs.errors import ConfigError
 from trainer.learner.gradients import Ranks
 from trainer.learner.megatron import MegatronSettings
-
-T = TypeVar("T")
+from trainer.model.context import ContextRanks
 
 
 @cache
@@ -92,11 +91,14 @@ class Grid:
         Raises :class:`ConfigError` when the ranks cannot be divided as ``settings`` ask.
         """
         tensor, pipeline = settings.tensor_parallel, settings.pipeline_parallel
-        if ranks.count % (tensor * pipeline):
-            raise ConfigError(
-                f"learner.tensor_parallel {tensor} times learner.pipeline_parallel {pipeline} is {tensor * pipeline}, "
-                f"and there are {ranks.count} ranks; allowed: what divides the number of ranks"
-            )
+        context, expert = settings.context_parallel, settings.expert_parallel
+        for key, other in (("context", context), ("expert", expert)):
+            if ranks.count % (tensor * pipeline * other):
+                raise ConfigError(
+                    f"learner.tensor_parallel {tensor} times learner.pipeline_parallel {pipeline} times "
+                    f"learner.{key}_parallel {other} is {tensor * pipeline * other}, and there are {ranks.count} "
+                    "ranks; allowed: what divides the number of ranks"
+                )
         state = core().state
         if not distributed.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -109,38 +111,46 @@ class Grid:
             )
         if not state.model_parallel_is_initialized():
             with silently():
-                state.initialize_model_parallel(tensor, pipeline)
+                state.initialize_model_parallel(
+                    tensor, pipeline, context_parallel_size=context, expert_model_parallel_size=expert
+                )
         self.all, self.device = ranks, device
         self.tensor = Axis(state.get_tensor_model_parallel_group())
         self.pipeline = Axis(state.get_pipeline_model_parallel_group())
-        self.data = Axis(state.get_data_parallel_group())
-        self.model = Axis(state.get_model_parallel_group())
+        self.data = Axis(state.get_data_parallel_group(with_context_parallel=True))
+        """Those with the same weights, but for experts."""
+        self.expert = Axis(state.get_expert_model_parallel_group())
+        self.expert_data = Axis(state.get_expert_data_parallel_group())
+        """Those with the same experts."""
+        self.model = Axis(state.get_expert_tensor_model_pipeline_parallel_group())
+        """Those that hold the model together; each holds weights that are not experts as often as experts are dealt."""
+        self.contexts = Axis(state.get_context_parallel_group())
+        self.context = ContextRanks(self.contexts.group) if context > 1 else None
+        self.team = Axis(self._alike(distributed.get_rank(state.get_data_parallel_group()))).ranks
+        """Those that run each other's micro-batches."""
         self.embedding = state.get_embedding_group(check_initialized=False)
         """First and last stage, on those."""
-        if (self.tensor.count, self.pipeline.count) != (tensor, pipeline):
+        begun = (self.tensor.count, self.pipeline.count, self.contexts.count, self.expert.count)
+        if begun != (tensor, pipeline, context, expert):
             raise ConfigError(
-                f"learner.tensor_parallel {tensor} and learner.pipeline_parallel {pipeline}: this process has begun "
-                f"with {self.tensor.count} and {self.pipeline.count}, and keeps to them"
+                f"learner.tensor_parallel, pipeline_parallel, context_parallel and expert_parallel are "
+                f"{(tensor, pipeline, context, expert)}: this process has begun with {begun}, and keeps to them"
             )
         self.first, self.last = self.pipeline.rank == 0, self.pipeline.rank == pipeline - 1
-        self.backward = self._reverse() if pipeline > 1 else self.pipeline.group
+        line = tuple(distributed.get_process_group_ranks(self.pipeline.group))
+        self.backward = self._alike(line) if pipeline > 1 else self.pipeline.group
         """The stages again: with NCCL, what goes back would wait for what goes ahead in the same group."""
 
-    def _reverse(self) -> Any:
-        lines: list[Any] = [None] * self.all.count
-        distributed.all_gather_object(lines, distributed.get_process_group_ranks(self.pipeline.group))
-        groups = {tuple(line): distributed.new_group(line) for line in sorted({tuple(line) for line in lines})}
-        return groups[tuple(lines[distributed.get_rank()])]
+    def _alike(self, own: Any) -> Any:
+        """A group of the ranks that say the same."""
+        said: list[Any] = [None] * self.all.count
+        distributed.all_gather_object(said, own)
+        groups = {
+            key: distributed.new_group([i for i, one in enumerate(said) if one == key]) for key in sorted(set(said))
+        }
+        return groups[own]
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank counts what all ranks of its replica know."""
-        return self.last and self.tensor.rank == 0
-
-    def exchange(self, own: T) -> list[T]:
-        """What the ranks of this replica have, which run each other's micro-batches, in their order."""
-        if self.model.count == 1:
-            return [own]
-        found: list[Any] = [None] * self.model.count
-        distributed.all_gather_object(found, own, group=self.model.group)
-        return found
+        """Whether this rank counts what all ranks of its team know."""
+        return self.last and self.tensor.rank == 0 and self.contexts.rank == 0

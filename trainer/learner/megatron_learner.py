@@ -1,7 +1,7 @@
 """The learner of the Megatron-Core backend: log-probs over a vocabulary that is cut, and steps of policy and critic.
 
-Every rank is given micro-batches of its own, as in every backend. Those of the ranks that hold one replica of the model
-together (``tensor_parallel`` times ``pipeline_parallel``) are run by all of them, one after the other.
+Every rank is given micro-batches of its own, as in every backend. Those of a team of ranks (``tensor_parallel`` times
+``pipeline_parallel`` times ``context_parallel``) are run by all of them, one after the other.
 
 Left out: adapters, and optimisers that need whole matrices.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from trainer.learner.megatron_grid import Grid, core
 from trainer.learner.megatron_mapping import HEAD, Part, parts_of
 from trainer.learner.megatron_optimizer import ShardedAdamW
 from trainer.learner.megatron_stage import Stage
-from trainer.learner.steps import microbatch_loss, step_metrics
+from trainer.learner.steps import Jobs, jobs_of, microbatch_loss, step_metrics
 from trainer.model.attention import choose_attention
 from trainer.model.forward import (
     Head,
@@ -42,9 +41,6 @@ from trainer.model.forward import (
     weights_of,
 )
 from trainer.model.network import LanguageModel, choose_device
-
-Job = tuple[Batch, Denominators]
-"""A micro-batch, and the denominators of the sequences of the rank that it is of."""
 
 
 def sharded_logprobs(
@@ -90,14 +86,16 @@ class MegatronScorer:
                 temperature=self._temperature,
                 attention=self._attention,
                 logits_mib=self._settings.logits_mib,
+                context=grid.context,
             )
-        hidden = label_states(stage, batch, self._attention)
+        states = label_states(stage, batch, self._attention, grid.context)
+        hidden = states.chosen
         if head is None:
             return (torch.zeros(batch.ids.shape, device=grid.device),) * 2
         start = grid.tensor.rank * len(head)
         rows = head[: stage.config.vocab_size - start]
         chunk = positions_within(self._settings.logits_mib, len(rows))
-        labels = batch.labels[batch.label_mask]
+        labels = batch.labels[states.mask]
         parts = [slice(i, i + chunk) for i in range(0, len(labels), chunk)] or [slice(0, 0)]
 
         def scored(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,7 +108,7 @@ class MegatronScorer:
             else scored(hidden[p], labels[p])
             for p in parts
         ]
-        logp, entropy = (spread(torch.cat(column), batch.label_mask) for column in zip(*found, strict=True))
+        logp, entropy = (spread(torch.cat(column), states.mask, grid.context) for column in zip(*found, strict=True))
         return logp, entropy
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
@@ -130,32 +128,22 @@ class MegatronScorer:
 @torch.no_grad()
 def scores_of(stage: Stage, batches: Sequence[Batch], forward: Callable[[Batch], torch.Tensor]) -> list[torch.Tensor]:
     """What ``forward`` gives on the last stage for this rank's batches, [B, T] each."""
-    shared = stage.grid.exchange(list(batches))
-    everything = [batch for one in shared for batch in one]
+    jobs = jobs_of(stage.grid.all, stage.grid.team, batches)
     found: list[torch.Tensor] = []
 
     def run(i: int) -> None:
-        found.append(forward(everything[i].to(stage.grid.device)))
+        found.append(forward(jobs.batches[i].to(stage.grid.device)))
 
-    stage.pipeline(len(everything), run)
-    return own_of(stage.grid, shared, found)
+    stage.pipeline(len(jobs.batches), run)
+    return own_of(stage.grid, jobs, found)
 
 
-def own_of(grid: Grid, shared: Sequence[Sequence[Any]], found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def own_of(grid: Grid, jobs: Jobs, found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Of the results of all micro-batches, which the last stage has, those of this rank."""
     if grid.pipeline.count > 1:
         for tensor in found:
             distributed.broadcast(tensor, group=grid.pipeline.group, group_src=grid.pipeline.count - 1)
-    place = distributed.get_rank(grid.model.group)
-    before = sum(len(one) for one in shared[:place])
-    return list(found[before : before + len(shared[place])])
-
-
-def jobs_of(grid: Grid, batches: Sequence[Batch], own: Denominators) -> tuple[list[list[Job]], Denominators]:
-    """The micro-batches of each rank of this replica, with denominators of all ranks; and those of this rank."""
-    total = grid.all.denominators(own)
-    shared = grid.exchange((list(batches), own.sequence_tokens))
-    return [[(batch, replace(total, sequence_tokens=tokens)) for batch in given] for given, tokens in shared], total
+    return list(found[jobs.own])
 
 
 class MegatronLearner:
@@ -213,15 +201,14 @@ class MegatronLearner:
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False
     ) -> tuple[Metrics, list[torch.Tensor]]:
         """One optimiser step over the ``batches`` of all ranks, as :meth:`trainer.learner.torch.TorchLearner.step`."""
-        shared, _ = jobs_of(self._grid, batches, denominators)
-        jobs = [job for one in shared for job in one]
+        jobs = jobs_of(self._grid.all, self._grid.team, batches, denominators)
         self._optimizer.masters.clear_gradients()
         before: list[torch.Tensor] = []
         losses: list[torch.Tensor] = []
         sums: dict[str, float] = {}
 
         def forward(i: int) -> torch.Tensor | None:
-            batch, whole = jobs[i][0].to(self._grid.device), jobs[i][1]
+            batch, whole = jobs.batches[i].to(self._grid.device), jobs.denominators[i]
             logp, entropies = self._policy.forward(batch)
             before.append(logp.detach())
             if not self._grid.last:
@@ -232,7 +219,7 @@ class MegatronLearner:
                 sums[name] = sums.get(name, 0.0) + float(value)
             return loss
 
-        self._stage.pipeline(len(jobs), forward, self._optimizer.add_gradients)
+        self._stage.pipeline(len(jobs.batches), forward, self._optimizer.add_gradients)
         norm = self._optimizer.reduce_gradients()
         admitted, measured = self._guard.admits(self._optimizer.masters.values, norm)
         if admitted:
@@ -241,7 +228,7 @@ class MegatronLearner:
         known = {"total": float(sum(map(float, losses))), **sums} if self._grid.speaks else {}
         seen = sum(int(batch.label_mask.sum()) for batch in batches)
         metrics = step_metrics(self._ranks, known, tokens=seen, norm=measured, lr=lr, admitted=admitted)
-        return metrics, own_of(self._grid, shared, before)
+        return metrics, own_of(self._grid, jobs, before)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and whole weights in Hugging Face form, one at a time; all ranks iterate along."""
@@ -328,10 +315,11 @@ class MegatronCritic:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Values [B, T] at the positions that have a label, 0 elsewhere; on the last stage, the others give zeros."""
-        states = label_states(self._stage, batch)
+        states = label_states(self._stage, batch, context=self._grid.context)
         if not self._grid.last:
             return torch.zeros(batch.ids.shape, device=self._grid.device)
-        return spread(self._stage.network.value_head(states).squeeze(-1).float(), batch.label_mask)
+        values = self._stage.network.value_head(states.chosen).squeeze(-1).float()
+        return spread(values, states.mask, self._grid.context)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """The value of the state in which each label was sampled, [B, T] per batch."""
@@ -342,25 +330,26 @@ class MegatronCritic:
 
         Raises :class:`RollError` when the gradient is not finite; the weights are then as before.
         """
-        shared, total = jobs_of(self._grid, batches, denominators)
-        jobs = [job for one in shared for job in one]
-        tokens = max(total.tokens, 1)
+        if any(batch.values is None or batch.returns is None for batch in batches):
+            raise ValueError("the critic needs values and returns in every batch")
+        jobs = jobs_of(self._grid.all, self._grid.team, batches, denominators)
+        tokens = max(self._grid.all.denominators(denominators).tokens, 1)
         self._optimizer.masters.clear_gradients()
         sums: dict[str, float] = {}
 
         def forward(i: int) -> torch.Tensor | None:
-            batch = jobs[i][0].to(self._grid.device)
-            if batch.values is None or batch.returns is None or batch.return_mask is None:
-                raise ValueError("the critic needs values and returns in every batch")
+            batch = jobs.batches[i].to(self._grid.device)
             values = self._forward(batch)
             if not self._grid.last:
                 return None
+            if batch.values is None or batch.returns is None or batch.return_mask is None:  # an empty one
+                return values.sum() * 0.0
             losses, metrics = value_loss(values, batch.values, batch.returns, batch.return_mask, self._config.clip)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             return losses.sum() / tokens
 
-        self._stage.pipeline(len(jobs), forward, self._optimizer.add_gradients)
+        self._stage.pipeline(len(jobs.batches), forward, self._optimizer.add_gradients)
         norm = self._optimizer.reduce_gradients()
         if self._grid.all.any(not math.isfinite(float(norm))):
             raise RollError(

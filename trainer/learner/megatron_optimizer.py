@@ -62,7 +62,10 @@ class ShardedAdamW:
             grid.tensor.ranks.add_gradients(norms)
         if self._stage.shares_embedding:
             Ranks(grid.embedding).add_gradients([self.values[self._stage.tied]])
-        grid.data.ranks.add_gradients(self.masters.values)
+        experts = [v for name, v in self.values.items() if "local_experts" in name]
+        dealt = {id(v) for v in experts}
+        grid.data.ranks.add_gradients([v for v in self.masters.values if id(v) not in dealt])
+        grid.expert_data.ranks.add_gradients(experts)
         own = [v.grad for n, v in self.values.items() if v.grad is not None and self._stage.counted(n)]
         square = float(torch.nn.utils.get_total_norm(own)) ** 2
         return torch.tensor(math.sqrt(grid.model.ranks.sum({"": square})[""]), device=grid.device)

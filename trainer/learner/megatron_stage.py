@@ -2,9 +2,10 @@
 
 The layers are Megatron-Core's own, built from its local specification; what goes over tokens alone is theirs. Attention
 is that of :mod:`trainer.model.attention`, since Megatron-Core's own takes packed sequences with Transformer Engine
-only; with it, sequences are run end to end as in every other backend. Rotary angles are the Hugging Face model's.
+only; with it, sequences are run end to end as in every other backend, and so is context parallelism. Rotary angles are the
+Hugging Face model's.
 
-Left out: sequence, context and expert parallelism, interleaved stages.
+Left out: sequence parallelism, interleaved stages.
 
 Shapes: N tokens of a micro-batch, D width of the model, E width of a head.
 """
@@ -25,6 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from roll_envs.errors import ConfigError
 from trainer.learner.gradients import DTYPES, cast_weights
 from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron_experts import TokenDispatcher
 from trainer.learner.megatron_grid import Grid, core, silently
 from trainer.learner.megatron_mapping import (
     EMBEDDING,
@@ -38,6 +40,7 @@ from trainer.learner.megatron_mapping import (
     write,
 )
 from trainer.model.attention import NAME
+from trainer.model.context import check_heads
 from trainer.model.forward import fitting
 
 
@@ -62,6 +65,8 @@ class _PackedAttention(torch.nn.Module):
 def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
     """A ``GPTModel`` for this rank, its weights not yet set. Raises :class:`ConfigError` when it cannot be cut."""
     family, tensor = family_of(config), grid.tensor.count
+    if grid.context is not None:
+        check_heads(config, tensor * grid.context.count)
     for key, by, parallel in (
         ("num_key_value_heads", tensor, "tensor"),
         ("intermediate_size", tensor, "tensor"),
@@ -77,6 +82,11 @@ def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
             f"learner.tensor_parallel {tensor}: {config.model_type} has experts, which are not cut; allowed: 1"
         )
     experts = config.num_experts if family.experts else None
+    if (experts or 1) % grid.expert.count:
+        raise ConfigError(
+            f"learner.expert_parallel {grid.expert.count} does not divide the model's experts, {experts or 'none'}; "
+            "choose one that does"
+        )
     half = settings.precision == "bfloat16"
     with silently():
         transformer = core().TransformerConfig(
@@ -95,6 +105,7 @@ def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
             qk_layernorm=family.qk_norm,
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=grid.pipeline.count,
+            expert_model_parallel_size=grid.expert.count,
             pipeline_dtype=DTYPES[settings.precision],
             params_dtype=DTYPES[settings.precision],
             bf16=half,
@@ -126,6 +137,9 @@ def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
             # Over several stages the two copies are kept equal by the optimiser here.
             share_embeddings_and_output_weights=bool(config.tie_word_embeddings) and grid.pipeline.count == 1,
         )
+    if grid.expert.count > 1:
+        for layer in network.decoder.layers:
+            layer.mlp.token_dispatcher = TokenDispatcher(grid.expert.group)
     return cast_weights(network.to(grid.device), DTYPES[settings.precision]).eval()  # norms too
 
 
@@ -159,11 +173,14 @@ class Stage:
             self.network.value_head = torch.nn.Linear(config.hidden_size, 1, device=grid.device)
         layers = self.network.decoder.layers
         self.parameters: dict[str, torch.nn.Parameter] = {}
-        """By Megatron-Core's names, with layers counted over the whole model."""
+        """By Megatron-Core's names, with layers and experts counted over the whole model."""
         for name, parameter in self.network.named_parameters():
             place = name.split(".")
             if name.startswith("decoder.layers."):
                 place[2] = str(layers[int(place[2])].layer_number - 1)
+            if "local_experts" in place:
+                first = grid.expert.rank * config.num_experts // grid.expert.count
+                place[6] = str(first + int(place[6]))
             self.parameters[".".join(place)] = parameter
         self.tied = EMBEDDING if grid.first else HEAD
         """This rank's copy of the weights that first and last stage share, where they do."""
@@ -264,7 +281,8 @@ class Stage:
         """Whether this rank's numbers of a weight are in norms: each number of the model is counted on one rank."""
         if self.shares_embedding and name == HEAD:
             return False
-        return self._cut[name] or self.grid.tensor.rank == 0
+        experts = "local_experts" in name or self.grid.expert.rank == 0
+        return experts and (self._cut[name] or self.grid.tensor.rank == 0)
 
     @torch.no_grad()
     def stream(self, values: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -274,7 +292,12 @@ class Stage:
         for part in self.parts:
             owner = self._owner(part)
             if owner == pipeline.rank:
-                share = read(part, [values[name] for name in part.cores])
+                cores = [values[name] for name in part.cores if name in values]
+                share = read(part, cores)
+                if len(cores) < len(part.cores):  # experts of other ranks
+                    dealt = [torch.empty_like(share) for _ in range(self.grid.expert.count)]
+                    distributed.all_gather(dealt, share, group=self.grid.expert.group)
+                    share = torch.cat(dealt)
                 shares = [share]
                 if part.cut is not None and tensor.count > 1:
                     shares = [torch.empty_like(share) for _ in range(tensor.count)]
@@ -309,5 +332,9 @@ class Stage:
         if self.shares_embedding and part.cores == (EMBEDDING,):
             copies = [(self.tied,)]
         for names in copies:
-            if names[0] in values:
-                write(part, [values[name] for name in names], weight, rank=rank, ranks=ranks)
+            own = [i for i, name in enumerate(names) if name in values]
+            if len(own) < len(part.cores):  # of the experts, this rank's
+                weight = weight.reshape(part.full)[own]
+                part = part._replace(full=tuple(weight.shape))
+            if own:
+                write(part, [values[names[i]] for i in own], weight, rank=rank, ranks=ranks)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,7 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner import ComputeSettings
 from trainer.learner.gradients import Ranks
 from trainer.model.attention import choose_attention, use_packed_attention
+from trainer.model.context import ContextRanks
 from trainer.model.forward import head_of, label_scores
 
 
@@ -26,10 +27,16 @@ class ScoreModule(torch.nn.Module):
     head's product included."""
 
     def __init__(
-        self, network: Any, temperature: float, settings: ComputeSettings, device: torch.device, dtype: torch.dtype
+        self,
+        network: Any,
+        temperature: float,
+        settings: ComputeSettings,
+        device: torch.device,
+        dtype: torch.dtype,
+        context: ContextRanks | None = None,
     ) -> None:
-        """``network`` is used as it is, run on ``device`` in ``dtype``. Raises :class:`ConfigError` when it has no head
-        that is known."""
+        """``network`` is used as it is, run on ``device`` in ``dtype``; the ranks of ``context`` run each batch
+        together. Raises :class:`ConfigError` when it has no head that is known."""
         super().__init__()
         use_packed_attention(network)
         try:
@@ -38,6 +45,7 @@ class ScoreModule(torch.nn.Module):
             raise ConfigError(str(error)) from error
         self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
         self._attention = choose_attention(settings.attention, device, dtype)
+        self._context = context
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
@@ -48,7 +56,32 @@ class ScoreModule(torch.nn.Module):
             temperature=self._temperature,
             attention=self._attention,
             logits_mib=self._logits_mib,
+            context=self._context,
         )
+
+
+class Jobs(NamedTuple):
+    """What this rank runs: the micro-batches of all ranks of its team, and empty ones so that all run equally many."""
+
+    batches: list[Batch]
+    denominators: list[Denominators]
+    """Of each: of all ranks, with the sequences of the rank that it came from. Empty where only scores are wanted."""
+    own: slice
+    """Those that this rank was given."""
+
+
+def jobs_of(ranks: Ranks, team: Ranks, batches: Sequence[Batch], own: Denominators | None = None) -> Jobs:
+    """The jobs of a pass over the ``batches`` of this rank, ``own`` being the denominators of its sequences."""
+    shared = team.gather((list(batches), torch.empty(0) if own is None else own.sequence_tokens))
+    everything = [batch for given, _ in shared for batch in given]
+    before = sum(len(given) for given, _ in shared[: team.rank])
+    empty = ranks.empty_batches(len(everything))
+    denominators = []
+    if own is not None:
+        total = ranks.denominators(own)
+        denominators = [replace(total, sequence_tokens=lengths) for given, lengths in shared for _ in given]
+        denominators += [total] * len(empty)
+    return Jobs(everything + empty, denominators, slice(before, before + len(batches)))
 
 
 def microbatch_loss(

@@ -28,7 +28,7 @@ from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
-from trainer.learner.steps import ScoreModule, microbatch_loss, step_metrics
+from trainer.learner.steps import ScoreModule, jobs_of, microbatch_loss, step_metrics
 from trainer.model.forward import load_weights, weights_of
 from trainer.model.network import LanguageModel, choose_device
 
@@ -180,15 +180,15 @@ class TorchLearner:
         skipped and leaves everything as it was, ``learner/skipped_steps`` is then 1; raises :class:`RollError` after
         too many of them.
         """
-        denominators = self._ranks.denominators(denominators)
+        team = self._ranks.team
+        jobs = jobs_of(self._ranks, team, batches, denominators)
         self._masters.clear_gradients()
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
         total = 0.0
         # Results come in the order of the batches, so that sums have the same bits with any number of threads.
-        run = partial(self._microbatch, denominators=denominators, on_policy=on_policy)
-        everything = [*batches, *self._ranks.empty_batches(len(batches))]
-        for found in map(run, everything) if self._pool is None else self._pool.map(run, everything):
+        run = partial(self._microbatch, on_policy=on_policy)
+        for found in (map if self._pool is None else self._pool.map)(run, jobs.batches, jobs.denominators):
             self._masters.add_gradients(found.gradients)
             before.append(found.logp)
             total += found.loss
@@ -200,11 +200,11 @@ class TorchLearner:
             take_step(self._optimizers, lr)
             self._masters.write_back()
         seen = sum(int(batch.label_mask.sum()) for batch in batches)
-        known = {"total": total, **{name: float(value) for name, value in sums.items()}}
+        known = {"total": total, **{name: float(value) for name, value in sums.items()}} if team.rank == 0 else {}
         measured = step_metrics(self._ranks, known, tokens=seen, norm=norm, lr=lr, admitted=admitted)
-        return measured, before[: len(batches)]
+        return measured, before[jobs.own]
 
-    def _microbatch(self, batch: Batch, denominators: Denominators, on_policy: bool) -> _Result:
+    def _microbatch(self, batch: Batch, denominators: Denominators, *, on_policy: bool) -> _Result:
         """Forward and backward; the loss and gradient of a micro-batch without labels are 0."""
         worker = self._workers.get()  # there are as many as threads
         try:

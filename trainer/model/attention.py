@@ -28,6 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from roll_envs.errors import ConfigError, RollError
+from trainer.model.context import TokenSlice
 
 NAME = "packed"
 """The name of this attention in transformers."""
@@ -73,6 +74,8 @@ class Layout:
     """int64 [N]; the place in Q of each token (sdpa)."""
     block_mask: Any = None
     """A ``BlockMask`` (flex)."""
+    token_slice: TokenSlice | None = None
+    """Which of the tokens this rank has, where several run them together."""
 
 
 def layout_of_positions(positions: torch.Tensor, kind: Kind = "sdpa") -> Layout:
@@ -269,7 +272,8 @@ def _attention(
     scaling: float | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: [1, H, N, E] in, [1, N, H, E] out. Without ``layout``, plain SDPA."""
+    """What transformers calls: [1, H, N, E] in, [1, N, H, E] out, of the slice of this rank where ``layout`` has one.
+    Without ``layout``, plain SDPA."""
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **keywords)  # type: ignore[no-any-return]
     for name in ("softcap", "s_aux", "position_bias"):
@@ -282,7 +286,10 @@ def _attention(
             "packed attention does not cut; shorten the episodes (engine.max_tokens) or use another model"
         )
     run = {"sdpa": _sdpa, "flash": _flash, "flex": _flex}[layout.kind]
-    return run(query, key, value, layout, scaling), None
+    if (mine := layout.token_slice) is None:
+        return run(query, key, value, layout, scaling), None
+    query, key, value = (mine.to_heads(x, query.shape[1]) for x in (query, key, value))
+    return mine.to_tokens(run(query, key, value, layout, scaling)), None
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:

@@ -14,6 +14,7 @@ Shapes: B packed lines of a micro-batch, T positions, N positions that are run, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ import torch
 from roll_envs.errors import CheckpointError, RollError, UnknownNameError
 from trainer.data.batches import Batch
 from trainer.model.attention import Kind, layout_of_positions, layout_of_tree, share_prefixes
+from trainer.model.context import ContextRanks, TokenSlice
 
 BUFFERS = 2
 """Numbers held for each logit while a chunk is worked on: the logit, and its exponential."""
@@ -202,15 +204,25 @@ def _logit_gradient(
     return gradient
 
 
-def label_states(body: Any, batch: Batch, attention: Kind = "sdpa") -> torch.Tensor:
-    """Hidden states [n, D] at the n positions that have a label; ``body`` is the model without its head."""
-    hidden, labelled = _states(body, batch, attention)
-    return hidden.index_select(0, labelled)
+class LabelStates(NamedTuple):
+    """The body's hidden states of the tokens that this rank runs, and which of them stand before a label."""
+
+    hidden: torch.Tensor
+    """[M, D]; [W, D] where ranks run the tokens together."""
+    places: torch.Tensor
+    """int64 [n]; the state before each label."""
+    mask: torch.Tensor
+    """bool [B, T]; where the n labels are that have their state here: all, or those of this rank's slice."""
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """[n, D]; the state before each label."""
+        return self.hidden.index_select(0, self.places)
 
 
-def _states(body: Any, batch: Batch, attention: Kind) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states [M, D] of the tokens that are run, and which of them stand before the n labels, int64 [n]. With
-    SDPA, beginnings that sequences of the micro-batch share are run once."""
+def label_states(body: Any, batch: Batch, attention: Kind = "sdpa", context: ContextRanks | None = None) -> LabelStates:
+    """Run ``body``, the model without its head, over a micro-batch. With SDPA, beginnings that its sequences share are
+    run once. The ranks of ``context`` are given the same micro-batch and run a slice of its tokens each."""
     # By index, found once for all three: a mask would be searched for each of them.
     present = (batch.segments >= 0).flatten().nonzero()[:, 0]
     ids, positions, mask = (
@@ -224,6 +236,12 @@ def _states(body: Any, batch: Batch, attention: Kind) -> tuple[torch.Tensor, tor
     else:
         layout, labelled = layout_of_tree(tree), tree.place_of_token[labelled]
         ids, positions = ids[tree.kept], positions[tree.kept]
+    labels = batch.label_mask
+    if context is not None:
+        mine = TokenSlice(context, len(ids))
+        layout = replace(layout, token_slice=mine)
+        ids, positions, own = mine.of(ids), mine.of(positions), mine.has(labelled)
+        labelled, labels = labelled[own] - mine.start, labels.masked_scatter(labels, own)
     hidden = body(
         input_ids=ids[None],
         position_ids=positions[None],
@@ -232,7 +250,7 @@ def _states(body: Any, batch: Batch, attention: Kind) -> tuple[torch.Tensor, tor
         layout=layout,
         use_cache=False,
     ).last_hidden_state[0]
-    return hidden, labelled
+    return LabelStates(hidden, labelled, labels)
 
 
 def up_to_the_last_label(positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -246,13 +264,21 @@ def up_to_the_last_label(positions: torch.Tensor, mask: torch.Tensor) -> torch.T
 
 
 def label_scores(
-    body: Any, head: Head, batch: Batch, *, temperature: float, attention: Kind, logits_mib: float
+    body: Any,
+    head: Head,
+    batch: Batch,
+    *,
+    temperature: float,
+    attention: Kind,
+    logits_mib: float,
+    context: ContextRanks | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs of the labels and entropies of their distributions at the sampling temperature, [B, T]; 0 elsewhere."""
-    hidden, labelled = _states(body, batch, attention)
+    """Log-probs of the labels and entropies of their distributions at the sampling temperature, [B, T]; 0 elsewhere.
+    All ranks of ``context`` get all of them."""
+    hidden, labelled, mask = label_states(body, batch, attention, context)
     vocabulary = head.weight.shape[0]
     # A label after one state is one number, however many sequences have it.
-    pairs, which = torch.unique(labelled * vocabulary + batch.labels[batch.label_mask], return_inverse=True)
+    pairs, which = torch.unique(labelled * vocabulary + batch.labels[mask], return_inverse=True)
     scores = linear_logprobs(
         hidden.index_select(0, pairs // vocabulary),
         pairs % vocabulary,
@@ -260,13 +286,15 @@ def label_scores(
         temperature=temperature,
         chunk=positions_within(logits_mib, vocabulary),
     )
-    logp, entropy = (spread(score.index_select(0, which), batch.label_mask) for score in scores)
+    logp, entropy = (spread(score.index_select(0, which), mask, context) for score in scores)
     return logp, entropy
 
 
-def spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """``values`` [n] at the n places where ``mask`` [B, T] is True, 0 elsewhere."""
-    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+def spread(values: torch.Tensor, mask: torch.Tensor, context: ContextRanks | None = None) -> torch.Tensor:
+    """``values`` [n] at the n places where ``mask`` [B, T] is True, 0 elsewhere; those of the other ranks of
+    ``context`` too, where there are some."""
+    found = torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+    return found if context is None else context.whole(found)
 
 
 def weights_of(network: Any) -> Iterator[tuple[str, torch.Tensor]]:

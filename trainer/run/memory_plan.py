@@ -10,6 +10,7 @@ Names: P parameters, T tokens of a micro-batch, V vocabulary, D width, L layers.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -258,7 +259,7 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
         share = (held.weights + held.gradients + 2 * held.optimizer) / 4
         size = 16 * body * share
         items.append(item("critic: weights, gradients, optimiser, in float32", size, keys=("advantage.name",)))
-    tokens = settings.tokens_per_microbatch
+    tokens = math.ceil(settings.tokens_per_microbatch * held.tokens)
     items += _microbatch(config, counted, tokens, threads)
     if device != "cpu":
         items.append(Item("loading", "weights in float32", 4 * counted.numbers, LOADING))
