@@ -8,6 +8,7 @@ there by these.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import mmap
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from roll_envs.errors import EngineError
+from roll_envs.errors import EngineError, RollError
 from trainer.engines.buckets import ALIGNMENT, Delivered, Delivery, Word, written
 from trainer.engines.vllm_worker.roll_transfer import Piece, views
 from trainer.model.forward import fitting
@@ -175,6 +176,13 @@ class SentWeights:
             logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]
         logp = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
         return logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()  # type: ignore[no-any-return]
+
+    def settle(self) -> None:
+        """:meth:`close`, once the processes that the weights lie in are done with what they were asked."""
+        with contextlib.suppress(RollError):  # which the next one who asks them hears, too
+            while self.word() is not None:
+                pass
+        self.close()
 
     def close(self) -> None:
         """Give the memory back. A server that has it mapped still keeps its own hold."""
