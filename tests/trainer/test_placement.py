@@ -186,7 +186,10 @@ def test_processors_are_dealt_and_counts_take_what_no_list_names() -> None:
 @pytest.mark.parametrize(
     ("placement", "message"),
     [
-        ("rollout: {cpus: 3}", r"rollout\.cpus 3 are 3, and engine\.replicas 2 share them evenly; give a multiple of 2"),
+        (
+            "rollout: {cpus: 3}",
+            r"rollout\.cpus 3 are 3, and engine\.replicas 2 share them evenly; give a multiple of 2",
+        ),
         ("environments: {cpus: [0, 4]}", r"this machine has no processor 4 for the trainer; choose among 0-3,8-9"),
         ("rollout: {cpus: 4}, environments: {cpus: 3}", r"environments\.cpus 3: .* 6 processors .* of which 4 are giv"),
     ],

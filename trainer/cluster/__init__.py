@@ -31,9 +31,7 @@ def episode_limits(config: RolloutConfig) -> EpisodeLimits:
 
 
 @contextlib.contextmanager
-def env_workers(
-    config: RolloutConfig, tasks: Sequence[Task], cpus: Sequence[int] = ()
-) -> Iterator[EnvWorkers | None]:
+def env_workers(config: RolloutConfig, tasks: Sequence[Task], cpus: Sequence[int] = ()) -> Iterator[EnvWorkers | None]:
     """The workers that hold the environments; None for manager 'thread'. Worker processes run on the processors
     ``cpus``; none: on any.
 

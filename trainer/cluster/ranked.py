@@ -164,7 +164,6 @@ class RankedScorer:
             return
         self._crew.call_each("part", [(self._name, "load_weights", Stream())] * self._crew.count, weights)
 
-
     def offload(self) -> None:
         """Leave the devices of all ranks until :meth:`reload`."""
         self._crew.call("part", self._name, "offload")
