@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainer.config import RunConfig
     from trainer.run.evaluate import PhaseResult
     from trainer.run.folder import RunFolder
+    from trainer.run.preflight import Ready
     from trainer.run.report import Report
 
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
@@ -158,6 +159,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     whole, positive = _number(int, 1), _number(float, 0)
     parser.add_argument("--nodes", type=whole, default=1, metavar="N", help="machines (default: 1)")
     parser.add_argument("--gpus", type=whole, default=8, metavar="N", help="GPUs of each (default: 8)")
+    parser.add_argument("--cpus", type=whole, default=64, metavar="N", help="processors of each (default: 64)")
     parser.add_argument("--gpu-gib", type=positive, default=80.0, metavar="G", help="memory of a GPU (default: 80)")
     parser.add_argument("--node-gib", type=positive, default=512.0, metavar="G", help="of a machine (default: 512)")
     parser.add_argument(
@@ -223,8 +225,7 @@ def _dry_run(options: argparse.Namespace) -> int:
     if config.model.path is not None:  # what a model that is built here takes is not worth to load torch for
         from trainer.run.preflight import preflight
 
-        ready = preflight(config)
-        report.print_memory(ready.plan, ready.warnings)
+        _print_ready(report, preflight(config))
     report.say("Dry run: nothing was started or written.")
     return OK
 
@@ -239,9 +240,14 @@ def _train(options: argparse.Namespace) -> int:
     from trainer.run.preflight import preflight
 
     report, ready = Report(), preflight(config)
-    report.print_memory(ready.plan, ready.warnings)
+    _print_ready(report, ready)
     with RunFolder.create(ready.config) as folder:
         return _finish(folder, report, lambda: train(ready.config, folder, report))
+
+
+def _print_ready(report: Report, ready: Ready) -> None:
+    report.print_memory(ready.plan, ready.warnings)
+    report.print_placement(ready.config, ready.placement)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -253,7 +259,7 @@ def _resume(options: argparse.Namespace) -> int:
         from trainer.run.preflight import preflight
 
         report, ready = Report(), preflight(folder.config)
-        report.print_memory(ready.plan, ready.warnings)
+        _print_ready(report, ready)
         path = Path(os.path.abspath(options.run))
         if path.parent.name == "checkpoints":
             return _finish(folder, report, lambda: resume(folder, report, options.steps, checkpoint=path))
@@ -313,6 +319,7 @@ def _plan(options: argparse.Namespace) -> int:
     from trainer.config.load import load_config
     from trainer.run.plan import Hardware, plan_cluster, plan_lines
     from trainer.run.preflight import model_config
+    from trainer.run.report import Report
 
     config, model = model_config(load_config(options.config, options.overrides))
     rollout = config.rollout
@@ -321,14 +328,19 @@ def _plan(options: argparse.Namespace) -> int:
     hardware = Hardware(
         nodes=int(options.nodes),
         gpus=int(options.gpus),
+        cpus=int(options.cpus),
         gpu_gib=options.gpu_gib,
         node_gib=options.node_gib,
         tflops=options.tflops,
         gpu_gib_s=options.gib_s,
         mfu=options.mfu,
     )
-    for line in plan_lines(plan_cluster(config, model, hardware, tokens=tokens), hardware, tokens=tokens):
-        print(line)
+    plan, report = plan_cluster(config, model, hardware, tokens=tokens), Report()
+    per_node = hardware.gpus if hardware.nodes > 1 else None
+    report.print_placement(config, plan.placement, gpus_of_node=per_node, always=True)
+    report.say()
+    for line in plan_lines(plan, hardware, tokens=tokens):
+        report.say(line)
     return OK
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing import Pipe
 
 _MAIN = (
@@ -26,7 +27,8 @@ class ProcessLink:
     stderr: stdout belongs to the command.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: Sequence[int] = ()) -> None:
+        """It runs on the processors ``cpus``; none: on any."""
         self._connection, theirs = Pipe()
         watched, self._lifeline = os.pipe()
         self._reaping, self._heard = threading.Lock(), False
@@ -39,6 +41,8 @@ class ProcessLink:
                 stdout=2,  # stderr
                 start_new_session=True,
             )
+            if cpus:  # before it starts threads, which inherit it
+                os.sched_setaffinity(self._process.pid, cpus)
         except BaseException:
             self._connection.close()
             os.close(self._lifeline)

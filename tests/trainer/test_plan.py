@@ -13,7 +13,8 @@ from roll_envs.errors import ConfigError
 from trainer.cli import MISTAKE, main
 from trainer.config.load import load_config, parse_config
 from trainer.run.memory_plan import GIB
-from trainer.run.plan import Hardware, active_parameters, plan_cluster, plan_lines
+from trainer.run.picture import seats
+from trainer.run.plan import ClusterPlan, Hardware, active_parameters, plan_cluster, plan_lines
 
 SMALL = Qwen2Config(
     hidden_size=896, intermediate_size=4864, num_hidden_layers=4, num_attention_heads=14, num_key_value_heads=2,
@@ -50,15 +51,38 @@ def keys(**named: Any) -> dict[str, Any]:
 
 def test_who_sits_where() -> None:
     shared = planned(**keys(placement__learner__ranks=4, engine__replicas=2, engine__tensor_parallel_size=2))
-    assert shared.seats == tuple((f"learner {i}", f"engine {i // 2}") for i in range(4))
-    assert shared.colocated
+    assert on_gpus(shared) == {i: (f"learner {i}", f"engine {i // 2}") for i in range(4)}
+    assert shared.in_turn
     assert shared.step_s == pytest.approx(shared.learn_s + shared.sample_s)
     apart = planned(**keys(placement__learner__ranks=2, engine__replicas=3, engine__colocated="false"))
-    assert apart.seats == (("learner 0",), ("learner 1",), ("engine 0",), ("engine 1",), ("engine 2",))
-    assert apart.step_s == max(apart.learn_s, apart.sample_s)
-    lines = list(plan_lines(apart, replace(NODE, nodes=2, gpus=3), tokens=100_000))
-    assert lines[0] == "node 0, 3 GPUs: learner 0 | learner 1 | engine 0"
-    assert lines[1] == "node 1, 2 GPUs: engine 1 | engine 2"
+    alone = ("learner 0",), ("learner 1",), ("engine 0",), ("engine 1",), ("engine 2",)
+    assert on_gpus(apart) == dict(enumerate(alone))
+    assert apart.in_turn, "in mode sync a step learns from what it has just played"
+    partly = planned(**keys(placement__learner__ranks=2, engine__replicas=3, rollout__mode="overlap"))
+    assert on_gpus(partly) == {0: ("learner 0", "engine 0"), 1: ("learner 1", "engine 1"), 2: ("engine 2",)}
+    assert partly.step_s == max(partly.learn_s, partly.sample_s)
+    assert list(plan_lines(partly, NODE, tokens=100_000))[-1].endswith("side by side")
+
+
+def on_gpus(plan: ClusterPlan) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for seat in seats(parse_config(FILE, plan_overrides(plan)), plan.placement):
+        if seat.place.isdigit():
+            found[int(seat.place)] = (*found.get(int(seat.place), ()), seat.who)
+    return found
+
+
+def plan_overrides(plan: ClusterPlan) -> list[str]:
+    return [
+        f"placement.learner.ranks={len(plan.placement.learner)}",
+        f"engine.replicas={len(plan.placement.rollout)}",
+    ]
+
+
+def test_a_replica_has_the_gpus_of_one_node() -> None:
+    two = replace(NODE, nodes=2, gpus=3)
+    with pytest.raises(ConfigError, match=r"engine 1 would have GPUs \[2, 3\], of two nodes of 3"):
+        planned(two, **keys(placement__learner__ranks=1, engine__replicas=3, engine__tensor_parallel_size=2))
 
 
 def test_memory_follows_the_backend_and_its_ranks() -> None:
@@ -91,9 +115,11 @@ def test_times_scale_as_the_formulas() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"9 GPUs are needed for 9 ranks of the learner \(placement.learner.ranks\)"):
+    with pytest.raises(ConfigError, match=r"ranks 9: each rank needs a GPU of its own, and the planned cluster has 8"):
         planned(**keys(placement__learner__ranks=9))
-    with pytest.raises(ConfigError, match="apart, and 1 nodes of 8 have 8"):
+    with pytest.raises(
+        ConfigError, match="3 GPUs are needed beside the 6 of the learner, and the planned cluster has 8"
+    ):
         planned(**keys(placement__learner__ranks=6, engine__replicas=3, engine__colocated="false"))
     with pytest.raises(ConfigError, match="tensor_parallel_size 4 is more than the 2 GPUs of a node"):
         planned(replace(NODE, nodes=4, gpus=2), **keys(engine__tensor_parallel_size=4))
@@ -106,10 +132,13 @@ def test_files_for_eight_gpus_fit_them(path: Path) -> None:
     config = load_config(path)
     shape = SEVEN if "7b" in path.stem else SMALL
     plan = plan_cluster(config, shape, NODE, tokens=1_000_000)
-    assert plan.colocated
-    assert plan.seats == tuple((f"learner {i}", f"engine {i}") for i in range(8))
+    assert plan.in_turn
+    assert on_gpus(plan) == {i: (f"learner {i}", f"engine {i}") for i in range(8)}
+    assert plan.placement.sleepers == tuple(range(8))
     assert {item.owner for item in plan.memory.items["cuda"]} == {"learner", "engine"}
-    with pytest.raises(ConfigError, match="8 GPUs are needed"):
+    with pytest.raises(
+        ConfigError, match=r"learner\.devices .*: the planned cluster has no GPU 4 \(it has 4, 0 to 3\)"
+    ):
         plan_cluster(config, shape, replace(NODE, gpus=4), tokens=1_000_000)
 
 
@@ -124,7 +153,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["plan", "configs/frozenlake_tiny.yaml", "--nodes", "1", "--gpus", "2"]
     assert main(given) == 0
     said = capsys.readouterr().out
-    assert "node 0, 1 GPUs: learner 0" in said
+    assert "GPU 0" in said
+    assert "learner 0 + engine 0" in said
     assert "a step of" in said
     assert main([*given, "cluster=ray", "placement.learner.ranks=3"]) == MISTAKE
-    assert "3 GPUs are needed" in capsys.readouterr().err
+    assert "the planned cluster has 2" in capsys.readouterr().err
+    assert main([*given[:2], "--nodes", "2", "--gpus", "1", "cluster=ray", "placement.learner.ranks=2"]) == 0
+    assert "node 1, GPU 0" in capsys.readouterr().out

@@ -179,3 +179,43 @@ def test_the_last_server_is_not_given_up_for_probes_that_get_lost(model: Languag
         fake.bad = {"generate": ["drop"] * 8}
         check(ask(engine, 1))
         engine.close()
+
+
+def test_replicas_on_the_learner_s_gpus_sleep_and_the_others_answer(
+    model: LanguageModel, fakes: list[tuple[str, FakeVLLM]]
+) -> None:
+    engine = connect(model, [url for url, _ in fakes], max_running=16, colocated=[0, 2])
+    assert engine.capabilities.sleep
+    assert engine.capabilities.answers_asleep
+    for _, fake in fakes:
+        fake.bad = {"delay_s": 0.3}
+    waiting = ask(engine, 30)
+    until(lambda: all(fake.at_once for _, fake in fakes))
+    engine.sleep()
+    assert [bool(fake.asleep) for _, fake in fakes] == [True, False, True]
+    assert [fake.at_once for _, fake in fakes if fake.asleep] == [0, 0], "what ran there was finished first"
+    seen = [fake.requests for _, fake in fakes]
+    check([*waiting, *ask(engine, 6, session=lambda _: "an episode")])
+    assert [fake.requests - known for (_, fake), known in zip(fakes, seen, strict=True)][::2] == [0, 0]
+    engine.update_weights(weights_of(blank_model().network), 1)
+    assert not any(fake.asleep for _, fake in fakes)
+    for _, fake in fakes:
+        fake.bad = {"delay_s": 0.3}
+    seen = [fake.requests for _, fake in fakes]
+    check(ask(engine, 30), version=1)
+    assert all(fake.requests > known for (_, fake), known in zip(fakes, seen, strict=True))
+    engine.close()
+
+
+def test_an_engine_that_sleeps_as_a_whole_answers_nothing(
+    model: LanguageModel, fakes: list[tuple[str, FakeVLLM]]
+) -> None:
+    engine = connect(model, [url for url, _ in fakes], colocated=True)
+    assert not engine.capabilities.answers_asleep
+    engine.sleep()
+    waiting = ask(engine, 3)
+    time.sleep(0.2)
+    assert not any(answer.done() for answer in waiting)
+    engine.wake()
+    check(waiting)
+    engine.close()

@@ -31,8 +31,9 @@ def episode_limits(config: RolloutConfig) -> EpisodeLimits:
 
 
 @contextlib.contextmanager
-def env_workers(config: RolloutConfig, tasks: Sequence[Task]) -> Iterator[EnvWorkers | None]:
-    """The workers that hold the environments; None for manager 'thread'.
+def env_workers(config: RolloutConfig, tasks: Sequence[Task], cpus: Sequence[int] = ()) -> Iterator[EnvWorkers | None]:
+    """The workers that hold the environments; None for manager 'thread'. Worker processes run on the processors
+    ``cpus``; none: on any.
 
     Raises :class:`ConfigError` where they do not start, or an environment of ``tasks`` cannot be made in one of them.
     """
@@ -41,7 +42,8 @@ def env_workers(config: RolloutConfig, tasks: Sequence[Task]) -> Iterator[EnvWor
         yield None
         return
     limits = episode_limits(config)
-    with manager.open(config, limits) as workers:
+    opened = _process_workers(config, limits, cpus) if cpus else manager.open(config, limits)
+    with opened as workers:
         workers.check(tasks, limits.of_env("make"), manager.remedy)
         yield workers
 
@@ -68,8 +70,8 @@ def rank_words(config: RunConfig) -> str:
 
 
 @contextlib.contextmanager
-def _process_workers(config: RolloutConfig, limits: EpisodeLimits) -> Iterator[EnvWorkers]:
-    with EnvWorkers(ProcessLink, config.workers or _cores(), limits) as workers:
+def _process_workers(config: RolloutConfig, limits: EpisodeLimits, cpus: Sequence[int] = ()) -> Iterator[EnvWorkers]:
+    with EnvWorkers(lambda: ProcessLink(cpus), config.workers or len(cpus) or _cores(), limits) as workers:
         yield workers
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import Any
 
-import torch
-
-from roll_envs.errors import ConfigError
 from trainer.cluster.crew import Crew, Links, LocalLinks
-from trainer.cluster.ranked import RankedLearner, make_phase_learner
+from trainer.cluster.ranked import RankedLearner, RankedScorer, make_phase_learner
+from trainer.cluster.seats import place, this_machine
 from trainer.config import RunConfig
 from trainer.learner import Learner
 from trainer.model.network import LanguageModel, choose_device
@@ -87,21 +86,25 @@ def check_ranks(config: RunConfig) -> None:
 
 
 def local_environments(config: RunConfig) -> list[dict[str, str]]:
-    """The environment variables of each rank on this machine: which GPU it has, and how it is reached.
+    """The environment variables of each rank on this machine: which GPUs it has, and how it is reached.
 
-    Raises :class:`ConfigError` for more ranks than GPUs.
+    Raises :class:`ConfigError` for a placement that cannot be met, such as more ranks than GPUs.
     """
     count = config.placement.learner.ranks
     # Ranks of one machine need no network.
     common = {} if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform != "linux" else {"GLOO_SOCKET_IFNAME": "lo"}
     if choose_device(config.learner.device).type == "cpu":
         return [common] * count
-    there = torch.cuda.device_count()
-    if there < count:
-        raise ConfigError(
-            f"placement.learner.ranks {count}: each rank needs a GPU of its own, and this machine has {there}; lower "
-            "it, set learner.device to 'cpu', or use cluster 'ray' for several machines"
-        )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(i) for i in range(there)]
-    return [{**common, "CUDA_VISIBLE_DEVICES": name} for name in names[:count]]
+    machine = this_machine()
+    placement = place(config, machine)
+    seen = [",".join(machine.gpus[gpu] for gpu in placement.visible(rank)) for rank in range(count)]
+    return [{**common, "CUDA_VISIBLE_DEVICES": names} for names in seen]
+
+
+def move_beside(config: RunConfig, name: str, part: Any) -> None:
+    """Bring the ``part`` (reference or critic) of a learner to the devices that ``placement`` gives to it."""
+    if getattr(config.placement, name).device is None:
+        return
+    placement = place(config, this_machine())
+    if devices := placement.devices_of(name, apart=isinstance(part, RankedScorer)):
+        part.move(*devices)

@@ -15,6 +15,7 @@ import torch
 from roll_envs.types import Metrics
 from trainer.cluster.crew import Crew
 from trainer.cluster.frames import Stream
+from trainer.cluster.seats import learner_device
 from trainer.config import CriticConfig, LossConfig, RunConfig
 from trainer.config.load import dump_config
 from trainer.data.batches import Batch, Denominators, balance, cost
@@ -46,7 +47,7 @@ def make_phase_learner(
         correction=None if warm_start else config.correction,
         settings=settings,
         threads=threads,
-        device=settings.device,
+        device=learner_device(config) if ranks is None else settings.device,
         ranks=ranks,
     )
 
@@ -176,6 +177,18 @@ class RankedScorer:
             self._crew.call("copy", weights.name, self._name)
             return
         self._crew.call_each("part", [(self._name, "load_weights", Stream())] * self._crew.count, weights)
+
+    def offload(self) -> None:
+        """Leave the devices of all ranks until :meth:`reload`."""
+        self._crew.call("part", self._name, "offload")
+
+    def reload(self) -> None:
+        """Be on the devices again."""
+        self._crew.call("part", self._name, "reload")
+
+    def move(self, *devices: str) -> None:
+        """Be on other devices from now on, one for each rank, as that rank calls it."""
+        self._crew.call_each("part", [(self._name, "move", device) for device in devices])
 
 
 class _Trained(RankedScorer):

@@ -1,19 +1,50 @@
-"""The section ``placement``: which processes the parts of a run are in, and where."""
+"""The section ``placement``: which processes the parts of a run are in, and on which GPUs and processors.
+
+:mod:`trainer.cluster.seats` works out from it, and from what the machine has, who sits where.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 
 from trainer.config.algorithm import Count, Positive, Seconds, Section
 
+Numbers = tuple[Count, ...]
+"""Of GPUs or processors, from 0, in the order in which they are given out."""
 
-class LearnerPlacement(Section):
+
+class _Placed(Section):
+    """A role of the section; what it is given is checked here, so that messages have one form."""
+
+    section: ClassVar[str]
+
+    @field_validator("devices", "cpus", "device", mode="wrap", check_fields=False)
+    @classmethod
+    def _numbers(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        if (cls.section, info.field_name) == ("learner", "cpus"):  # a share, which Ray knows
+            return handler(value)
+        key = f"placement.{cls.section}.{info.field_name} is {value!r}"
+        if isinstance(value, list | tuple) and (not value or len(set(map(str, value))) < len(value)):
+            raise ValueError(f"{key}; a list names each number once, and at least one")
+        try:
+            return handler(tuple(value) if isinstance(value, list) else value)
+        except ValidationError:
+            what = "processors" if info.field_name == "cpus" else "GPUs"
+            other = {"device": "'cpu', ", "devices": "" if cls.section == "learner" else "how many, "}
+            words = other.get(str(info.field_name), "how many, ")
+            raise ValueError(f"{key}; allowed: {words}a list of numbers of {what} (from 0), or null") from None
+
+
+class LearnerPlacement(_Placed):
     """The ranks of the learner: processes that train one model together, each on a share of the sequences."""
 
+    section: ClassVar[str] = "learner"
     ranks: Positive = 1
     """Processes; 1 with cluster 'local' is the trainer's own process."""
+    devices: Numbers | None = None
+    """GPUs of this machine, one for each rank, by their numbers; null is the first ones. Cluster 'local' only."""
     timeout_s: Seconds = 1800.0
     """Longest wait for an answer of a rank; those that are late are then named, and all are ended."""
     start_timeout_s: Seconds = 300.0
@@ -26,23 +57,86 @@ class LearnerPlacement(Section):
     """GPUs that each rank reserves; 0 computes on the processor; cluster 'ray' only."""
 
 
+class RolloutPlacement(_Placed):
+    """The inference engine: the built-in one in the trainer's process, or the servers that a run starts."""
+
+    section: ClassVar[str] = "rollout"
+    devices: Positive | Numbers | None = None
+    """GPUs of the replicas, the next engine.tensor_parallel_size for each: a list of their numbers, or how many beside
+    the learner's. Replicas on a GPU of the learner sleep while it learns, the others go on. null: the learner's GPUs
+    and, where more are needed, the next ones; after the learner's with engine.colocated false."""
+    cpus: Positive | Numbers | None = None
+    """Processors that servers without a GPU run on, dealt to the replicas: a list, or how many; null is all of them."""
+
+
+class EnvironmentsPlacement(_Placed):
+    """The workers of rollout.manager 'process'."""
+
+    section: ClassVar[str] = "environments"
+    cpus: Positive | Numbers | None = None
+    """Processors that all workers run on: a list, or how many beside those of the servers; null is all of them. Of
+    workers, rollout.workers 0 starts one for each."""
+
+
+class ReferencePlacement(_Placed):
+    """The network that KL terms are measured against; learner.backend 'torch' only."""
+
+    section: ClassVar[str] = "reference"
+    device: Literal["cpu"] | Numbers | None = None
+    """Where it is: cpu, or a list of GPUs of this machine, one for each rank of the learner; null: where the policy
+    is."""
+
+
+class CriticPlacement(_Placed):
+    """The network that predicts returns; learner.backend 'torch' only."""
+
+    section: ClassVar[str] = "critic"
+    device: Literal["cpu"] | Numbers | None = None
+    """Where it is: cpu, or a list of GPUs of this machine, one for each rank of the learner; null: where the policy
+    is."""
+
+
 class PlacementConfig(Section):
     """Which processes the parts run in, and where."""
 
     address: str | None = None
     """Address of the Ray cluster (host:port, or auto); null starts one here; cluster 'ray' only."""
     learner: LearnerPlacement = Field(default_factory=LearnerPlacement)
+    rollout: RolloutPlacement = Field(default_factory=RolloutPlacement)
+    environments: EnvironmentsPlacement = Field(default_factory=EnvironmentsPlacement)
+    reference: ReferencePlacement = Field(default_factory=ReferencePlacement)
+    critic: CriticPlacement = Field(default_factory=CriticPlacement)
 
 
-def placement_problems(cluster: str, placement: PlacementConfig) -> list[str]:
+def placement_problems(cluster: str, placement: PlacementConfig, *, manager: str, backend: str) -> list[str]:
     """What of ``placement`` would have no effect, for people."""
-    if cluster == "ray":
-        return []
     learner, default = placement.learner, LearnerPlacement()
-    unused = {"address": placement.address is not None}
-    unused |= {f"learner.{key}": getattr(learner, key) != getattr(default, key) for key in ("cpus", "gpus")}
-    return [
-        f"placement.{key} is set, but cluster is {cluster!r}; set cluster to 'ray' or leave it out"
-        for key, there in unused.items()
-        if there
-    ]
+    problems = []
+    if cluster == "local":
+        unused = {"address": placement.address is not None}
+        unused |= {f"learner.{key}": getattr(learner, key) != getattr(default, key) for key in ("cpus", "gpus")}
+        remedy = f"cluster is {cluster!r}; set cluster to 'ray' or leave it out"
+        problems += [f"placement.{key} is set, but {remedy}" for key, there in unused.items() if there]
+    elif learner.devices is not None:
+        problems.append(
+            "placement.learner.devices is set, but on cluster 'ray' Ray chooses the GPUs of the ranks; say in "
+            "placement.learner.gpus how many each needs"
+        )
+    if placement.environments.cpus is not None and manager != "process":
+        problems.append(
+            f"placement.environments.cpus is set, but rollout.manager {manager!r} has no worker processes of this "
+            "machine; set rollout.manager to 'process' or leave it out"
+        )
+    for name in ("reference", "critic"):
+        device: Any = getattr(placement, name).device
+        if device is not None and backend != "torch":
+            problems.append(
+                f"placement.{name}.device is set, but learner.backend {backend!r} cuts the {name} into shards beside "
+                "those of the policy; set learner.backend to 'torch' or leave it out"
+            )
+        elif isinstance(device, tuple) and cluster == "ray":
+            problems.append(
+                f"placement.{name}.device {list(device)} are GPUs of this machine, and the learner's ranks are on "
+                "cluster 'ray'; give 'cpu', or leave it out"
+            )
+    return problems

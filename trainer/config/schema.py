@@ -466,7 +466,9 @@ class RunConfig(Section):
             )
         problems += correction_problems(self.loss, self.correction)
         problems += self._problems_of_the_mix()
-        problems += placement_problems(self.cluster, self.placement)
+        problems += placement_problems(
+            self.cluster, self.placement, manager=self.rollout.manager, backend=self.learner.backend
+        )
         if self.cluster == self.rollout.manager == "ray" and self.placement.address != self.rollout.ray.address:
             problems.append(
                 f"placement.address is {self.placement.address!r} and rollout.ray.address "

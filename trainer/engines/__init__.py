@@ -64,6 +64,8 @@ class Capabilities:
     """:meth:`Engine.abort` works."""
     sleep: bool = False
     """The engine shares a device with the learner; :meth:`Engine.sleep` gives its memory back."""
+    answers_asleep: bool = False
+    """Some of its replicas share no device with the learner; they answer while the others sleep."""
 
 
 class Engine(Policy):
@@ -97,8 +99,8 @@ class Engine(Policy):
         raise EngineError(f"{type(self).__name__} cannot abort; ask its capabilities first")
 
     def sleep(self) -> None:
-        """Give back the memory of weights, keys and values. Requests wait until :meth:`update_weights` or
-        :meth:`wake`."""
+        """Give back the memory of weights, keys and values on the learner's devices. Requests wait until
+        :meth:`update_weights` or :meth:`wake`, or go to replicas that stay awake."""
         raise EngineError(f"{type(self).__name__} cannot sleep; ask its capabilities first")
 
     def wake(self) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from roll_envs.errors import ConfigError
 from roll_envs.settings import Settings
@@ -49,14 +49,16 @@ class RemoteSettings(Settings):
     """A folder that trainer and server both see, for new weights; null passes them in the machine's memory."""
     gpus: str | None = None
     """GPUs of the servers that are started, as CUDA_VISIBLE_DEVICES lists them, e.g. '1,2': each replica takes the next
-    ones; null shares the learner's."""
+    ones; null: placement.rollout.devices says it, by numbers."""
+    cpus: list[list[int]] | None = None
+    """Processors of each server that is started; null: placement.rollout.cpus says it."""
     gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
     """Share of each GPU's memory that a server takes while it is awake: weights, keys and values."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs over which a server spreads the model."""
-    colocated: bool | None = None
-    """Whether the server sleeps while the learner learns, which needs its memory; null is yes for a server that is
-    started on the learner's GPU."""
+    colocated: bool | list[int] | None = None
+    """Whether servers sleep while the learner learns, which needs their memory: all of them, none, or the replicas with
+    these numbers, from 0; null is those that are started on a GPU of the learner."""
     transfer_address: str = "127.0.0.1"
     """Address of this machine at which the servers' workers reach it, for weights that are broadcast."""
     transfer_timeout_s: float = Field(120.0, gt=0)
@@ -72,6 +74,31 @@ class RemoteSettings(Settings):
     def urls(self) -> list[str]:
         """Servers that run already."""
         return [self.url] if isinstance(self.url, str) else self.url or []
+
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return len(self.urls) or self.replicas
+
+    @property
+    def sleepers(self) -> tuple[int, ...]:
+        """The servers that ``colocated`` names; none where it is null."""
+        if isinstance(self.colocated, bool):
+            return tuple(range(self.servers)) if self.colocated else ()
+        return tuple(sorted(self.colocated or ()))
+
+    @field_validator("colocated")
+    @classmethod
+    def _there(cls, value: Any, info: ValidationInfo) -> Any:
+        url = info.data.get("url")
+        servers = len(url) if isinstance(url, list) else info.data.get("replicas", 1)
+        if isinstance(value, list) and not set(value) <= set(range(servers)):
+            raise ValueError(f"engine.colocated {value} names servers from 0 to {servers - 1}; give those, or true")
+        return value
+
+    def on_gpu(self, device: str) -> bool:
+        """Whether servers that are started have GPUs, for ``engine.device``."""
+        return device != "cpu"
 
     def log_of(self, number: int) -> str | None:
         """Where the output of replica ``number`` goes; None for a temporary file."""

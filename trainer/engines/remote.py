@@ -54,7 +54,8 @@ class RemoteEngine(Engine):
 
         Raises :class:`EngineError` when one does not come up, or does not answer as the model does.
         """
-        self.capabilities = dialect.capabilities
+        resting = frozenset(settings.sleepers)
+        self.capabilities = replace(dialect.capabilities, answers_asleep=0 < len(resting) < len(servers))
         self._dialect, self._settings = dialect, settings
         self._limits = Limits(model.network.config.vocab_size, max_tokens)
         self._skeleton = skeleton_of(model.network)
@@ -69,6 +70,7 @@ class RemoteEngine(Engine):
             Replica(dialect, settings, server, partial(self._client.ask, server.url), self._limits)
             for server in servers
         ]
+        self._resting = [replica for number, replica in enumerate(self._replicas) if number in resting]
         self._of_lane = {replica.lane: replica for replica in self._replicas}
         self._router = Router([replica.lane for replica in self._replicas])
         try:
@@ -124,7 +126,10 @@ class RemoteEngine(Engine):
             raise
 
     def sleep(self) -> None:
-        """Give back the servers' memory; requests wait, those that run too. All wake up where one does not sleep."""
+        """Give back the memory of the servers that share GPUs with the learner; requests wait, those that run too.
+
+        Where other servers stay awake, what runs is finished first, and requests go to those. All wake up where one
+        does not sleep."""
         if not self.capabilities.sleep:
             super().sleep()
         self._raise_if_unusable()
@@ -299,12 +304,12 @@ class RemoteEngine(Engine):
         """Let requests to a replica wait until it runs and has the current weights."""
         self._router.shut(replica.lane)
         await replica.bring(lambda: self._sent, paused=lambda: self._paused)
-        if not (replica.drained or self._asleep):
+        if not (replica.drained or self._rests(replica)):
             self._router.open(replica.lane)
 
     def _see_to(self, replica: Replica) -> None:
         """Something went wrong at a replica: bring it back. One task does it for all requests."""
-        if replica.drained or self._asleep:
+        if replica.drained or self._rests(replica):
             return  # a restore, an update or a wake brings it back
         if replica.revival is None or replica.revival.done():
             replica.revival = asyncio.create_task(self._revive(replica))
@@ -339,12 +344,14 @@ class RemoteEngine(Engine):
 
     async def _sleep(self) -> None:
         self._asleep = True
-        for replica in self._replicas:
+        for replica in self._resting:
             if replica.revival is not None:
                 replica.revival.cancel()
             self._router.shut(replica.lane)
+        if self.capabilities.answers_asleep:
+            await self._finish_running(self._resting)
         try:
-            await self._every(Replica.sleep)
+            await asyncio.gather(*(replica.sleep() for replica in self._resting if not replica.drained))
         except EngineError:
             with contextlib.suppress(EngineError):
                 await self._wake()
@@ -361,9 +368,17 @@ class RemoteEngine(Engine):
         if replica.revival is not None:
             replica.revival.cancel()
         self._router.shut(replica.lane)
-        while replica.lane.running:
-            await asyncio.sleep(0.02)
+        await self._finish_running([replica])
         replica.server.stop()
+
+    @staticmethod
+    async def _finish_running(replicas: Sequence[Replica]) -> None:
+        """Wait for the requests at ``replicas``, which all have deadlines."""
+        while any(replica.lane.running for replica in replicas):
+            await asyncio.sleep(0.02)
+
+    def _rests(self, replica: Replica) -> bool:
+        return self._asleep and replica in self._resting
 
     async def _every(self, act: Callable[[Replica], Awaitable[T]]) -> list[T]:
         return await asyncio.gather(*(act(each) for each in self._replicas if not each.drained))

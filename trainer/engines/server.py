@@ -64,10 +64,12 @@ class Server:
         environment: Mapping[str, str] | None = None,
         log: str | None = None,
         folder: TemporaryDirectory[str] | None = None,
+        cpus: Sequence[int] = (),
     ) -> None:
         """The command must end its process group when its standard input ends. ``log`` takes all that it prints; None
-        keeps it in ``folder``, which is removed in the end."""
+        keeps it in ``folder``, which is removed in the end. It runs on the processors ``cpus``; none: on any."""
         self.url, self._command, self._environment, self._folder = url, command, environment, folder
+        self._cpus = cpus
         self._log = log or (f"{folder.name}/log" if folder else os.devnull)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -93,7 +95,10 @@ class Server:
                     env=self._environment,
                     process_group=0,
                 )
+            if self._cpus:  # before it starts threads, which inherit it
+                os.sched_setaffinity(self._process.pid, self._cpus)
         except OSError as error:
+            self.stop()
             raise EngineError(f"the server cannot be started: {error}") from error
 
     def stop(self) -> bool:

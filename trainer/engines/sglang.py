@@ -116,7 +116,7 @@ def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, ma
         arguments["attention-backend"] = "triton"  # the faster ones know half precision only
     pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
     flags = [*_FLAGS, *(["enable-deterministic-inference"] if settings.deterministic else [])]
-    flags += ["enable-memory-saver"] if settings.colocated else []
+    flags += ["enable-memory-saver"] if number in settings.sleepers else []
     python = settings.environment("sglang") / "bin" / "python"
     return Server(
         url,
@@ -124,6 +124,7 @@ def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, ma
         environment=settings.variables(number) | _VARIABLES,
         log=settings.log_of(number),
         folder=folder,
+        cpus=settings.cpus[number] if settings.cpus else (),
     )
 
 

@@ -66,7 +66,7 @@ class SGLangDialect(Dialect):
             prefix_cache=True,
             pause=True,
             abort=True,
-            sleep=bool(settings.colocated),
+            sleep=bool(settings.sleepers),
         )
         self._accepted = [*TESTED.values(), *(release for name, release in settings.accept.items() if name in TESTED)]
         self._ranks: dict[Ask, int] = {}

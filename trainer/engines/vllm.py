@@ -64,7 +64,7 @@ class VLLMSettings(RemoteSettings):
     def resolved(self, device: str) -> VLLMSettings:
         """These settings without an auto."""
         gpu = self.on_gpu(device)
-        shared = gpu and self.url is None and self.gpus is None
+        shared = gpu and self.url is None and (self.gpus is None or bool(self.sleepers))
         apart = "broadcast" if gpu and self.url is None else "shared_memory"
         found: dict[str, Any] = {
             "dtype": ("bfloat16" if gpu else "float32") if self.dtype == "auto" else self.dtype,
@@ -137,7 +137,7 @@ def command_line(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> list[
     if gpu:
         arguments["gpu-memory-utilization"] = str(settings.gpu_memory_utilization)
         arguments["tensor-parallel-size"] = str(settings.tensor_parallel_size)
-        flags += ["enable-sleep-mode"] if settings.colocated else []
+        flags += ["enable-sleep-mode"] if settings.sleepers else []
     else:
         arguments |= {"distributed-executor-backend": "uni", "block-size": "32"}
         arguments["max-num-batched-tokens"] = str(max(8192, max_tokens))
@@ -167,12 +167,14 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
     config.save_pretrained(folder.name)
     program = [str(settings.environment("vllm") / "bin" / "python"), str(_WORKER / "serve.py")]
     model = ["--model", folder.name, "--port", url.rpartition(":")[2]]
+    own = settings.model_copy(update={"colocated": number in settings.sleepers})
     return Server(
         url,
-        [*program, *model, *command_line(settings, max_tokens=max_tokens, gpu=gpu)],
+        [*program, *model, *command_line(own, max_tokens=max_tokens, gpu=gpu)],
         environment=variables(settings, gpu=gpu, number=number) | {"VLLM_RPC_BASE_PATH": folder.name},
         log=settings.log_of(number),
         folder=folder,
+        cpus=settings.cpus[number] if settings.cpus else (),
     )
 
 
@@ -181,7 +183,7 @@ def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     problems = settings.problems(config, max_tokens)
     problems += _width_problem(width) if settings.url is None and not gpu else []
-    if settings.gpus is not None and settings.transfer == "ipc":
+    if settings.gpus is not None and not settings.sleepers and settings.transfer == "ipc":
         problems.append(
             f"engine.transfer 'ipc' passes memory of a GPU that is shared, and engine.gpus '{settings.gpus}' gives the "
             "server others; choose broadcast"
@@ -214,7 +216,7 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
         for number, url in enumerate(urls)
     ]
     options = TransportOptions(on_gpu=gpu, address=settings.transfer_address, timeout_s=settings.transfer_timeout_s)
-    dialect = VLLMDialect(TRANSPORTS[settings.transfer], options, colocated=bool(settings.colocated))
+    dialect = VLLMDialect(TRANSPORTS[settings.transfer], options, colocated=bool(settings.sleepers))
     return RemoteEngine(loaded, dialect, settings, servers, max_tokens=max_tokens)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
@@ -35,11 +35,26 @@ __all__ = [
     "FSDP2Settings",
     "Learner",
     "NetworkSettings",
+    "Offloads",
     "Scorer",
     "Shares",
     "TorchSettings",
     "make_learner",
 ]
+
+
+@runtime_checkable
+class Offloads(Protocol):
+    """A learner, critic or reference that can leave its device between steps: ``learner.offload``."""
+
+    def offload(self) -> None:
+        """Give the device's memory back. Weights and states can be read and replaced meanwhile; scores and steps wait
+        for :meth:`reload`."""
+        ...
+
+    def reload(self) -> None:
+        """Take the device's memory again."""
+        ...
 
 
 class Scorer(Protocol):
@@ -212,6 +227,10 @@ class TorchSettings(NetworkSettings):
     threads: int = Field(0, ge=0)
     """Micro-batches side by side, and torch threads of the engine; 0 chooses by size.
     Default: speed alone; changes nothing else."""
+    offload: Literal["never", "between_steps"] = "never"
+    """between_steps: weights, optimiser state, critic and reference are in the CPU's memory except while a step learns,
+    so that an engine can use the GPU's; nothing happens where the learner computes on the processor.
+    Default: off: memory of the device against time."""
 
 
 def _make_torch(model: LanguageModel, **arguments: Any) -> Learner:

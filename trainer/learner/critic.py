@@ -13,12 +13,14 @@ from roll_envs.errors import RollError
 from roll_envs.types import Metrics
 from trainer.config import CriticConfig, OptimizerConfig
 from trainer.data.batches import Batch, Denominators
+from trainer.learner.device_memory import DeviceMemory
 from trainer.learner.gradients import Ranks, cast_weights
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.learner.steps import jobs_of
 from trainer.model.attention import use_packed_attention
 from trainer.model.context import ContextRanks
 from trainer.model.forward import label_states, load_weights, spread, weights_of
+from trainer.model.network import choose_device
 
 
 class ValueNetwork(torch.nn.ModuleDict):
@@ -55,6 +57,7 @@ class TorchCritic:
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
         adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
         self._optimizers = make_optimizers(adamw, trained_weights(self._network))
+        self._memory = DeviceMemory(self._device, [self._network], (), self._optimizers)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """The value of the state in which each label was sampled, [B, T] per batch."""
@@ -110,6 +113,19 @@ class TorchCritic:
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to a saved state."""
         self._optimizers[0].load_state_dict(state)
+
+    def offload(self) -> None:
+        """Leave the device until :meth:`reload`."""
+        self._memory.offload()
+
+    def reload(self) -> None:
+        """Be on the device again."""
+        self._memory.reload()
+
+    def move(self, device: str) -> None:
+        """Be on another device from now on."""
+        self._device = choose_device(device)
+        self._memory.move(self._device)
 
 
 def value_loss(

@@ -26,6 +26,7 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner import Critic, NetworkSettings, Scorer, TorchSettings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
+from trainer.learner.device_memory import DeviceMemory
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.learner.steps import ScoreModule, jobs_of, microbatch_loss, step_metrics
@@ -39,8 +40,14 @@ class TorchScorer:
     def __init__(self, network: Any, temperature: float, settings: NetworkSettings) -> None:
         """``network`` is used as it is, not copied. Raises :class:`ConfigError` when it has no head that is known."""
         first = next(network.parameters())
-        self._network, self.device = network, first.device
+        self._network, self._temperature, self._settings = network, temperature, settings
+        self._memory = DeviceMemory(first.device, [network])
         self._module = ScoreModule(network, temperature, settings, first.device, first.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is run."""
+        return self._memory.device
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
@@ -59,6 +66,20 @@ class TorchScorer:
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take other weights. Raises :class:`CheckpointError` when they do not fit."""
         load_weights(self._network, weights, "the checkpoint's reference")
+
+    def offload(self) -> None:
+        """Leave the device until :meth:`reload`."""
+        self._memory.offload()
+
+    def reload(self) -> None:
+        """Be on the device again."""
+        self._memory.reload()
+
+    def move(self, device: str) -> None:
+        """Be on another device from now on."""
+        self._memory.move(choose_device(device))
+        dtype = next(self._network.parameters()).dtype
+        self._module = ScoreModule(self._network, self._temperature, self._settings, self.device, dtype)
 
 
 class BaseModel:
@@ -80,6 +101,12 @@ class BaseModel:
         found = {name: value.shape for name, value in weights}
         if found and found != {name: value.shape for name, value in self._adapted.weights()}:
             raise CheckpointError("the checkpoint's reference does not fit the configured model")
+
+    def offload(self) -> None:
+        """Nothing: it is the policy's memory."""
+
+    def reload(self) -> None:
+        """Nothing, as :meth:`offload`."""
 
 
 class _Result(NamedTuple):
@@ -128,12 +155,14 @@ class TorchLearner:
         self._temperature, self._settings = temperature, settings
         self._ranks = ranks or Ranks()
         # Never in training mode: dropout would make other log-probs than the sampler's.
-        self._network, self._adapted = self._place(model.network.eval(), choose_device(device))
+        self._network, self._adapted = self._place(model.network.eval(), home := choose_device(device))
         own = self._worker(self._network)  # used for scoring, and for training unless there are threads
         self._policy = own.policy
         self._masters = self._master_weights(own.parameters)
         self._guard = StepGuard(optimizer, self._ranks)
         self._optimizers = make_optimizers(optimizer, trained_weights(self._network, self._masters.values))
+        # The network with adapters shares the weights of the plain one.
+        self._memory = DeviceMemory(home, [self._plain, self._network], self._masters.values, self._optimizers)
         self._workers: SimpleQueue[Worker] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
         if threads > 1:
@@ -246,6 +275,14 @@ class TorchLearner:
         for part, saved in zip(self._optimizers, state["parts"], strict=True):
             part.load_state_dict(saved)
         self._guard.skipped_in_a_row = int(state.get("skipped", 0))
+
+    def offload(self) -> None:
+        """Leave the device until :meth:`reload`: weights, float32 copies, the optimiser's state."""
+        self._memory.offload()
+
+    def reload(self) -> None:
+        """Be on the device again."""
+        self._memory.reload()
 
     def reference(self, *, fixed: bool = True) -> Scorer:
         """A frozen policy with the current weights; with adapters and ``fixed``, the base model without a copy."""

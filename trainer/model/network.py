@@ -76,11 +76,15 @@ class LanguageModel:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for ``auto``, ``cpu`` or ``cuda``; 'auto' is CUDA where there is one. Raises :class:`ConfigError`."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device {name!r} is not known; allowed: auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda': torch finds no CUDA device here; use 'cpu' or 'auto'")
+    """The device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; 'auto' is CUDA where there is one. Raises
+    :class:`ConfigError`."""
+    kind, _, number = name.partition(":")
+    if name not in ("auto", "cpu") and (kind != "cuda" or not f"0{number}".isdigit()):
+        raise ConfigError(f"device {name!r} is not known; allowed: auto, cpu, cuda, cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: torch finds no CUDA device here; use 'cpu' or 'auto'")
+    if number:
+        return torch.device(name)
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

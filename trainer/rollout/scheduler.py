@@ -253,7 +253,7 @@ def check_mode(session: Session) -> None:
     """Raise :class:`ConfigError` where the engine cannot do what ``rollout.mode`` needs."""
     rollout, can = session.config.rollout, session.engine.capabilities
     name = f"rollout.mode {rollout.mode!r}: engine {session.config.engine.name!r}"
-    if rollout.mode != "sync" and can.sleep:
+    if rollout.mode != "sync" and can.sleep and not can.answers_asleep:
         raise ConfigError(
             f"{name} shares its device with the learner, so that one of them rests; give it a device of its own, or "
             "set rollout.mode: sync"

@@ -31,6 +31,7 @@ from roll_envs.managers import (
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, Group, Outcome, SamplingParams, Task, Trajectory, Turn
 from trainer.cluster import env_workers, episode_limits
+from trainer.cluster.seats import place, placed_engine, this_machine
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.load import teacher_config
 from trainer.engines import Engine, find_engine, make_engine, not_trained_here
@@ -160,7 +161,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         limits = episode_limits(config.rollout)
         self._open = contextlib.ExitStack()
         first = [task for env in self.mix.environments for task in held_out_tasks(env, 1)]
-        workers = self._open.enter_context(env_workers(config.rollout, first)) if plays else None
+        cpus = config.placement.environments.cpus and place(config, this_machine()).environment_cpus
+        workers = self._open.enter_context(env_workers(config.rollout, first, cpus or ())) if plays else None
         self._local_driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), limits)
         """With environments in this process, which a teacher can ask."""
         self._driver = EpisodeDriver(workers.make, limits) if workers else self._local_driver
@@ -179,7 +181,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def engine(self) -> Engine:
         """The inference engine, started at first use."""
         if self._engine is None:
-            self._engine = make_engine(self._model, self.config.engine)
+            machine = this_machine()
+            self._engine = make_engine(self._model, placed_engine(self.config, place(self.config, machine), machine))
         return self._engine
 
     def settings_of(self, task: Task) -> EpisodeSettings:

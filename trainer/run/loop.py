@@ -201,8 +201,7 @@ class _Run:
         counters, total = self.counters, self.config.warm_start.steps
         if counters.warm_steps >= total:
             return
-        self._rest_engine()
-        with self.report.phase("warm start", total, counters.warm_steps) as progress:
+        with self._learning(), self.report.phase("warm start", total, counters.warm_steps) as progress:
             while counters.warm_steps < total:
                 started = time.monotonic()
                 # A demonstration takes no model, so that playing them here holds an interrupt up for a moment only.
@@ -277,14 +276,14 @@ class _Run:
         """The update of a training step and what counts on with it; ``metrics`` with those of the update."""
         config, counters, parts = self.config, self.counters, self.parts
         started = time.monotonic()
-        self._rest_engine()
         version, greedy = counters.version, found.greedy_returns
-        learnt = update(config, parts, found.kept, step=counters.steps, version=version, greedy=greedy)
-        counters.steps += 1
-        counters.version += 1
-        counters.ledger.settle(found.indices)
-        self.session.mix.settle(found.played)
-        refresh_reference(config, parts, counters.steps)
+        with self._learning():
+            learnt = update(config, parts, found.kept, step=counters.steps, version=version, greedy=greedy)
+            counters.steps += 1
+            counters.version += 1
+            counters.ledger.settle(found.indices)
+            self.session.mix.settle(found.played)
+            refresh_reference(config, parts, counters.steps)
         seconds = time.monotonic() - started
         times = {"time/learn_s": seconds, "time/step_s": metrics["time/rollout_s"] + seconds}
         counters.spend(TRAIN, times["time/step_s"])
@@ -321,11 +320,6 @@ class _Run:
         if self._engine_version != version:
             self.session.engine.update_weights(self.parts.learner.weights(), version)
             self._engine_version = version
-
-    def _rest_engine(self) -> None:
-        """Leave the memory of a device that the engine shares to the learner; new weights wake it."""
-        if self.session.engine.capabilities.sleep:
-            self.session.engine.sleep()
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -375,7 +369,27 @@ class _Run:
 
     def _begin_phase(self) -> StepParts:
         warm_start = self.counters.warm_steps < self.config.warm_start.steps
-        return begin_phase(self.session, warm_start=warm_start, ranks=self.ranks)
+        parts = begin_phase(self.session, warm_start=warm_start, ranks=self.ranks)
+        for part in parts.offloading if self._offloads else ():
+            part.offload()
+        return parts
+
+    @property
+    def _offloads(self) -> bool:
+        return getattr(self.config.learner, "offload", "never") == "between_steps"
+
+    @contextlib.contextmanager
+    def _learning(self) -> Iterator[None]:
+        """The devices that learner and engine share are the learner's for this time; new weights wake the engine."""
+        if self.session.engine.capabilities.sleep:
+            self.session.engine.sleep()
+        for part in self.parts.offloading if self._offloads else ():
+            part.reload()
+        try:
+            yield
+        finally:
+            for part in self.parts.offloading if self._offloads else ():
+                part.offload()
 
     def _take_weights(self) -> None:
         """Bring the learner's weights to the session's model, which a learner of ranks does not train in place."""

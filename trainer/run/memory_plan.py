@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from roll_envs.errors import ConfigError
+from trainer.cluster.seats import place, placed_engine, this_machine
 from trainer.config import RunConfig
 from trainer.config.parts import BACKENDS, ENGINES, ESTIMATORS, part_settings
 from trainer.engines import HFSettings
@@ -335,11 +336,12 @@ def _hf(config: RunConfig, settings: HFSettings, counted: Counted, device: str) 
 def _server(settings: RemoteSettings, counted: Counted, device: str, memory: float) -> list[Item]:
     """Servers that the run starts, on a device with so many bytes; one that runs already has its memory already, and
     one on other GPUs takes none of this one."""
-    if settings.urls or (device != "cpu" and settings.gpus is not None):
+    if settings.urls or (device != "cpu" and settings.gpus is not None and not settings.sleepers):
         return []
     item = partial(Item, "engine")
     if device != "cpu":
-        taken = settings.replicas * settings.gpu_memory_utilization * memory
+        # With GPUs of their own to choose, a GPU has one of them at most.
+        taken = (1 if settings.gpus else settings.replicas) * settings.gpu_memory_utilization * memory
         when = ALWAYS if settings.colocated is False else SAMPLING
         return [item("weights, keys and values of servers", taken, when, ("engine.gpu_memory_utilization",))]
     size, cache = 2 if settings.dtype == "bfloat16" else 4, float(getattr(settings, "kv_cache_gib", 0.0))
@@ -364,7 +366,7 @@ def _engine(config: RunConfig, counted: Counted, device: str, memory: float) -> 
 def free_memory(device: str) -> float:
     """Bytes that can be had of a device now; of the CPU's, what the system says and the control group allows."""
     if device != "cpu":
-        return float(torch.cuda.mem_get_info()[0])
+        return float(torch.cuda.mem_get_info(torch.device(device))[0])
     found = [
         1024.0 * int(line.split()[1]) for line in _read("/proc/meminfo").splitlines() if line.startswith("MemAvailable")
     ]
@@ -384,6 +386,41 @@ def _read(path: str) -> str:
         return ""
 
 
+def _placed(config: RunConfig) -> tuple[RunConfig, tuple[str, str]]:
+    """The configuration with the devices that its engine has here, and the names of the learner's and the engine's."""
+    machine = this_machine()
+    placement = place(config, machine)
+    engine = placed_engine(config, placement, machine)
+    learner = (
+        f"cuda:{placement.learner[0]}" if any(placement.learner[:1]) else choose_device(config.learner.device).type
+    )
+    serves = choose_device(engine.device)
+    other = str(serves) if serves.index else serves.type
+    if placement.shared and "gpus" in (engine.model_extra or {}) and not placement.sleepers:  # awake beside the learner
+        engine = engine.model_copy(update={"gpus": None, "replicas": 1})
+    if placement.shared:
+        other = learner
+    return config.model_copy(update={"engine": engine}), (learner, other)
+
+
+def _device_of(config: RunConfig, item: Item, learner: str) -> str:
+    """Where something of the learner is: ``placement`` may say otherwise for reference and critic."""
+    name = item.what.partition(":")[0]
+    chosen = getattr(config.placement, name).device if name in ("reference", "critic") else None
+    return learner if chosen is None else "cpu" if chosen == "cpu" else f"cuda:{chosen[0]}"
+
+
+def _offloads(config: RunConfig) -> bool:
+    return getattr(config.learner, "offload", "never") == "between_steps"
+
+
+def _between_steps(config: RunConfig, item: Item, where: str) -> list[Item]:
+    """What is on a device always, for a learner that leaves it between steps: in the phases of a step alone."""
+    if where == "cpu" or item.when != ALWAYS or not _offloads(config):
+        return [item]
+    return [item._replace(when=BACKWARD), item._replace(when=STEP)]
+
+
 def make_plan(
     config: RunConfig,
     model: Any,
@@ -400,24 +437,27 @@ def make_plan(
     planned machine, where that does not follow from ``cluster``.
     """
     if devices is None:
-        devices = choose_device(config.learner.device).type, choose_device(config.engine.device).type
+        config, devices = _placed(config)
     counted = count(config, model)
     learner, engine = devices
     items: dict[str, list[Item]] = defaultdict(list)
     if here is None:
         here = config.placement.learner.ranks if config.cluster == "local" else 0
     for item in _learner(config, counted, learner, max(1, threads(counted.numbers) // max(here, 1))):
-        where = "cpu" if item.when == LOADING else learner
+        where = "cpu" if item.when == LOADING else _device_of(config, item, learner)
         if here > 1 and where == "cpu":  # GPUs have a rank each
             keys = (*item.keys, "placement.learner.ranks")
             item = item._replace(what=f"{item.what}, in {here} ranks", bytes=here * item.bytes, keys=keys)
-        items[where] += [item] if here else []
+        items[where] += _between_steps(config, item, where) if here else []
+        if where != "cpu" and here and _offloads(config) and item.when == ALWAYS and item.what != "gradients":
+            items["cpu"].append(item._replace(what=f"{item.what}, between steps", when=SAMPLING))
     if here != 1:
         items["cpu"].append(Item("driver", "weights in float32", 4 * counted.numbers))
     if free is None:
-        free = {device: free_memory(device) for device in {learner, engine, "cpu"}}
-        memory = free["cpu"] if engine == "cpu" else float(torch.cuda.mem_get_info()[1])
+        free = {device: free_memory(device) for device in {*items, learner, engine, "cpu"}}
+        memory = free["cpu"] if engine == "cpu" else float(torch.cuda.mem_get_info(torch.device(engine))[1])
     else:
+        free = {**dict.fromkeys(items, free[learner]), **free}
         memory = free[engine]
     items[engine] += _engine(config, counted, engine, memory)
     there = {d: tuple(i for i in found if i.bytes) for d, found in items.items()}

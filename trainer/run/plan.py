@@ -8,19 +8,16 @@ parameters that a token meets, T the tokens of a step.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from roll_envs.errors import ConfigError
+from trainer.cluster.seats import Machine, Placement, place
 from trainer.config import RunConfig
 from trainer.config.parts import ENGINES, part_settings
 from trainer.engines.preflight import RemoteSettings
 from trainer.run.memory_plan import GIB, MemoryPlan, make_plan
-
-_SHOWN = 4
-"""GPUs of a node that are listed; of more of them the first ones and the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,29 +37,34 @@ class Hardware:
     mfu: float
     """Share of the peak that the learner reaches."""
 
+    cpus: int = 64
+    """Processors of each node."""
+
     @property
-    def count(self) -> int:
-        return self.nodes * self.gpus
+    def machine(self) -> Machine:
+        """All nodes as one."""
+        gpus = tuple(str(gpu) for gpu in range(self.nodes * self.gpus))
+        return Machine(gpus=gpus, cpus=tuple(range(self.cpus)), name="the planned cluster")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterPlan:
     """Where the parts of a run are, and what they take."""
 
-    seats: tuple[tuple[str, ...], ...]
-    """Of each GPU in use, who is on it; node after node."""
+    placement: Placement
+    """GPUs are numbered node after node."""
     memory: MemoryPlan
     """Of one GPU (``cuda``) with the learner, with the engine beside it where they share, and of the driver's node."""
     learn_s: float
     sample_s: float | None
     """None for servers that run elsewhere."""
-    colocated: bool
+    in_turn: bool
+    """Whether learning waits for sampling: in mode sync, and where every engine shares its GPUs with the learner."""
 
     @property
     def step_s(self) -> float:
-        """Turn by turn on shared GPUs; else side by side."""
         times = self.learn_s, self.sample_s or 0.0
-        return sum(times) if self.colocated else max(times)
+        return sum(times) if self.in_turn else max(times)
 
 
 def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: int) -> ClusterPlan:
@@ -73,26 +75,20 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
     ranks, engine = config.placement.learner.ranks, part_settings(config.engine, ENGINES.find(config.engine.name))
     served = isinstance(engine, RemoteSettings) and not engine.urls
     replicas, width = (engine.replicas, engine.tensor_parallel_size) if served else (0, 1)
-    shared = not served or (engine.gpus is None if engine.colocated is None else engine.colocated)
-    learners, engines = (
-        [f"learner {i}" for i in range(ranks)],
-        [f"engine {i // width}" for i in range(replicas * width)],
-    )
-    needed = max(ranks, len(engines)) if shared else ranks + len(engines)
-    if needed > hardware.count:
-        beside = f"{ranks} ranks of the learner (placement.learner.ranks)"
-        beside += (
-            f", {replicas} engines of {width} GPUs (engine.replicas, engine.tensor_parallel_size)" if served else ""
-        )
-        raise ConfigError(
-            f"{needed} GPUs are needed for {beside}{'' if shared else ', apart'}, and {hardware.nodes} nodes of "
-            f"{hardware.gpus} have {hardware.count}; nothing was started"
-        )
     if width > hardware.gpus:
         raise ConfigError(f"engine.tensor_parallel_size {width} is more than the {hardware.gpus} GPUs of a node")
-    parts = [learners, engines] if shared else [[*learners, *engines]]
-    seats = tuple(tuple(part[gpu] for part in parts if gpu < len(part)) for gpu in range(needed))
-    one = {"replicas": 1, **({"gpus": None} if shared else {"gpus": "0", "colocated": False})}
+    everywhere: dict[str, Any] = {"cluster": "local"} | {
+        name: getattr(config, name).model_copy(update={"device": "cuda"}) for name in ("learner", "engine")
+    }
+    placement = place(config.model_copy(update=everywhere), hardware.machine)
+    for number, gpus in enumerate(placement.rollout):
+        if len({gpu // hardware.gpus for gpu in gpus}) > 1:
+            raise ConfigError(
+                f"engine {number} would have GPUs {list(gpus)}, of two nodes of {hardware.gpus}; choose others in "
+                "placement.rollout.devices, or an engine.tensor_parallel_size that divides the GPUs of a node"
+            )
+    beside = bool(placement.shared) or not served
+    one = {"replicas": 1, **({"gpus": None} if beside else {"gpus": "0"}), "colocated": bool(placement.sleepers)}
     alone = config.model_copy(update={"engine": config.engine.model_copy(update=one)}) if served else config
     free = {"cuda": hardware.gpu_gib * GIB, "cpu": hardware.node_gib * GIB}
     memory = make_plan(alone, model, devices=("cuda", "cuda"), free=free, here=min(ranks, hardware.gpus))
@@ -106,11 +102,11 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
         passes = tokens / replicas / max(1.0, running)
         sample = passes * size * numbers / width / (hardware.gpu_gib_s * GIB)
     return ClusterPlan(
-        seats=seats,
+        placement=placement,
         memory=memory,
         learn_s=operations / (hardware.mfu * hardware.tflops * 1e12 * ranks),
         sample_s=sample,
-        colocated=shared,
+        in_turn=config.rollout.mode == "sync" or bool(placement.shared and len(placement.sleepers) == replicas),
     )
 
 
@@ -125,21 +121,16 @@ def active_parameters(model: Any, parameters: int) -> float:
 
 
 def plan_lines(plan: ClusterPlan, hardware: Hardware, *, tokens: int) -> Iterator[str]:
-    """The plan for people: a line for each group of GPUs with the same work, memory by what takes it, times."""
-    for node in range(math.ceil(len(plan.seats) / hardware.gpus)):
-        mine = plan.seats[node * hardware.gpus : (node + 1) * hardware.gpus]
-        names = [" + ".join(seat) for seat in mine]
-        shown = names if len(names) <= _SHOWN else [*names[: _SHOWN - 1], "...", names[-1]]
-        yield f"node {node}, {len(mine)} GPUs: {' | '.join(shown)}"
-    yield "GPUs of learner and engines take turns" if plan.colocated else "learner and engines have GPUs of their own"
+    """The plan for people: memory by what takes it, and times."""
     for device, name in (("cuda", "a GPU of the learner"), ("cpu", "memory of the driver's node")):
         if device in plan.memory.items:
             when, size = plan.memory.peak(device)
             yield f"{name}: about {size / GIB:.1f} of {plan.memory.free[device] / GIB:.0f} GiB at most ({when})"
             for item in sorted(plan.memory.items[device], key=lambda item: -item.bytes):
                 yield f"  {item.bytes / GIB:8.2f} GiB  {item.owner}: {item.what} ({item.when})"
-    sampling = "by servers elsewhere" if plan.sample_s is None else f"about {plan.sample_s:.1f} s"
+    sampling = "not counted (no server of the run's)" if plan.sample_s is None else f"about {plan.sample_s:.1f} s"
     yield (
         f"a step of {tokens:,} tokens: learning about {plan.learn_s:.1f} s at {hardware.mfu:.0%} of "
-        f"{hardware.tflops:g} TFLOP/s, sampling {sampling} if engines are always full: {plan.step_s:.1f} s"
+        f"{hardware.tflops:g} TFLOP/s, sampling {sampling} if engines are always full: {plan.step_s:.1f} s, "
+        f"{'one after the other' if plan.in_turn else 'side by side'}"
     )

@@ -9,6 +9,7 @@ import roll_envs
 from roll_envs.datasets.audit import refuse_unreadable
 from trainer.cluster import check_manager
 from trainer.cluster.learner_ranks import check_ranks
+from trainer.cluster.seats import Placement, place, this_machine
 from trainer.config import RunConfig
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
@@ -22,6 +23,7 @@ class Ready(NamedTuple):
     config: RunConfig
     """The configuration, with the commit of a model of the hub, so that a resumed run uses the same."""
     plan: MemoryPlan
+    placement: Placement
     warnings: list[str]
     """What may go wrong."""
 
@@ -31,15 +33,16 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     those of this machine.
 
     Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no
-    chat template, a cluster that does not answer, and for a run that cannot fit.
+    chat template, a cluster that does not answer, a placement that cannot be met, and for a run that cannot fit.
     """
     check_manager(config.rollout)
+    placement = place(config, this_machine())
     check_ranks(config)
     for entry in config.environments:
         refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)
     plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
-    return Ready(config, plan, plan.check())
+    return Ready(config, plan, placement, plan.check())
 
 
 def model_config(config: RunConfig) -> tuple[RunConfig, Any]:

@@ -24,8 +24,10 @@ from roll_envs.types import Trajectory
 from trainer.cluster import manager_words, rank_words
 from trainer.config import ModelConfig, RolloutConfig, RunConfig
 from trainer.rollout.records import episode_board, episode_headline
+from trainer.run.picture import picture, seats, worth_showing
 
 if TYPE_CHECKING:
+    from trainer.cluster.seats import Placement
     from trainer.run.evaluate import PhaseResult
     from trainer.run.memory_plan import MemoryPlan
 
@@ -152,6 +154,17 @@ class Report:
             self.console.print(table)
         for warning in warnings:
             self.say(f"This may not fit. {warning}")
+
+    def print_placement(
+        self, config: RunConfig, placement: Placement, *, gpus_of_node: int | None = None, always: bool = False
+    ) -> None:
+        """Who sits where, where more than one process or device takes part, or ``always``."""
+        found = seats(config, placement)
+        if always or worth_showing(found):
+            self._heading("Who sits where")
+            self.console.print(picture(found, gpus_of_node=gpus_of_node))
+            if placement.words:
+                self.say(f"{placement.words[0].upper()}{placement.words[1:]}.")
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int, done: int = 0) -> Iterator[PhaseProgress]:

@@ -17,7 +17,7 @@ from roll_envs.types import Group, Metrics
 from trainer.algorithms.estimators import make_estimator
 from trainer.algorithms.losses.objective import Objective, StepTokens, make_objective
 from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
-from trainer.cluster.learner_ranks import LearnerRanks
+from trainer.cluster.learner_ranks import LearnerRanks, move_beside
 from trainer.cluster.ranked import make_phase_learner
 from trainer.config import CriticConfig, LearnerConfig, RunConfig
 from trainer.config.parts import ESTIMATORS
@@ -33,7 +33,7 @@ from trainer.data.table import (
     sequences_of,
     tokens_of,
 )
-from trainer.learner import Critic, Learner, Scorer
+from trainer.learner import Critic, Learner, Offloads, Scorer
 from trainer.learner.optimizers import learning_rate
 from trainer.rollout.source import Session
 
@@ -56,6 +56,12 @@ class StepParts:
         """The networks beside the policy that a checkpoint holds."""
         found = {"critic": self.critic, "reference": self.reference}
         return {name: part for name, part in found.items() if part is not None}
+
+    @property
+    def offloading(self) -> list[Offloads]:
+        """The networks that can leave their devices between steps."""
+        everything: tuple[object, ...] = (self.learner, self.critic, self.reference)
+        return [part for part in everything if isinstance(part, Offloads)]
 
     @property
     def optimized(self) -> dict[str, Learner | Critic]:
@@ -88,12 +94,12 @@ def begin_phase(session: Session, *, warm_start: bool, ranks: LearnerRanks | Non
         learner = ranks.learner(session.model, warm_start=warm_start, threads=session.threads)
     needs_reference = not warm_start and bool(config.reward.kl_coef or config.loss.kl_coef)
     needs_values = not warm_start and ESTIMATORS.find(config.advantage.name).needs_values
-    return make_parts(
-        config,
-        learner,
-        critic=learner.critic(config.critic) if needs_values else None,
-        reference=learner.reference(fixed=not config.reference.refresh_every) if needs_reference else None,
-    )
+    critic = learner.critic(config.critic) if needs_values else None
+    reference = learner.reference(fixed=not config.reference.refresh_every) if needs_reference else None
+    for name, part in (("critic", critic), ("reference", reference)):
+        if part is not None:
+            move_beside(config, name, part)
+    return make_parts(config, learner, critic=critic, reference=reference)
 
 
 def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:

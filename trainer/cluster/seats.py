@@ -1,0 +1,342 @@
+"""Who sits where: the GPU of each rank of the learner and of each replica of the engine, the processors of the others.
+
+Computed from the configuration and from what a machine has; nothing is started, so that a placement that cannot be met
+is refused before anything is loaded. Roles that have no process and no device of their own are not placed: judges
+answer at addresses, and sandboxes are processes of their environments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll_envs.errors import ConfigError
+from trainer.config import EngineConfig, RunConfig
+from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
+from trainer.engines import HFSettings
+from trainer.engines.preflight import RemoteSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What there is to sit on."""
+
+    gpus: tuple[str, ...] = ()
+    """What CUDA_VISIBLE_DEVICES calls each GPU that this process sees. Configurations number them from 0."""
+    cpus: tuple[int, ...] = (0,)
+    """Processors that this process may use, by the system's numbers; none where the system gives no choice of them."""
+    name: str = "this machine"
+
+
+def this_machine() -> Machine:
+    """The machine that the trainer runs on."""
+    import torch
+
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",")[:count] if visible else [str(i) for i in range(count)]
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return Machine(gpus=tuple(names), cpus=tuple(sorted(cores)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where the parts of a run are. GPUs have the numbers of the configuration."""
+
+    learner: tuple[int, ...] = ()
+    """The GPU of each rank; none where ranks compute on processors, or Ray chooses."""
+    rollout: tuple[tuple[int, ...], ...] = ()
+    """The GPUs of each replica of the engine; none where it has none here, or where they are not known."""
+    sleepers: tuple[int, ...] = ()
+    """The replicas that sleep while the learner learns."""
+    rollout_cpus: tuple[tuple[int, ...], ...] = ()
+    """The processors of each server without a GPU; none: all of them."""
+    environment_cpus: tuple[int, ...] = ()
+    """The processors of environment workers; none: all of them."""
+    reference: tuple[int, ...] | None = None
+    """The GPU of each rank's share of it, () on processors; None where the policy is."""
+    critic: tuple[int, ...] | None = None
+    """As ``reference``."""
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """GPUs that both the learner and the engine use."""
+        served = {gpu for gpus in self.rollout for gpu in gpus}
+        return tuple(sorted(served & set(self.learner)))
+
+    def visible(self, rank: int) -> tuple[int, ...]:
+        """The GPUs that a rank in a process of its own sees: the policy's first."""
+        others = [part[rank] for part in (self.reference, self.critic) if part]
+        return tuple(dict.fromkeys((self.learner[rank], *others)))
+
+    def devices_of(self, part: str, *, apart: bool) -> tuple[str, ...] | None:
+        """Torch's names of the devices of ``part`` (reference, critic), one for each rank; None: where the policy is.
+        ``apart``: ranks are processes of their own."""
+        gpus: tuple[int, ...] | None = getattr(self, part)
+        if not gpus:
+            return None if gpus is None else ("cpu",) * max(1, len(self.learner))
+        if not apart:
+            return tuple(f"cuda:{gpu}" for gpu in gpus)
+        return tuple(f"cuda:{self.visible(rank).index(gpu)}" for rank, gpu in enumerate(gpus))
+
+    @property
+    def words(self) -> str:
+        """How learner and engine share GPUs, for people."""
+        if not (self.learner and self.rollout):
+            return ""
+        if not self.shared:
+            return "learner and engine have GPUs of their own and can run at the same time"
+        awake = [i for i in range(len(self.rollout)) if i not in self.sleepers]
+        if not self.sleepers:
+            return "learner and engine share GPUs, and both stay in their memory"
+        if not awake:
+            return "GPUs of learner and engine take turns: the engine sleeps while the learner learns"
+        names = ", ".join(map(str, awake))
+        return f"replicas of the engine on the learner's GPUs sleep while it learns; {names} go on"
+
+
+# -- the computation ---------------------------------------------------------------------------------------------------
+
+
+def place(config: RunConfig, machine: Machine) -> Placement:
+    """Who sits where in a run of ``config`` on ``machine``.
+
+    Raises :class:`ConfigError` for what cannot be met, with what to change.
+    """
+    settings = part_settings(config.engine, ENGINES.find(config.engine.name))
+    learner = _learner(config, machine)
+    rollout = _rollout(config, settings, learner, machine)
+    sleepers = _sleepers(config, settings, rollout, learner)
+    if config.rollout.mode != "sync" and rollout and len(sleepers) == len(rollout):
+        raise ConfigError(
+            f"rollout.mode {config.rollout.mode!r}: every replica of engine {config.engine.name!r} sleeps on a GPU of "
+            "the learner while that learns; give one GPUs of its own (placement.rollout.devices, engine.replicas), or "
+            "set rollout.mode: sync"
+        )
+    served, worked = _cpus(config, settings, rollout, machine)
+    return Placement(
+        learner=learner,
+        rollout=rollout,
+        sleepers=sleepers,
+        rollout_cpus=served,
+        environment_cpus=worked,
+        reference=_beside(config, "reference", learner, machine),
+        critic=_beside(config, "critic", learner, machine),
+    )
+
+
+def placed_engine(config: RunConfig, placement: Placement, machine: Machine) -> EngineConfig:
+    """The section ``engine`` of ``config`` with the devices that ``placement`` gives to it."""
+    engine = config.engine
+    settings = part_settings(engine, ENGINES.find(engine.name))
+    found: dict[str, Any] = {}
+    chosen = config.placement.rollout.devices is not None or config.placement.learner.devices is not None
+    if isinstance(settings, HFSettings) and placement.rollout and chosen:
+        found["device"] = f"cuda:{placement.rollout[0][0]}"
+    elif isinstance(settings, RemoteSettings) and placement.rollout:
+        found["gpus"] = ",".join(machine.gpus[gpu] for gpus in placement.rollout for gpu in gpus)
+        found["colocated"] = list(placement.sleepers) if placement.sleepers else False
+        # A handle of CUDA IPC carries the number that this process has for a GPU; a server with one GPU calls it 0.
+        if placement.learner[:1] != (0,) and getattr(settings, "transfer", None) == "auto" and placement.sleepers:
+            found["transfer"] = "shared_memory"
+    if placement.rollout_cpus:
+        found["cpus"] = [list(cpus) for cpus in placement.rollout_cpus]
+    return engine.model_copy(update=found)
+
+
+def learner_device(config: RunConfig) -> str:
+    """The device of a learner in this process, as :func:`trainer.model.network.choose_device` reads it."""
+    if config.cluster == "local" and config.placement.learner.devices is not None:
+        return f"cuda:{place(config, this_machine()).learner[0]}"
+    return config.learner.device
+
+
+def _learner(config: RunConfig, machine: Machine) -> tuple[int, ...]:
+    placed = config.placement.learner
+    if config.cluster == "ray":
+        return ()
+    if config.learner.device == "cpu" or not machine.gpus:
+        if placed.devices is not None:
+            why = "learner.device is 'cpu'" if config.learner.device == "cpu" else f"{machine.name} has no GPU"
+            raise ConfigError(
+                f"placement.learner.devices {list(placed.devices)}: {why}, and the learner computes on the processor; "
+                "leave it out" + (", or set learner.device to 'auto'" if machine.gpus else "")
+            )
+        return ()
+    numbers = tuple(range(placed.ranks)) if placed.devices is None else placed.devices
+    if placed.devices is None and placed.ranks > len(machine.gpus):
+        raise ConfigError(
+            f"placement.learner.ranks {placed.ranks}: each rank needs a GPU of its own, and {machine.name} has "
+            f"{len(machine.gpus)}; lower it, set learner.device to 'cpu', or use cluster 'ray' for several machines"
+        )
+    _check_gpus("learner.devices", numbers, machine)
+    if len(numbers) != placed.ranks:
+        raise ConfigError(
+            f"placement.learner.devices {list(numbers)} are {len(numbers)}, and each of placement.learner.ranks "
+            f"{placed.ranks} has one; set placement.learner.ranks to {len(numbers)}, or list {placed.ranks}"
+        )
+    return numbers
+
+
+def _rollout(
+    config: RunConfig, settings: Any, learner: tuple[int, ...], machine: Machine
+) -> tuple[tuple[int, ...], ...]:
+    devices, name = config.placement.rollout.devices, config.engine.name
+    remote = isinstance(settings, RemoteSettings)
+    replicas, width = (settings.replicas, settings.tensor_parallel_size) if remote else (1, 1)
+    if why := _no_gpu(config, settings, machine):
+        if devices is not None:
+            raise ConfigError(f"placement.rollout.devices {_shown(devices)}: {why}; leave it out")
+        return ()
+    others = [gpu for gpu in range(len(machine.gpus)) if gpu not in learner]
+    need = replicas * width
+    wants = f"engine.replicas {replicas} of engine.tensor_parallel_size {width} need {need}" if remote else (
+        f"engine {name!r} is in the trainer's process and needs 1"
+    )  # fmt: skip
+    if remote and settings.gpus is not None:
+        if devices is not None:
+            raise ConfigError(
+                f"placement.rollout.devices {_shown(devices)} and engine.gpus {settings.gpus!r} say the same thing; "
+                "leave one of the two out"
+            )
+        names = settings.gpus.split(",")[:need]
+        if len(names) < need or not set(names) <= set(machine.gpus):  # UUIDs, say
+            return ()
+        chosen = [machine.gpus.index(each) for each in names]
+    elif isinstance(devices, tuple):
+        _check_gpus("rollout.devices", devices, machine)
+        chosen = list(devices)
+    elif devices is not None or (remote and settings.colocated is False):
+        chosen = others[: need if devices is None else devices]
+        if len(chosen) < (devices or need):
+            key = "engine.colocated False" if devices is None else f"placement.rollout.devices {devices}"
+            raise ConfigError(
+                f"{key}: {devices or need} GPUs are needed beside the {len(learner)} of the learner, and "
+                f"{machine.name} has {len(machine.gpus)}; lower engine.replicas or placement.learner.ranks, or list "
+                "the learner's GPUs in placement.rollout.devices to share them"
+            )
+    else:
+        chosen = [*learner, *others][:need]
+    if len(chosen) != need:
+        given = "" if devices is None else f"placement.rollout.devices {_shown(devices)} are {len(chosen)}: "
+        there = f"; {machine.name} has {len(machine.gpus)}" if devices is None else ""
+        raise ConfigError(f"{given}{wants} GPUs{there}; change engine.replicas, or placement.rollout.devices")
+    return tuple(tuple(chosen[i * width : (i + 1) * width]) for i in range(replicas))
+
+
+def _no_gpu(config: RunConfig, settings: Any, machine: Machine) -> str:
+    """Why the engine of ``config`` has no GPU that could be chosen; "" where it has."""
+    name = config.engine.name
+    if isinstance(settings, RemoteSettings) and settings.urls:
+        return f"the servers of engine {name!r} run elsewhere (engine.url), on what they were started with"
+    if not isinstance(settings, HFSettings | RemoteSettings):
+        return f"engine {name!r} has no device that the trainer chooses"
+    if not machine.gpus:
+        return f"{machine.name} has no GPU"
+    on_gpu = settings.on_gpu(config.engine.device) if isinstance(settings, RemoteSettings) else True
+    return "" if on_gpu and config.engine.device != "cpu" else f"engine {name!r} computes on the processor"
+
+
+def _sleepers(
+    config: RunConfig, settings: Any, rollout: Sequence[tuple[int, ...]], learner: tuple[int, ...]
+) -> tuple[int, ...]:
+    if not isinstance(settings, RemoteSettings) or not rollout:
+        return ()
+    if settings.colocated is not None:
+        return settings.sleepers
+    # Which GPUs of its nodes Ray gives to ranks is not known here.
+    unknown = config.cluster == "ray" and config.placement.learner.gpus > 0 and config.placement.rollout.devices is None
+    return tuple(i for i, gpus in enumerate(rollout) if unknown or set(gpus) & set(learner))
+
+
+def _beside(config: RunConfig, name: str, learner: tuple[int, ...], machine: Machine) -> tuple[int, ...] | None:
+    """The GPUs of the reference or the critic."""
+    device = getattr(config.placement, name).device
+    if device is None:
+        return None
+    key = f"placement.{name}.device {_shown(device)}"
+    lora = bool(getattr(config.learner, "lora_rank", 0))
+    if name == "critic" and not ESTIMATORS.find(config.advantage.name).needs_values:
+        raise ConfigError(f"{key}: advantage.name {config.advantage.name!r} needs no critic; leave it out")
+    if name == "reference" and not (config.reward.kl_coef or config.loss.kl_coef):
+        raise ConfigError(f"{key}: reward.kl_coef and loss.kl_coef are 0, so that there is no reference; leave it out")
+    if name == "reference" and lora and not config.reference.refresh_every:
+        raise ConfigError(
+            f"{key}: with learner.lora_rank the reference is the policy without its adapters, on the policy's device; "
+            "leave it out"
+        )
+    if device == "cpu":
+        return ()
+    if not learner:
+        raise ConfigError(f"{key}: the learner computes on the processor, and the {name} beside it; leave it out")
+    _check_gpus(f"{name}.device", device, machine)
+    if len(device) != len(learner):
+        raise ConfigError(
+            f"{key} are {len(device)} GPUs, and each of placement.learner.ranks {len(learner)} needs one for its "
+            f"share of the {name}; list {len(learner)}"
+        )
+    return tuple(device)
+
+
+def _cpus(
+    config: RunConfig, settings: Any, rollout: Sequence[Any], machine: Machine
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """The processors of each server, and those of the environment workers."""
+    ours, theirs = config.placement.rollout.cpus, config.placement.environments.cpus
+    remote = isinstance(settings, RemoteSettings)
+    if ours is not None and (not remote or settings.urls or rollout or settings.cpus):
+        raise ConfigError(
+            f"placement.rollout.cpus {_shown(ours)}: engine {config.engine.name!r} starts no server that computes on "
+            "processors, or engine.cpus says where; leave it out"
+        )
+    listed = {cpu for cpus in (ours, theirs) if isinstance(cpus, tuple) for cpu in cpus}
+    served = _chosen_cpus("rollout.cpus", ours, machine, listed)
+    worked = _chosen_cpus("environments.cpus", theirs, machine, listed | set(served))
+    if not served:
+        return (), worked
+    each, rest = divmod(len(served), settings.replicas)
+    if rest:
+        raise ConfigError(
+            f"placement.rollout.cpus {_shown(ours)} are {len(served)}, and engine.replicas {settings.replicas} share "
+            f"them evenly; give a multiple of {settings.replicas}"
+        )
+    return tuple(served[i * each : (i + 1) * each] for i in range(settings.replicas)), worked
+
+
+def _chosen_cpus(key: str, wanted: Any, machine: Machine, taken: set[int]) -> tuple[int, ...]:
+    if isinstance(wanted, tuple):
+        if missing := [cpu for cpu in wanted if cpu not in machine.cpus]:
+            raise ConfigError(
+                f"placement.{key}: {machine.name} has no processor {missing[0]} for the trainer; choose among "
+                f"{ranges(machine.cpus)}"
+            )
+        return wanted
+    free = [cpu for cpu in machine.cpus if cpu not in taken]
+    if wanted is not None and wanted > len(free):
+        raise ConfigError(
+            f"placement.{key} {wanted}: {machine.name} has {len(machine.cpus)} processors for the trainer, of which "
+            f"{len(machine.cpus) - len(free)} are given to others; lower it, or list processors to share them"
+        )
+    return tuple(free[: wanted or 0])
+
+
+def _check_gpus(key: str, numbers: Sequence[int], machine: Machine) -> None:
+    if missing := [gpu for gpu in numbers if gpu >= len(machine.gpus)]:
+        there = f"{len(machine.gpus)}, 0 to {len(machine.gpus) - 1}" if machine.gpus else "none"
+        raise ConfigError(f"placement.{key} {list(numbers)}: {machine.name} has no GPU {missing[0]} (it has {there})")
+
+
+def _shown(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else repr(value)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``(0, 1, 2, 5)`` -> ``0-2,5``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][-1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
