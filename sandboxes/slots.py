@@ -247,7 +247,7 @@ class SlotSession(SandboxSession):
         limits = self._limits if limits is None else limits
         check_limits(limits)
         slot = self._open()
-        if self._sandbox._shape(limits) != slot.shape:
+        if self._sandbox._shape(replace(limits, memory_mb=self._limits.memory_mb)) != slot.shape:
             raise ConfigError(
                 f"limits: processes={limits.processes} and files_mb={limits.files_mb} differ from the session's "
                 f"({self._limits.processes}, {self._limits.files_mb}), which are fixed when it is opened"
