@@ -181,6 +181,12 @@ class SlotSandbox(Sandbox):
 
         slot, result = self._on_a_slot(shape, deadline, attempt)
         self._pool.release(slot)
+        if result.signal == signal.SIGKILL and result.status == "error":
+            # By itself, or from outside (an administrator, the machine's own lack of memory)? The kernel does not say,
+            # so only a program that ends like this twice has done it itself.
+            _log.info("a program was ended by SIGKILL; it is run once more")
+            slot, result = self._on_a_slot(shape, deadline, attempt)
+            self._pool.release(slot)
         return result
 
     def _on_a_slot(self, shape: Hashable, deadline: float, do: Callable[[Slot], T]) -> tuple[Slot, T]:
@@ -241,7 +247,7 @@ class SlotSession(SandboxSession):
         limits = self._limits if limits is None else limits
         check_limits(limits)
         slot = self._open()
-        if self._sandbox._shape(limits) != slot.shape:
+        if self._sandbox._shape(replace(limits, memory_mb=self._limits.memory_mb)) != slot.shape:
             raise ConfigError(
                 f"limits: processes={limits.processes} and files_mb={limits.files_mb} differ from the session's "
                 f"({self._limits.processes}, {self._limits.files_mb}), which are fixed when it is opened"

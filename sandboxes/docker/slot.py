@@ -14,6 +14,7 @@ from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
 from sandboxes.docker.engine import Engine, Shape
+from sandboxes.docker.inside.pid1 import MOST_RESIDUE
 from sandboxes.docker.isolation import judge
 from sandboxes.docker.syscall_filters import MACHINES, filters
 from sandboxes.local.inside import wire
@@ -102,7 +103,7 @@ class ContainerSlot:
             cpus=plan.cpus,
             runtime=plan.runtime,
         )
-        self._broken = self._out_of_memory = False
+        self._broken = self._used_up = False
         try:
             self._channel = Channel(self._spawned.stream)
             texts = json.dumps(_module_texts()).encode()
@@ -135,7 +136,7 @@ class ContainerSlot:
         payload = wire.pack(order.head, order.blobs)
         header = {"show_work": bool(order.fetch), "fetch": order.fetch, "max_bytes": FETCH_BYTES}
         ended = self._bounded("run", header, order.limits, [payload, [stdin]], wall_s)
-        self._broken |= self._out_of_memory
+        self._broken |= self._used_up
         return ended
 
     def open(self, head: Mapping[str, Any], limits: Limits) -> None:
@@ -143,6 +144,14 @@ class ContainerSlot:
         self._simple("session", {**head, "limits": asdict(limits)})
 
     def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
+        try:
+            self._set_memory(limits)
+        except SandboxError:
+            if limits.memory_mb > self._memory_mb:
+                raise
+            held = {"limits": {**asdict(limits), "held": True}, "serial": number, "flood": 0}
+            told = self._request("cell", held, [[source]], wall_s=HELPER_S)
+            return Ended(report=None if told is None else told.result, oom=1)
         return self._bounded("cell", {"serial": number}, limits, [[source]], limits.wall_s)
 
     def write(self, path: str, content: bytes) -> None:
@@ -160,10 +169,10 @@ class ContainerSlot:
 
     def end(self) -> None:
         try:
-            self._simple("end", {})
+            self._heed(self._simple("end", {}))
         except SandboxError:
             self.close()
-        self._broken |= self._out_of_memory
+        self._broken |= self._used_up
 
     def _set_memory(self, limits: Limits) -> None:
         if limits.memory_mb != self._memory_mb:
@@ -181,8 +190,7 @@ class ContainerSlot:
         if reply is None:
             return Ended(oom=1, wall_s=time.monotonic() - started)
         told = reply.result
-        # Not used for another program: a later out-of-memory kill of the whole container is due to its own program.
-        self._out_of_memory |= bool(told["oom"])
+        self._heed(reply)
         return Ended(
             report=told,
             killed_for=told["killed_for"],
@@ -194,6 +202,10 @@ class ContainerSlot:
             stderr_dropped=told["dropped"][1],
             files={name: bytes(content) for name, content in reply.files.items()},
         )
+
+    def _heed(self, reply: Reply) -> None:
+        """Give the container to no other program where its memory might be counted, or its kills be blamed, there."""
+        self._used_up |= bool(reply.result.get("oom")) or reply.result.get("residue", 0) > MOST_RESIDUE
 
     def _simple(self, order: str, header: dict[str, Any], parts: Sequence[Sequence[bytes]] = ()) -> Reply:
         """A request that runs no program."""

@@ -115,7 +115,10 @@ def _candidates() -> Iterator[dict[str, Path]]:
     # Where both versions are mounted, a controller belongs to one of them only: those of version 1 are not in version
     # 2.
     if "memory" in mounts and "pids" in mounts:
-        yield {c: _below(mounts[c], own.get(c, "/")) for c in ("memory", "pids")}
+        # With cpu, slots share the processor equally, however many processes each has; it can be done without.
+        for more in (("cpu",), ()):
+            if set(more) <= set(mounts):
+                yield {c: _below(mounts[c], own.get(c, "/")) for c in ("memory", "pids", *more)}
     if "unified" in mounts:
         # In version 2 a group has processes or controlled children, not both: so go up from the own group to the
         # nearest one that passes memory and pids on to its children.

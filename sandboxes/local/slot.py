@@ -11,7 +11,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -201,24 +201,41 @@ class LocalSlot:
         self._order({"order": "session", **head, "limits": asdict(limits)})
         self._answer()
 
+    def _weigh(self, *, active: bool) -> None:
+        """Share of the processor of a session: as one ordinary process, or, between orders, next to nothing, so that
+        what it left running takes no time that others want."""
+        for folder in self._folders:
+            for name, usual in (("cpu.weight", 100), ("cpu.shares", 1024)):
+                with contextlib.suppress(OSError), open(f"{folder}/{name}", "r+", encoding="ascii") as file:
+                    file.write(str(usual if active else 2))
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self._weigh(active=True)  # before the order: what answers it has the same share
+        try:
+            yield
+        finally:
+            self._weigh(active=False)
+
     def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
-        with contextlib.closing(Output(limits.output_bytes)) as output:
+        with self._at_work(), contextlib.closing(Output(limits.output_bytes)) as output:
             # In a memory file: a message of the channel must not be longer than 64 KB.
             payload = wire.sealed(source)
             self._order({"order": "cell", "serial": number, "limits": asdict(limits)}, [payload], output.writers)
             output.close_writers()
-            ended, _ = self._wait_for_end(output, limits.wall_s, lambda: self._order({"order": "stop"}))
-        return ended
+            return self._wait_for_end(output, limits.wall_s, lambda: self._order({"order": "stop"}))[0]
 
     def write(self, path: str, content: bytes) -> None:
-        self._order({"order": "write", "path": path}, [wire.sealed(content)])
-        message, _ = self._answer(30.0)
+        with self._at_work():
+            self._order({"order": "write", "path": path}, [wire.sealed(content)])
+            message, _ = self._answer(30.0)
         if message["event"] == "refused":
             raise ConfigError(f"upload: {path!r} cannot be written ({message['text']})")
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        self._order({"order": "read", "path": path})
-        message, fds = self._answer()
+        with self._at_work():
+            self._order({"order": "read", "path": path})
+            message, fds = self._answer()
         if message["event"] == "refused":
             raise ConfigError(f"download: {path!r}: {message['text']}")
         content = read_plain(fds[0], max_bytes)
@@ -290,6 +307,7 @@ class LocalSlot:
 
     def end(self) -> None:
         """End the session that uses the slot and wait until its init has ended; closes the slot if that fails."""
+        self._weigh(active=True)
         self._kill()
         deadline = time.monotonic() + GRACE_S
         while not self.dead and self._gone < self._serial:

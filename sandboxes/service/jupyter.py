@@ -1,10 +1,12 @@
 """``POST /run_jupyter``: runs cells one after another in a new session, in SandboxFusion's format.
 
-The value of a cell's last expression is part of its ``stdout``; ``display`` stays empty, and there are no rich outputs.
+What Jupyter would show of a cell beside its text is in ``display``; see :mod:`sandboxes.service.notebook`.
 """
 
 from __future__ import annotations
 
+import importlib.resources
+import json
 import time
 from dataclasses import replace
 from typing import Any, Literal
@@ -21,6 +23,10 @@ from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
 
 __all__ = ["RunJupyterForm", "run_jupyter"]
+
+_TEXT = importlib.resources.files("sandboxes.service").joinpath("notebook.py").read_text(encoding="utf-8")
+PRELUDE = f"exec(compile({_TEXT + 'install()'!r}, '<notebook>', 'exec'), {{'__name__': 'notebook_displays'}})"
+TAKE = "__import__('notebook_displays').take()"
 
 
 class RunJupyterForm(pydantic.BaseModel):
@@ -79,6 +85,7 @@ def _run_cells(
     with sandbox.session(limits=limits) as session:
         for path, content in files.items():
             session.upload(path, content)
+        session.run(PRELUDE)
         for number, source in enumerate(cells, 1):
             left_s = total_s - (time.monotonic() - started)
             if left_s <= 0:
@@ -87,6 +94,8 @@ def _run_cells(
             wall_s = min(limits.wall_s, left_s)
             result = session.run(source, limits=replace(limits, wall_s=wall_s))
             done.append(_cell(result))
+            if result.status in ("ok", "error"):
+                done[-1]["display"] = _displays(session.run(TAKE))
             if result.status in ("timeout", "memory", "output"):
                 # The interpreter is gone, so that later cells would run without what it held.
                 ended = "TimeLimitExceeded" if result.status == "timeout" else "Finished"
@@ -116,6 +125,15 @@ def _cell(result: RunResult) -> dict[str, Any]:
         name, value = _exception_of(stderr) if result.status == "error" else (result.status, "")
         error = [{"ename": name, "evalue": value, "traceback": stderr.splitlines()}]
     return {"stdout": result.stdout.decode("utf-8", "replace"), "stderr": stderr, "display": [], "error": error}
+
+
+def _displays(result: RunResult) -> list[dict[str, Any]]:
+    """What the session collected; nothing where a program has made that impossible, or it is too much to send."""
+    try:
+        found = json.loads(result.stdout) if result.ok else []
+    except ValueError:
+        return []
+    return found if isinstance(found, list) and all(isinstance(each, dict) for each in found) else []
 
 
 def _exception_of(stderr: str) -> tuple[str, str]:

@@ -287,3 +287,11 @@ def test_a_sandbox_that_is_forgotten_is_closed_but_not_under_its_session() -> No
     del sandbox
     gc.collect()
     assert mine not in container_ids()
+
+
+def test_memory_of_a_run_is_not_counted_for_the_next(sandbox: DockerSandbox) -> None:
+    limits = Limits(memory_mb=256, files_mb=64)
+    fill = "open('/tmp/f', 'wb').write(bytes(60 << 20)); b = b'x' * (150 << 20)"
+    for _ in range(4):
+        assert run_python(sandbox, fill, limits=limits).ok
+        assert run_python(sandbox, "b = b'x' * (200 << 20)", limits=limits).ok

@@ -101,3 +101,11 @@ def test_a_session_whose_container_is_killed_says_so(sandbox: DockerSandbox) -> 
         with pytest.raises(SandboxError, match="open another"):
             session.run("1")
     assert run_python(sandbox, "print(1)").stdout == b"1\n"
+
+
+def test_a_cell_whose_limit_is_below_what_the_session_holds(sandbox: DockerSandbox) -> None:
+    with sandbox.session() as session:
+        assert session.run("held = b'x' * (200 << 20)").ok
+        low = session.run("print(len(held))", limits=Limits(memory_mb=64))
+        assert (low.status, low.stdout) == ("memory", b"")
+        assert session.run("'held' in globals()").stdout == b"False\n"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import sysconfig
 from collections.abc import Iterator
 
 import pytest
 from service_fakes import Running, local_or_skip, running
 
-from roll_envs.sandbox import Limits, Program
+from roll_envs.sandbox import Limits, Program, make_sandbox
 from sandboxes.client import RemoteSandbox
+from sandboxes.service.jupyter import _run_cells
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +98,8 @@ def test_notebooks_and_sessions(service: Running) -> None:
     cells = ["import math\na = 2", "a + 1", "raise RuntimeError('of a cell')", "print(math.sqrt(a * 8))"]
     answer = service.post("/run_jupyter", {"cells": cells}).json()
     assert answer["status"] == "Success", answer["message"]
-    assert [cell["stdout"] for cell in answer["cells"]] == ["", "3\n", "", "4.0\n"]
+    assert [cell["stdout"] for cell in answer["cells"]] == ["", "", "", "4.0\n"]
+    assert answer["cells"][1]["display"] == [{"text/plain": "3"}]
     assert answer["cells"][2]["error"][0]["ename"] == "RuntimeError"
     with RemoteSandbox(service.url) as sandbox, sandbox.session() as session:
         session.upload("a.bin", b"\x00\xff")
@@ -104,3 +108,30 @@ def test_notebooks_and_sessions(service: Running) -> None:
         assert session.download("a.bin") == b"\x00\xff"
         assert session.run("while True: pass", limits=Limits(wall_s=0.5)).status == "timeout"
         assert session.run("print('x' in dir())").stdout == b"False\n"
+
+
+def test_cells_display_what_jupyter_would() -> None:
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    cells = [
+        "import pandas\ntable = pandas.DataFrame({'a': [1, 2]})\ntable",
+        "import matplotlib.pyplot as plot\nlines = plot.plot([1, 2])",
+        "plot.plot([3, 4])\nplot.show()\nprint('text')",
+        "display(3, table)\n'last'",
+        "None",
+        "import notebook_displays\nnotebook_displays.take = lambda: print('no JSON')\n1",
+        "2",
+    ]
+    local_or_skip()
+    with make_sandbox("local", slots=1, python_paths=(sysconfig.get_paths()["purelib"],)) as sandbox:
+        answer = _run_cells(sandbox, cells, Limits(wall_s=100.0, memory_mb=1024), 200.0, {}, (), 1 << 20)
+    assert answer["status"] == "Success", answer
+    table, figure, shown, three, nothing, *broken = (cell["display"] for cell in answer["cells"])
+    assert [cell["error"] for cell in answer["cells"]] == [[]] * 7
+    assert [cell["stdout"] for cell in answer["cells"]] == ["", "", "text\n", "", "", "", ""]
+    assert (table[0]["text/plain"], "<table" in table[0]["text/html"]) == ("   a\n0  1\n1  2", True)
+    for (image,) in (figure, shown[:1]):
+        assert base64.b64decode(image["image/png"]).startswith(b"\x89PNG")
+        assert image["text/plain"] == "<Figure size 640x480 with 1 Axes>"
+    assert [each["text/plain"] for each in three] == ["3", table[0]["text/plain"], "'last'"]
+    assert (nothing, broken) == ([], [[], []])

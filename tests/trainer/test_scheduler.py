@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,29 +141,35 @@ def _long_tailed(index: int) -> float:
 
 
 def test_redundancy_learns_from_every_task_in_the_end(tmp_path: Path) -> None:
-    """The lengths that are learnt from are those that were drawn: late tasks wait for a round of their own."""
+    """The lengths that are learnt from are those that were drawn: late tasks wait for rounds of their own, and only the
+    third kind of round waits for all."""
     config = configured(tmp_path, rollout={"groups_per_step": 8, "redundancy": 3})
     session, ledger = Plays(config, _long_tailed), Ledger()
     source = GroupSource(cast(Any, session), ledger, lambda: None)
     learnt: list[int] = []
-    for step in range(44):
+    for step in range(220):
         found = source.next_step(step)
         assert len(found.played) == 8
         assert all(t.scored for group in found.played for t in group.trajectories)
         assert list(found.indices) == sorted(found.indices)
         ledger.settle(found.indices)
         learnt += found.indices
-    assert len(set(learnt)) == len(learnt) == 8 * 44
-    # At most one round's worth still waits; all else that was drawn was learnt from.
-    assert len(ledger.in_flight) < 8 + 3
+    assert len(set(learnt)) == len(learnt) == 8 * 220
+    # At most one round's worth of each kind still waits; all else that was drawn was learnt from.
+    assert len(ledger.in_flight) < (8 + 3) + (8 + 3) + 8
     assert {*learnt, *ledger.in_flight} == set(range(ledger.cursor))
-    rounds_of_their_own = [asked for asked in session.asked if len(asked) == 8]
-    assert 8 <= len(rounds_of_their_own) <= 16
-    late = [_long_tailed(index) for asked in rounds_of_their_own for index in asked]
-    rest = [_long_tailed(index) for index in learnt]
-    assert sum(late) / len(late) > 1.5 * sum(rest) / len(rest)
+    turns = Counter(index for asked in session.asked for index in asked)  # how often a task was begun
     assert ledger.episodes["completed"] == 3 * len(learnt)
     assert ledger.episodes["cancelled"] == 3 * sum(len(asked) - 8 for asked in session.asked)
+    assert max(turns.values()) == 4
+    waits_for_all = [asked for asked in session.asked if len(asked) == 8]
+    assert len(waits_for_all) == pytest.approx(220 * (3 / 11) ** 3, abs=2)
+    assert all(turns[index] == 4 for asked in waits_for_all for index in asked)
+    lengths = [[_long_tailed(index) for index in learnt if turns[index] == begun] for begun in (1, 2, 3, 4)]
+    means = [sum(found) / len(found) for found in lengths]
+    assert means == sorted(means)
+    shares = [len(found) / len(learnt) for found in lengths]
+    assert shares == pytest.approx([8 / 11, 3 / 11 * 8 / 11, (3 / 11) ** 2 * 8 / 11, (3 / 11) ** 3], abs=0.03)
 
 
 def test_every_group_of_a_redundant_round_is_accounted_for_once(tmp_path: Path) -> None:
@@ -188,7 +195,6 @@ def test_groups_that_fail_at_once_take_no_place_of_slow_ones(tmp_path: Path) -> 
     session, ledger = Plays(config, lambda index: 0.0 if index in failing else _long_tailed(index)), Ledger()
     session.failing = failing
     source = GroupSource(cast(Any, session), ledger, lambda: None)
-    first: list[int] = []
     for step in range(60):
         asked = len(session.asked)
         found = source.next_step(step)
@@ -197,11 +203,11 @@ def test_groups_that_fail_at_once_take_no_place_of_slow_ones(tmp_path: Path) -> 
         (indices,) = session.asked[asked:]
         assert len(whole) == min(8, sum(index not in failing for index in indices))
         assert failing & set(indices) <= set(found.indices), "they are settled, and are not played again"
-        first += whole if len(indices) > 8 else []
     # The share of the tasks that end in time is that of a run in which none fails and 8 of about 10 are needed.
-    late = [index for asked in session.asked if len(asked) == 8 for index in asked]
-    assert not failing & set(late)
-    assert 0.1 < len(late) / (len(late) + len(first)) < 0.25
+    turns = Counter(index for asked in session.asked for index in asked)
+    late = {index for index, begun in turns.items() if begun > 1}
+    assert not failing & late
+    assert 0.1 < len(late) / len(turns.keys() - failing) < 0.25
 
 
 def test_tasks_that_were_late_come_first_after_a_kill(tmp_path: Path) -> None:

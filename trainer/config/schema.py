@@ -256,7 +256,7 @@ class RolloutConfig(Section):
     max_staleness: Positive = 1
     """Most training steps between the beginning of a group and the step that learns from it; not in mode sync."""
     redundancy: Count = 0
-    """Groups that a step begins beyond those it needs; the last to end are cancelled, and their tasks played in a round
+    """Groups that a step begins beyond those it needs; the last to end are cancelled, and their tasks played in rounds
     of their own. Mode sync only."""
     attempts: Positive = 3
     """Starts of an episode before an infrastructure failure is final."""

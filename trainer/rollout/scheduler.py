@@ -16,6 +16,9 @@ from roll_envs.types import Group, Metrics, Trajectory
 from trainer.config.parts import ESTIMATORS
 from trainer.rollout.source import Ledger, Session
 
+_LATE_ROUNDS = 3
+"""Kinds of rounds for tasks that ended too late. More make steps shorter, and leave more tasks at a run's end."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected:
@@ -29,7 +32,7 @@ class Collected:
     """The greedy episode of each kept group's task; empty where none was asked for."""
     metrics: Metrics
     cancelled: tuple[Group, ...] = ()
-    """Groups that the step did not wait for; their tasks wait for a round of their own."""
+    """Groups that the step did not wait for; their tasks wait for rounds of their own."""
 
     @property
     def greedy_returns(self) -> tuple[float | None, ...]:
@@ -114,8 +117,8 @@ class GroupSource:
         config = session.config
         self._config, self._batch = config, config.rollout.groups_per_step
         self._needs_greedy: bool = ESTIMATORS.find(config.advantage.name).needs_greedy
-        self._late: list[int] = []
-        """Tasks whose groups did not end in time, for a round of their own."""
+        self._late: tuple[list[int], ...] = tuple([] for _ in range(_LATE_ROUNDS))
+        """Tasks whose groups did not end in time, for rounds of their own: once, twice, ..."""
         self._cancelled: list[Group] = []
         """Groups that were cancelled since the last step."""
         self._window = Window(self._batch, config.rollout.max_staleness)
@@ -166,15 +169,12 @@ class GroupSource:
         """The next ``count`` groups, in the order of their tasks, whichever ended first.
 
         With ``rollout.redundancy`` more are begun than are needed. Those that end last are cancelled and their tasks
-        kept for a round of their own, which waits for all (RollPacker, Gao et al. 2025, arXiv:2509.21009, section 4):
-        so each task is learnt from, however long its episodes are. A group in which an episode failed comes in
+        kept for rounds of their own (RollPacker, Gao et al. 2025, arXiv:2509.21009, section 4). Those leave their last
+        for rounds of still longer ones, and only the last kind of round waits for all: so each task is learnt from,
+        however long its episodes are, and few steps wait for their slowest. A group in which an episode failed comes in
         addition to the ``count``: failing is often quick, and would take the place of groups that take longer.
         """
-        more = self._config.rollout.redundancy
-        if more and len(self._late) >= count:
-            indices, self._late = sorted(self._late[:count]), self._late[count:]
-        else:
-            indices = self._ledger.draw(count + more)
+        indices, late = self._drawn(count)
         stream = self._start(indices)
         played: list[Group] = []
         whole = 0
@@ -187,9 +187,21 @@ class GroupSource:
                     ended = {group.task.index for group in played}
                     stream.cancel([place for place, index in enumerate(indices) if index not in ended])
             else:  # one that ended all the same just now is played again, too
-                self._late.append(group.task.index)
+                late.append(group.task.index)
                 self._cancelled.append(group)
         return self._in_order(played, indices)
+
+    def _drawn(self, count: int) -> tuple[list[int], list[int]]:
+        """The tasks of a round, and where those of its groups go that end too late."""
+        more = self._config.rollout.redundancy
+        for place in range(_LATE_ROUNDS - 1, -1, -1):
+            waiting = self._late[place]
+            last = place == _LATE_ROUNDS - 1
+            size = count if last else count + more
+            if more and len(waiting) >= size:
+                indices, waiting[:] = sorted(waiting[:size]), waiting[size:]
+                return indices, [] if last else self._late[place + 1]
+        return self._ledger.draw(count + more), self._late[0]
 
     @staticmethod
     def _in_order(groups: Sequence[Group], indices: Sequence[int]) -> list[Group]:

@@ -9,13 +9,14 @@ import shutil
 import sys
 from typing import Any
 
-__all__ = ["gather", "memory_peak", "oom_kills"]
+__all__ = ["gather", "memory_held", "memory_peak", "oom_kills"]
 
 TOOLS = ("bash", "g++", "node")
 _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
 # Paths of cgroup version 2, then of version 1.
 _ROOT = "/sys/fs/cgroup"
 _PEAKS = (f"{_ROOT}/memory.peak", f"{_ROOT}/memory/memory.max_usage_in_bytes")
+_STAT = (f"{_ROOT}/memory.stat", f"{_ROOT}/memory/memory.stat")
 _EVENTS = (f"{_ROOT}/memory.events", f"{_ROOT}/memory/memory.oom_control")
 
 
@@ -48,11 +49,19 @@ def memory_peak() -> int:
 
 def oom_kills() -> int:
     """Out-of-memory kills since the container started."""
-    for line in _first(_EVENTS).splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return 0
+    return _numbers(_EVENTS).get("oom_kill", 0)
+
+
+def memory_held() -> int:
+    """Bytes of processes and of files in memory; without what the kernel can drop."""
+    numbers = _numbers(_STAT)
+    # Version 2, then version 1, whose "rss" is without shared memory.
+    return numbers.get("anon", numbers.get("rss", 0)) + numbers.get("shmem", 0)
+
+
+def _numbers(paths: tuple[str, ...]) -> dict[str, int]:
+    """A file of lines with a name and a number."""
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in _first(paths).splitlines())}
 
 
 @functools.cache
@@ -68,4 +77,4 @@ def _open(paths: tuple[str, ...]) -> int | None:
 
 def _first(paths: tuple[str, ...]) -> str:
     fd = _open(paths)
-    return "" if fd is None else os.pread(fd, 4096, 0).decode("ascii")
+    return "" if fd is None else os.pread(fd, 1 << 14, 0).decode("ascii")

@@ -12,6 +12,7 @@ program, which is a fork of this process, finds nothing of an earlier one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -38,6 +39,7 @@ __all__ = ["main"]
 
 PLACES = ("/tmp", "/dev/shm")
 """All folders that a program can write to."""
+MOST_RESIDUE, SETTLE_S = 8 << 20, 1.0
 _NICENESS = 10
 """Lower priority than PID 1, which must be scheduled however many processes a program starts."""
 _SIZE = 1 << 16
@@ -53,6 +55,7 @@ class ContainerJail:
     def __init__(self) -> None:
         self.user = os.getuid()
         self._before = (0, 0)
+        self._empty = 0
 
     def prepare(self) -> None:
         """Remove all files; fresh folders for the next program."""
@@ -60,6 +63,15 @@ class ContainerJail:
             wipe(place)
         os.mkdir(FOLDER, 0o700)
         os.chdir(FOLDER)
+
+    def residue(self) -> int:
+        """Bytes that are held though every program has ended and every file is removed; the kernel may take a moment
+        to free the last."""
+        self._empty = self._empty or facts.memory_held()
+        deadline = time.monotonic() + SETTLE_S
+        while (more := facts.memory_held() - self._empty) > MOST_RESIDUE and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return max(0, more)
 
     def before_fork(self) -> None:
         pass
@@ -86,6 +98,8 @@ class ContainerJail:
         return True  # fixed when the container was made
 
     def limit(self, limits: Mapping[str, Any]) -> None:
+        if limits.get("held"):  # the engine refused the limit
+            raise OSError(errno.EBUSY, "more memory is held than the new limit allows")
         # Both count from the start of the container, so only what a run adds to them is its own.
         self._before = (facts.oom_kills(), facts.memory_peak())
 
@@ -191,6 +205,7 @@ class StreamLink:
         if message["event"] in ("done", "ended"):
             os.chdir("/")
             self._jail.prepare()  # before the answer: the memory of these files must not count for the next program
+            message = {**message, "residue": self._jail.residue()}
         answer = {"id": self._order["id"], **message, "killed_for": self._limit, "dropped": dropped}
         _write_frame(b"r", json.dumps(answer).encode())
 
@@ -268,6 +283,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, pages that forks share
     jail.prepare()
+    jail.residue()  # what PID 1 itself holds
     link.send({"event": "up", **told}, [])
     try:
         while True:

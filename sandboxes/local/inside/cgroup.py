@@ -23,12 +23,13 @@ class Cgroup:
         # Missing where the kernel does not account for swap.
         self._swap = _open_if_there(f"{memory}/{'memory.swap.max' if self._v2 else 'memory.memsw.limit_in_bytes'}")
         self._pids = os.open(f"{pids}/pids.max", os.O_WRONLY)
+        self._usage = os.open(f"{memory}/{'memory.current' if self._v2 else 'memory.usage_in_bytes'}", os.O_RDONLY)
         tasks = "cgroup.procs" if self._v2 else "tasks"
-        # In version 2 both are the same folder.
-        self._tasks = [os.open(f"{folder}/{tasks}", os.O_WRONLY) for folder in dict.fromkeys((memory, pids))]
-        self._oom_before = 0
+        # In version 2 all are the same folder.
+        self._tasks = [os.open(f"{folder}/{tasks}", os.O_WRONLY) for folder in dict.fromkeys(folders.values())]
+        self._oom_before = self._residue = 0
         self._bound = _SETUP_BYTES
-        fds = {self._limit, self._events, self._peak, self._swap, self._pids, *self._tasks}
+        fds = {self._limit, self._events, self._peak, self._swap, self._pids, self._usage, *self._tasks}
         self.descriptors = {fd for fd in fds if fd is not None}
 
     def join(self) -> None:
@@ -37,19 +38,24 @@ class Cgroup:
             os.write(fd, b"0")
 
     def begin(self) -> None:
-        """Count out-of-memory kills from now on."""
+        """No process of the next run is here yet: what the kernel still holds for earlier ones is not its memory."""
+        self._residue = min(int(os.pread(self._usage, 32, 0)), _MOST_RESIDUE)
         self._oom_before = self._oom_total()
 
     def limit(self, memory_bytes: int, processes: int) -> None:
-        """Set both limits and restart the counters."""
-        self._limit_memory(memory_bytes)
+        """Set both limits and restart the counters.
+
+        Where the programs of a session hold more than that, version 1 refuses it (``OSError`` EBUSY), and version 2
+        kills for it.
+        """
+        self._oom_before = self._oom_total()
+        self._limit_memory(memory_bytes + self._residue)
         os.pwrite(self._pids, b"%d" % processes, 0)
         if self._peak is not None:
             try:
                 os.pwrite(self._peak, b"0", 0)
             except OSError:  # version 2 before Linux 6.12 cannot reset the peak, so it would be that of all runs
                 self._peak = None
-        self.begin()
 
     def reset_memory_limit(self) -> None:
         """Between runs, allow memory for trusted processes beside files of the last run, perhaps being fetched."""
@@ -76,7 +82,7 @@ class Cgroup:
 
     def peak_bytes(self) -> int | None:
         """Peak memory since :meth:`limit`, tmpfs files included; ``None`` where the kernel does not record it."""
-        return None if self._peak is None else int(os.pread(self._peak, 32, 0))
+        return None if self._peak is None else max(0, int(os.pread(self._peak, 32, 0)) - self._residue)
 
     def oom_kills(self) -> int:
         """Out-of-memory kills since :meth:`begin`."""
@@ -92,6 +98,7 @@ class Cgroup:
 
 
 _SETUP_BYTES = 512 << 20
+_MOST_RESIDUE = 32 << 20
 _MEMORY_V1 = ("memory.limit_in_bytes", "memory.oom_control", "memory.max_usage_in_bytes")
 
 

@@ -49,7 +49,10 @@ class Jail(Protocol):
         """Adopt the size of files; false where the process that waits already cannot get it, so that it is replaced."""
 
     def limit(self, limits: Mapping[str, Any]) -> None:
-        """Set the limits of all processes together; usage is counted from now on."""
+        """Set the limits of all processes together; usage is counted from now on.
+
+        Raises ``OSError`` EBUSY where more memory is held than that.
+        """
 
     def over_limit(self) -> bool: ...
     def usage(self) -> dict[str, Any]:
@@ -106,12 +109,14 @@ class LocalJail:
         if self._cgroup is not None:
             self._cgroup.join()
         kernel.unshare(PRIVATE)
+        kernel.loopback_up()
         mount_run_filesystem(self._files_mb, self._owner, RUN_USER)
         os.chdir(WORK)
 
     def before_fork(self) -> None:
         if self._shared and self._cgroup is not None:
             self._cgroup.reset_memory_limit()
+            self._cgroup.begin()
         if self._shared and self._last_pid is not None:
             # Each program gets process id 2, which tells nothing about runs before it.
             os.pwrite(self._last_pid, b"1", 0)

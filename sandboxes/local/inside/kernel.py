@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
+import socket
 import struct
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "bind",
     "capabilities_drop",
     "dumpable",
+    "loopback_up",
     "make_private",
     "mount",
     "no_new_privileges",
@@ -151,6 +154,12 @@ def capabilities_drop() -> None:
     header = struct.pack("Ii", 0x2008_0522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     # Two struct __user_cap_data_struct of three 32-bit words each, all zero.
     _check(_libc.capset(header, bytes(24)), "capset")
+
+
+def loopback_up() -> None:
+    """Bring up the loopback device of the network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
 
 
 def open_beneath(folder: int, path: str, flags: int, mode: int = 0) -> int:

@@ -17,7 +17,7 @@ from . import wire
 from .cells import serve_cells
 from .confine import bound_resources
 from .files import write_new
-from .program import Script, execute, set_environment
+from .program import Script, draw_anew, execute, set_environment
 
 if TYPE_CHECKING:  # a container gets no more of these modules than it needs
     from .jail import Jail
@@ -155,6 +155,7 @@ def _program(message: Mapping[str, Any], fds: list[int], script: Script, jail: J
     set_environment(environ)
     if head["argv"]:
         return lambda: execute(head["argv"], environ)
+    draw_anew()
     return lambda: script.run(head["main"], source, head["arguments"])
 
 
@@ -163,6 +164,7 @@ def _cells(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jai
     _take_streams([os.dup(nothing), os.dup(nothing), nothing])
     bound_resources(message["limits"], cpu_s=None, others=message["others"])
     set_environment(jail.environ(message["environ"]))
+    draw_anew()
     return lambda: serve_cells(CHANNEL, script)
 
 

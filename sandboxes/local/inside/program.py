@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-__all__ = ["Script", "execute", "exit_code", "set_environment", "show", "standard_streams"]
+__all__ = ["Script", "draw_anew", "execute", "exit_code", "set_environment", "show", "standard_streams"]
 
 _HERE = os.path.dirname(__file__)
 # Kept under names of this module: a program may replace the functions of os.
@@ -41,6 +41,13 @@ def execute(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
         # As a shell: found, but it cannot be executed.
         _exit(126)
+
+
+def draw_anew() -> None:
+    """Seed the generators of modules that were preloaded: they draw their seed once, when they are imported."""
+    for name in ("numpy.random", "torch.random"):  # Python's own ``random`` does so after each fork
+        if name in sys.modules:
+            sys.modules[name].seed()
 
 
 class Script:

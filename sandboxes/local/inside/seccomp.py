@@ -18,8 +18,9 @@ from .syscalls import ALLOWED, CHECKED
 __all__ = ["MACHINES", "MOUNT_FLAGS", "NEWPID", "PRIVATE", "ZYGOTE_NAMESPACE_FD", "Rules", "build"]
 
 NEWPID = 0x2000_0000
-PRIVATE = 0x0002_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000
-"""Flags of ``unshare`` for the namespaces that each run gets fresh: mount, cgroup, host name (UTS), System V IPC."""
+PRIVATE = 0x0002_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000 | 0x4000_0000
+"""Flags of ``unshare`` for the namespaces that each run gets fresh: mount, cgroup, host name (UTS), System V IPC,
+network (whose counters would carry data from run to run)."""
 MOUNT_FLAGS = (2 | 4, 2 | 4 | 8, 2 | 4 | 32, 4096 | 16384)
 """Flags of the ``mount`` calls of a run: its tmpfs, its /proc, a remount with another size, a recursive bind mount."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -59,8 +60,19 @@ class _Session:
 
     def _cell(self, message: dict[str, Any], fds: list[int]) -> None:
         runs = self._runs
-        runs.jail.limit(message["limits"])
         started = time.monotonic()
+        try:
+            runs.jail.limit(message["limits"])
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            # More memory is held than this cell may: as if it had been asked for under this limit.
+            self._drop()
+            for fd in fds:
+                os.close(fd)
+            report = {"event": "cell", "code": None, "signal": None, "wall_s": 0.0}
+            runs.link.send({**report, "oom": 1, "peak": None}, [])
+            return
         code, by = self._python_cell(message, fds) if self._command is None else self._other_cell(fds)
         usage = runs.jail.usage()
         # After a kill nothing is known of the interpreter's state; the next cell begins another.

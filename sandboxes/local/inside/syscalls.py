@@ -3,8 +3,8 @@
 From ``unistd_64.h`` and ``asm-generic/unistd.h`` of Linux. Whatever is not listed is refused, calls of future kernels
 included; calls that depend on an argument are checked in ``seccomp``. Left out on purpose: ptrace and process_vm_*,
 io_uring and the old asynchronous I/O, keyrings, bpf, perf, userfaultfd, mounts, namespaces, chroot, modules, kexec,
-file handles, vmsplice, modify_ldt, port I/O, clocks, quotas, swap, pidfd_getfd, memfd_secret, moving memory between
-nodes.
+file handles, inotify (it tells when other programs open a file of the host that both see), vmsplice, modify_ldt, port
+I/O, clocks, quotas, swap, pidfd_getfd, memfd_secret, moving memory between nodes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ timer_settime:223:110 timer_gettime:224:108 timer_getoverrun:225:109 timer_delet
 clock_getres:229:114 clock_nanosleep:230:115 exit_group:231:94 epoll_wait:232:- epoll_ctl:233:21 tgkill:234:131
 utimes:235:- get_mempolicy:239:236 mq_open:240:180 mq_unlink:241:181 mq_timedsend:242:182
 mq_timedreceive:243:183 mq_notify:244:184 mq_getsetattr:245:185 waitid:247:95 ioprio_set:251:30
-ioprio_get:252:31 inotify_init:253:- inotify_add_watch:254:27 inotify_rm_watch:255:28 openat:257:56
+ioprio_get:252:31 openat:257:56
 mkdirat:258:34 fchownat:260:54 futimesat:261:- newfstatat:262:79 unlinkat:263:35 renameat:264:38 linkat:265:37
 symlinkat:266:36 readlinkat:267:78 fchmodat:268:53 faccessat:269:48 pselect6:270:72 ppoll:271:73
 set_robust_list:273:99 get_robust_list:274:100 splice:275:76 tee:276:77 sync_file_range:277:84 utimensat:280:88
 epoll_pwait:281:22 signalfd:282:- timerfd_create:283:85 eventfd:284:- fallocate:285:47 timerfd_settime:286:86
 timerfd_gettime:287:87 accept4:288:242 signalfd4:289:74 eventfd2:290:19 epoll_create1:291:20 dup3:292:24
-pipe2:293:59 inotify_init1:294:26 preadv:295:69 pwritev:296:70 rt_tgsigqueueinfo:297:240 recvmmsg:299:243
+pipe2:293:59 preadv:295:69 pwritev:296:70 rt_tgsigqueueinfo:297:240 recvmmsg:299:243
 prlimit64:302:261 syncfs:306:267 sendmmsg:307:269 getcpu:309:168 sched_setattr:314:274 sched_getattr:315:275
 renameat2:316:276 getrandom:318:278 execveat:322:281 membarrier:324:283 mlock2:325:284 copy_file_range:326:285
 preadv2:327:286 pwritev2:328:287 pkey_mprotect:329:288 pkey_alloc:330:289 pkey_free:331:290 statx:332:291

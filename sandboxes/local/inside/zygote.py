@@ -7,14 +7,12 @@ nothing of one run stays in the memory that the next is forked from.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import importlib
 import os
 import select
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -109,7 +107,6 @@ class Zygote:
         self._become_zygote()
 
     def _enter(self) -> None:
-        _loopback_up()
         socket.sethostname("sandbox")
         if not self._many_users:
             build_tree(self._plan)
@@ -244,11 +241,3 @@ def _pipes_for_streams() -> None:
         os.dup2(fd, place)
     os.close(reader)
     os.close(writer)
-
-
-def _loopback_up() -> None:
-    """Bring up the loopback device, and keep no TIME_WAIT sockets, which the next run would see."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
-    with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w", encoding="utf-8") as file:
-        file.write("0")
