@@ -19,7 +19,6 @@ from typing import Any
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Group, Metrics, Trajectory
 from roll_envs.verifiers.workers import pool_metrics
-from roll_envs.verifiers.workers import pool_metrics
 from trainer.algorithms.shaping import AlgorithmState
 from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks
