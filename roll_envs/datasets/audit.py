@@ -100,10 +100,13 @@ def _letter(reference: Any) -> str:
 
 
 def refuse_unreadable(env_id: str, kwargs: Mapping[str, Any]) -> None:
-    """Audit the rows of ``roll/Dataset-v0`` (any other environment has none): at most 20,000, evenly spread.
+    """Audit the rows of ``roll/Dataset-v0``, alone or within ``roll/ToolEnv-v0`` (any other environment has none): at
+    most 20,000, evenly spread.
 
     Raises :class:`ConfigError` with the rows when fewer than :data:`NEEDED_SHARE` of the references are right.
     """
+    if env_id == "roll/ToolEnv-v0" and isinstance(kwargs.get("env"), str):
+        env_id, kwargs = kwargs["env"], kwargs.get("env_kwargs") or {}
     if env_id != "roll/Dataset-v0":
         return
     env = DatasetEnv(DatasetSettings(**kwargs))

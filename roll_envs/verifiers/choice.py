@@ -18,9 +18,12 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 __all__ = ["LETTERS", "ChoiceVerifier", "read_choice"]
 
 LETTERS = "ABCDEFGHIJ"
+_LINE_CHARS = 600
 
 # Text styles of LaTeX, and signs of Markdown.
-_MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"'“”«»「」]")
+_MARKUP = re.compile(
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"“”«»「」]|(?<![A-Za-z])'|'(?![A-Za-z])"
+)
 _LEADING = re.compile(r"(?:the\s+)?(?:options?|choices?|letters?|answers?)\b[\s:]*", re.IGNORECASE)
 # A letter in brackets, or a bare one that begins no word, number or contraction ("I'm").
 _LETTER = r"(?:[\(\[]\s*([A-Z])\s*[\)\]]|([A-Z])(?![A-Za-z0-9'’]))"
@@ -49,9 +52,26 @@ _MUST = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?;\n]\s*")
 _IS_CORRECT = re.compile(
-    r"(?<![A-Za-z0-9'’])[\(\[]?([A-Z])[\)\]]?(?:[:.)]\s*[^.\n]{1,60}?)?\s+(?:is|must\s+be|has\s+to\s+be|would\s+be|should\s+be)\s+"
+    r"(?<![A-Za-z0-9'’])[\(\[]?([A-Z])[\)\]]?(?:[:.)]\s*(?![A-Z]\b)[^.\n]{1,60}?)?\s+(?:is|must\s+be|has\s+to\s+be|would\s+be|should\s+be)\s+"
     r"(?:(?:therefore|thus|clearly|indeed|definitely)\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer)\b"
 )
+
+# Where one statement about options ends and the next begins: "A and B are wrong, so C", "ruling out A, leaving D".
+_STATEMENT = re.compile(
+    r"[.!?;:\n]+(?:\s|$)|,?\s+(?:so|thus|hence|therefore|but|while|whereas|leaving|which\s+leaves)\b", re.IGNORECASE
+)
+# A letter that stands for an option: not the article ("A big cat") and not the pronoun ("I think").
+_MENTION = re.compile(
+    r"[\(\[]([A-Z])[\)\]]|(?<![A-Za-z0-9'’])(?:([B-HJ-Z])|(A)(?=\W*$|\s*[,;:/)]|\s+(?:and|or|is|are|it|makes?|fits?|works?|seems?"
+    r"|looks?|can|can't|cannot|does|doesn't|must|remains?|has|satisf\w+|match\w*|holds?|fails?)\b))(?![A-Za-z0-9'’])"
+)
+_DENIED = re.compile(
+    r"\bnot\b|n't\b|n’t\b|\bneither\b|\bnor\b|\bcannot\b|\brul(?:e[sd]?|ing)\s+out\b|\beliminat\w+|\bexclud\w+|\bexcept\b"
+    r"|\bincorrect\b|\bwrong\b|\bfalse\b|\bfails?\b|\bunlike\w*|\bdiscard\w*"
+    r"|不|非|没|\bnicht\b|\bkeine?\b|\bpas\b|\bне\b|\bno es\b|\bnão\b|\bnon è\b",
+    re.IGNORECASE,
+)
+_HEDGED = re.compile(r"\b(?:maybe|might|could|perhaps|possibly|either|unsure|if)\b|\?", re.IGNORECASE)
 
 
 class ChoiceVerifier:
@@ -150,7 +170,24 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         return whole
     lines = [line for line in text.splitlines() if line.strip()]
     last = _committed(lines[-1], letters, options) if lines else frozenset()
-    return last or whole or _bracketed(text, letters)
+    return last or whole or (_left(lines[-1], letters) if lines else frozenset()) or _bracketed(text, letters)
+
+
+def _left(line: str, letters: str) -> frozenset[str]:
+    """The one letter that the statements of a line leave: not denied by any, and in the last that names one."""
+    kept: list[str] = []
+    denied: set[str] = set()
+    bare = _MARKUP.sub("", line[-_LINE_CHARS:])
+    for statement in _STATEMENT.split(bare):
+        named = ["".join(filter(None, groups)) for groups in _MENTION.findall(statement)]
+        if _DENIED.search(statement):
+            denied.update(named)
+        elif _HEDGED.search(statement + bare[bare.find(statement) + len(statement) :][:1]):
+            return frozenset()
+        else:
+            kept += named
+    left = frozenset(kept) - denied
+    return left if len(left) == 1 and left <= set(letters) else frozenset()
 
 
 def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from roll_envs.errors import ConfigError
+from roll_envs.verifiers.extract import after_thinking
 
 __all__ = ["Criterion", "Form", "Reading", "correctness_form", "pairwise_form", "read_reply", "rubric_form"]
 
@@ -172,7 +173,7 @@ def read_reply(form: Form, reply: str) -> Reading | None:
     text = reply.strip()
     if not text.startswith(("{", "```")):
         # A reply that begins with the object has no thoughts; tags within it are quoted.
-        text = text.rpartition("</think>")[2].strip()
+        text = after_thinking(text).strip()
     fence = _FENCE.fullmatch(text)
     text = fence[1].strip() if fence else text
     if len(text) > _MAX_CHARS or not text.startswith("{"):

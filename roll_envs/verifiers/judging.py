@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 __all__ = ["ajudge", "close_verifier", "judge"]
+
+_MOST_AT_ONCE = 1024
+"""Answers that :func:`ajudge` judges at one time."""
 
 
 def judge(verifier: Verifier, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
@@ -29,10 +37,26 @@ def judge(verifier: Verifier, answer: str, reference: Any = None, context: Mappi
 async def ajudge(
     verifier: Verifier, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None
 ) -> Verdict:
-    """:func:`judge` in a thread, for asynchronous callers."""
+    """:func:`judge` in a thread, for asynchronous callers.
+
+    The threads are its own, and many: whose turn it is at the workers of a verifier is decided by their queue, which
+    must see all that wait, and not by a few threads shared with other work.
+    """
     import asyncio  # imported here because it would double the import time of roll_envs
 
-    return await asyncio.to_thread(judge, verifier, answer, reference, context)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_threads(), judge, verifier, answer, reference, context)
+
+
+@functools.cache
+def _threads() -> Executor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="judge")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # the parent's threads are not there
 
 
 def close_verifier(verifier: Verifier) -> None:

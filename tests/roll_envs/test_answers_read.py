@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,38 @@ def test_98_of_100_replies_are_read_and_no_letter_is_wrong() -> None:
             assert not math(one.text, "1234567.25").passed
     assert wrong == []
     assert missed.total() <= 0.02 * len(labelled), missed
+
+
+def test_fresh_replies() -> None:
+    """60 replies written after the rules, which were not changed for them: 50 are read, no letter is wrong."""
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    math, read = make_verifier("math"), 0
+    for line in (Path(__file__).parent / "fresh_replies.tsv").read_text(encoding="utf-8").splitlines():
+        task, answer, text = line.replace("\\n", "\n").split("\t")
+        if task == "choice":
+            found = read_choice(text, "ABCDE")
+            assert found <= {answer}, text
+            read += found == {answer}
+        else:
+            read += isinstance(verdict := math(text, answer), Score) and verdict.passed
+    assert read >= 50
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("only D makes sense", "D"),
+        ("A and B are not correct, so C", "C"),
+        ("I would rule out A, B and C, leaving D.", "D"),
+        ("It can't be A. B is the best choice.", "B"),
+        ("One of them is C and the other is D", ""),
+        ("Maybe it fits B", ""),
+        ("I think, so I am. A big cat sleeps", ""),
+        ("B is wrong", ""),
+    ],
+)
+def test_what_statements_leave(text: str, letters: str) -> None:
+    assert read_choice(text, "ABCDE") == frozenset(letters)
 
 
 @pytest.mark.parametrize("text", UNDECIDED)

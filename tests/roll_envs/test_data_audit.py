@@ -75,6 +75,10 @@ def test_a_run_does_not_start_below_99_of_100() -> None:
     good[11] = {"question": "q", "answer": ""}
     with pytest.raises(ConfigError, match=r"3 of 200 references(?s:.*)row 7: (?s:.*)row 11: "):
         refuse_unreadable("roll/Dataset-v0", {"rows": list(good), "verifier": "math"})
+    wrapped = {"env": "roll/Dataset-v0", "env_kwargs": {"rows": list(good), "verifier": "math"}, "tools": ["python"]}
+    with pytest.raises(ConfigError, match="3 of 200 references of roll/Dataset-v0"):
+        refuse_unreadable("roll/ToolEnv-v0", wrapped)
+    refuse_unreadable("roll/ToolEnv-v0", {"env": "roll/FrozenLake-v0", "tools": ["calculator"]})
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -373,3 +373,17 @@ def test_a_wrong_snapshot_is_told() -> None:
     for snapshot in ({}, {"row": 10, "shown": ""}, {"row": 1}, {"row": 1, "turns": -1, "shown": ""}):
         with pytest.raises(ConfigError, match="a snapshot for this environment"):
             env.restore(snapshot)
+
+
+def test_an_iterable_is_read_once_for_all_environments() -> None:
+    reads = []
+
+    class Stream:
+        def __iter__(self) -> Any:
+            reads.append(1)
+            return iter([{"question": "a", "answer": "b"}])
+
+    stream = Stream()
+    one, other = (DatasetEnv(rows=stream, verifier="exact") for _ in range(2))
+    assert one.tasks is other.tasks
+    assert reads == [1]

@@ -206,6 +206,83 @@ IFBENCH: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ),
 ]
 
+IFEVAL_G: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
+    (
+        "copy:repeat_phrase",
+        {"phrase": "the small dog sleeps here", "small_n": 2},
+        ["the big dog sleeps here, and the small cat sleeps here"],
+        [
+            "the big dog sleeps here",
+            "the big cat sleeps here and the small cat sleeps here",
+            "the big dog sleeps here and the small dog sleeps here",
+            "the big dog sleeps\nhere the small cat sleeps here",
+        ],
+    ),
+    ("copy:copy", {"prompt_to_repeat": "Say  it."}, [" say  it. "], ["Say it.", "Say  it. Yes."]),
+    ("copy:copying_simple", {"prompt_to_repeat": "Say it."}, ["say it."], ["it."]),
+    (
+        "copy:copying_multiple",
+        {"prompt_to_repeat": "Say it.", "N": 2},
+        ["Say it.\n******\nsay it."],
+        ["Say it.", "Say it.******Say it.******Say it.", "Say it.******No"],
+    ),
+    (
+        "new:copy_span_idx",
+        {"prompt_to_repeat": " one two", "n_start": 5, "n_end": 8},
+        ["two", "TWO"],
+        ["one", "wo", "one two"],
+    ),
+    ("keywords:word_once", {"keyword": "Sun"}, ["The sun.", "sunny"], ["the moon", "sun and sun"]),
+    (
+        "keywords:word_count_different_numbers",
+        {"keyword": "sun", "frequency": 2, "relation": "less than"},
+        ["the sun"],
+        ["sun sun"],
+    ),
+    ("keywords:exclude_word_harder", {"keyword": "sun"}, ["sun", "the Sun is", "sunny day"], ["the sun is"]),
+    ("keywords:no_adjacent_consecutive", {}, ["b a d", "one"], ["a B", "x y"]),
+    ("keywords:palindrome", {}, ["look at Anna noon", "a"], ["Anna", "it is"]),
+    (
+        "keywords:keyword_specific_position",
+        {"keyword": "sun", "n": 2, "m": 3},
+        ["Hi. See, sun!"],
+        ["Hi. See the, sun!", "See, sun!", "Hi. See, Sun!", "Hi. See"],
+    ),
+    ("keywords:start_end", {}, ["Sun is the sun"], ["Sun is the sun.", "Sun", "sun moon"]),
+    ("paragraphs:paragraphs", {}, ["a\n***\nb", "a *** b ***"], ["a", "a***b***c", "a******b"]),
+    ("paragraphs:paragraphs2", {}, ["a\n\nb"], ["a\nb", "a\n\nb\n\nc"]),
+    ("first_word:first_word_sent", {"first_word": "so"}, ["So it is. so what?"], ["So it is. But what?"]),
+    ("first_word:first_word_answer", {"first_word": "so"}, ["So it is. But what?"], ["It is so."]),
+    ("last_word:last_word_sent", {"last_word": "so"}, ["Is it so? It is SO!"], ["It is so. Not?"]),
+    ("last_word:last_word_answer", {"last_word": "so"}, ["No. It is so!"], ["It is so. No."]),
+    ("detectable_format:sentence_hyphens", {}, ["One is.-Two are."], ["One is. -Two are.", "One-is. Two are."]),
+    ("detectable_format:square_brackets", {}, ["[one] [two]"], ["[one] two", "[one two]"]),
+    ("detectable_format:bigram_wrapping", {}, ["<<I am>> <<at home>>"], ["<<I>> am", "I am"]),
+    ("punctuation:punctuation_dot", {}, ["no dot!"], ["a dot."]),
+    ("punctuation:punctuation_exclamation", {}, ["a dot."], ["no dot!"]),
+    ("count:lowercase_counting", {"N": 2}, ["Two of THEM Are small", "A"], ["three of them"]),
+    (
+        "count:counting_composition",
+        {"n_sent": 2, "n_words": 3},
+        ["We go. You stay.\n***\nI am. We go.\n***\nGo on! No way!"],
+        ["We go. You stay.", "We go.***We go.***We go.", "We go on. You stay.***I am. We go.***Go on! No way!"],
+    ),
+    ("count:count_unique", {}, ["Each word differs from this one."], ["the dog and the cat", "a, b, c"]),
+    (
+        "count:count_increment_word",
+        {"keyword1": "sun", "keyword2": "sea"},
+        ["Sea sun sea"],
+        ["sea sun", "sun sea sea sea"],
+    ),
+    ("letters:letter_counting", {"N": 3, "relation": "at least"}, ["a1b2c"], ["a1b2", "äöü"]),
+    (
+        "letters:letter_counting2",
+        {"letter": "a", "let_frequency": 2, "let_relation": "less than"},
+        ["an"],
+        ["Anna"],
+    ),
+]
+
 
 def row(*instructions: tuple[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {"instruction_id_list": [i for i, _ in instructions], "kwargs": [k for _, k in instructions], **more}
@@ -222,11 +299,12 @@ def scored(answer: str, reference: Any, **options: Any) -> Score:
 
 def test_the_public_ids_are_all_there() -> None:
     assert len(PUBLIC_IDS) == 25
-    assert set(INSTRUCTIONS) == PUBLIC_IDS | {name for name, *_ in IFBENCH}
+    assert len(PUBLIC_IDS | {name for name, *_ in IFEVAL_G}) == 54
+    assert set(INSTRUCTIONS) == PUBLIC_IDS | {name for name, *_ in IFBENCH + IFEVAL_G}
     assert {name for name, *_ in CASES} == PUBLIC_IDS
 
 
-@pytest.mark.parametrize(("name", "arguments", "follow", "do_not"), CASES + IFBENCH)
+@pytest.mark.parametrize(("name", "arguments", "follow", "do_not"), CASES + IFBENCH + IFEVAL_G)
 def test_what_follows_an_instruction_and_what_does_not(
     name: str, arguments: dict[str, Any], follow: list[str], do_not: list[str]
 ) -> None:
@@ -387,7 +465,7 @@ def test_by_name() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from('aB1.!?,"*-<>[]()`\n é中ا'), max_size=80))
 def test_no_answer_breaks_a_check(answer: str) -> None:
-    everything = row(*((name, arguments) for name, arguments, *_ in CASES + IFBENCH))
+    everything = row(*((name, arguments) for name, arguments, *_ in CASES + IFBENCH + IFEVAL_G))
     found = scored(answer, everything)
     assert found.parts["loose_share"] >= found.parts["strict_share"] == found.value
 
@@ -396,7 +474,7 @@ def test_no_answer_breaks_a_check(answer: str) -> None:
 def test_checks_take_linear_time(unit: str) -> None:
     long = unit * (100_000 // len(unit)) + "x"
     started = time.monotonic()
-    scored(long, row(*((name, arguments) for name, arguments, *_ in CASES + IFBENCH)))
+    scored(long, row(*((name, arguments) for name, arguments, *_ in CASES + IFBENCH + IFEVAL_G)))
     assert time.monotonic() - started < 20  # about 2 s; quadratic time would be hours
 
 

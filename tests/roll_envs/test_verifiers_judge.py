@@ -185,6 +185,7 @@ FORM = correctness_form()
         '```json\n{"reasoning": "x {y}", "verdict": "Correct ", "confidence": "90%"}\n```\n',
         '{"reasoning": "it says </think> {", "verdict": "correct"}',
         '<think>{"verdict": "incorrect"}</think> {"verdict": "correct"}',
+        '<reasoning>{"verdict": "incorrect"}</reasoning> {"verdict": "correct"}',
         '{"reasoning": "it says {\\"verdict\\": \\"incorrect\\"}", "verdict": "correct"}',
     ],
 )

@@ -371,6 +371,18 @@ def test_trivial_answers_need_no_worker() -> None:
     assert judged(verifier, "1,000", "1000")
     assert not judged(verifier, "12", "2")
     assert not judged(verifier, "", "2")
+    for answer, reference, right in (
+        (r"\boxed{\sqrt{8}}", r"2\sqrt{2}", True),
+        (r"\boxed{\frac{1}{2}\sqrt{3}}", r"\frac{\sqrt{3}}{2}", True),
+        (r"\boxed{\sqrt{12}/4}", r"\frac{\sqrt{3}}{2}", True),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{\sqrt{2}}{2}", True),
+        (r"\boxed{-\sqrt{8}}", r"2\sqrt{2}", False),
+        (r"\boxed{\sqrt{16}}", "4", True),
+        (r"\boxed{\frac{4\pi}{6}}", r"\frac{2}{3}\pi", True),
+        (r"\boxed{2}", r"2\pi", False),
+        (r"\boxed{\frac{1}{2\pi}}", r"\frac{\pi}{2}", False),
+    ):
+        assert judged(verifier, answer, reference) is right, answer
     assert pool.tasks == []
 
 

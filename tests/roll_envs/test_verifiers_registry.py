@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,16 @@ def test_closing_reaches_every_part() -> None:
     made = whole("gate", parts={"a": parts[0]}, then=whole("any", parts={"b": parts[1], "c": parts[2]}))
     roll_envs.verifiers.close_verifier(made)
     assert [p.closed for p in parts] == [1, 1, 1]
+
+
+def test_many_are_judged_at_one_time_for_asynchronous_callers() -> None:
+    everyone = threading.Barrier(64)
+
+    def waits_for_the_others(answer: str, reference: Any = None, context: Any = None) -> Score:
+        everyone.wait(timeout=30)
+        return Score(value=1.0, passed=True)
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(ajudge(waits_for_the_others, "a") for _ in range(64)))
+
+    assert all(isinstance(verdict, Score) for verdict in asyncio.run(many()))

@@ -18,6 +18,7 @@ from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Group, Metrics, Trajectory
+from roll_envs.verifiers.workers import pool_metrics
 from trainer.algorithms.shaping import AlgorithmState
 from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks
@@ -270,7 +271,10 @@ class _Run:
             failed = self.session.failed_share(episodes, f"training, step {self.counters.steps + 1}")
         measured = {"rollout/failed_share": failed, "time/rollout_s": seconds}
         per_environment = self.session.mix.metrics(found.played)
-        return found, {**rollout_metrics(found.played), **per_environment, **found.metrics, **measured}
+        graders = {
+            f"time/graders/{pool}/{name}": n for pool, kept in pool_metrics().items() for name, n in kept.items()
+        }
+        return found, {**rollout_metrics(found.played), **per_environment, **found.metrics, **measured, **graders}
 
     def _learn(self, found: Collected, metrics: Metrics) -> Metrics:
         """The update of a training step and what counts on with it; ``metrics`` with those of the update."""

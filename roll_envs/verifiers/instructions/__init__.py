@@ -1,5 +1,5 @@
 """Instructions that can be checked by a program: the 25 kinds of IFEval (Zhou et al. 2023, arXiv:2311.07911) by public
-id, and 25 of IFBench's.
+id, the 29 that IFEvalG adds, and 25 of IFBench's.
 
 Rows of the public data work unchanged. Every check counts as the published code does, so that numbers compare, its
 oddities included (``---`` is a bullet, keywords count inside longer words, ``P.S.`` may stand anywhere). It differs

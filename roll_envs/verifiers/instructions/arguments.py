@@ -31,12 +31,12 @@ class Arguments:
             raise ConfigError(f"{self.instruction}: {name} must be a whole number of {least} or more, not {value!r}")
         return int(value)
 
-    def text(self, name: str) -> str:
-        """A text, stripped; it must not be only whitespace."""
+    def text(self, name: str, *, strip: bool = True) -> str:
+        """A text, stripped unless told otherwise; it must not be only whitespace."""
         value = self._take(name)
         if not isinstance(value, str) or not value.strip():
             raise ConfigError(f"{self.instruction}: {name} must be a text, not {value!r}")
-        return value.strip()
+        return value.strip() if strip else value
 
     def texts(self, name: str) -> list[str]:
         """A list of texts, at least one, each as it stands."""

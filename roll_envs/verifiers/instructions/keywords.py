@@ -10,12 +10,13 @@ from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeChe
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
 from roll_envs.verifiers.language import LANGUAGES, identify
 
-__all__ = ["CASES", "KEYWORDS", "LANGUAGE", "LENGTHS"]
+__all__ = ["CASES", "KEYWORDS", "LANGUAGE", "LENGTHS", "RELATIONS", "counted", "frequency", "letter_frequency"]
 
 RELATIONS = ("less than", "at least")
 
 
-def _counted(count: Callable[[str], int], relation: str, threshold: int) -> Check:
+def counted(count: Callable[[str], int], relation: str, threshold: int) -> Check:
+    """Whether ``count`` of a text is ``relation`` (one of :data:`RELATIONS`) ``threshold``."""
     if relation == "less than":
         return lambda text: count(text) < threshold
     return lambda text: count(text) >= threshold
@@ -30,7 +31,7 @@ def existence(arguments: Arguments) -> Check:
 def frequency(arguments: Arguments) -> Check:
     """``keyword`` occurs ``relation`` ``frequency`` times, in any case, inside longer words too."""
     pattern = re.compile(re.escape(arguments.text("keyword")), re.IGNORECASE)
-    return _counted(
+    return counted(
         lambda text: sum(1 for _ in pattern.finditer(text)),
         arguments.choice("relation", RELATIONS),
         arguments.whole("frequency"),
@@ -51,7 +52,7 @@ def letter_frequency(arguments: Arguments) -> Check:
     if len(letter) != 1:
         raise ConfigError(f"{arguments.instruction}: letter must be one character, not {letter!r}")
     relation, threshold = arguments.choice("let_relation", RELATIONS), arguments.whole("let_frequency")
-    return _counted(lambda text: text.lower().count(letter), relation, threshold)
+    return counted(lambda text: text.lower().count(letter), relation, threshold)
 
 
 def response_language(arguments: Arguments) -> Check:
@@ -64,12 +65,12 @@ def response_language(arguments: Arguments) -> Check:
 
 def number_sentences(arguments: Arguments) -> Check:
     """``relation`` ``num_sentences`` sentences."""
-    return _counted(count_sentences, arguments.choice("relation", RELATIONS), arguments.whole("num_sentences"))
+    return counted(count_sentences, arguments.choice("relation", RELATIONS), arguments.whole("num_sentences"))
 
 
 def number_words(arguments: Arguments) -> Check:
     """``relation`` ``num_words`` words."""
-    return _counted(count_words, arguments.choice("relation", RELATIONS), arguments.whole("num_words"))
+    return counted(count_words, arguments.choice("relation", RELATIONS), arguments.whole("num_words"))
 
 
 def number_paragraphs(arguments: Arguments) -> Check:
@@ -104,7 +105,7 @@ def nth_paragraph_first_word(arguments: Arguments) -> Check:
 
 def capital_word_frequency(arguments: Arguments) -> Check:
     """``capital_relation`` ``capital_frequency`` words in capital letters."""
-    return _counted(
+    return counted(
         lambda text: sum(token.isupper() for token in tokens(text)),
         arguments.choice("capital_relation", RELATIONS),
         arguments.whole("capital_frequency"),

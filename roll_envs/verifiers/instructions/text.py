@@ -89,17 +89,18 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 _PIECE = re.compile(r"\.{2,}|--+|[^\s.,:;@#$%&?!()\[\]{}<>\"“”«»]+(?:[.,:&](?=\w)[^\s.,:;@#$%&?!()\[\]{}<>\"“”«»]+)*")
+_PIECE_OR_SIGN = re.compile(rf"{_PIECE.pattern}|[^\w\s]")
 _CONTRACTION = re.compile(r"(?:n['’]t|['’](?:s|m|d|ll|re|ve))\Z", re.IGNORECASE)
 
 
-def tokens(text: str) -> list[str]:
-    """Words as a Treebank tokeniser cuts them: hyphens and dots stay inside, signs are left out, ``n't`` and ``'s``
-    are words of their own.
+def tokens(text: str, *, signs: bool = False) -> list[str]:
+    """Words as a Treebank tokeniser cuts them: hyphens and dots stay inside, signs are left out (or with ``signs``
+    words of their own, as there), ``n't`` and ``'s`` are words of their own.
 
     ``tokens("NASA's IT-TEAM won't")`` is ``["NASA", "'s", "IT-TEAM", "wo", "n't"]``.
     """
     found = []
-    for match in _PIECE.finditer(text):
+    for match in (_PIECE_OR_SIGN if signs else _PIECE).finditer(text):
         piece = match.group().strip("'’‘")
         ending = _CONTRACTION.search(piece)
         parts = [piece[: ending.start()], ending.group()] if ending else [piece]

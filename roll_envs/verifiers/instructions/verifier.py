@@ -13,6 +13,7 @@ from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 from roll_envs.verifiers.instructions.ifbench import IFBENCH
+from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G
 from roll_envs.verifiers.instructions.keywords import CASES, KEYWORDS, LANGUAGE, LENGTHS
 from roll_envs.verifiers.instructions.layout import LAYOUT
 from roll_envs.verifiers.types import Failed, Score, Verdict
@@ -21,7 +22,7 @@ __all__ = ["INSTRUCTIONS", "InstructionsVerifier", "loose_forms", "read_instruct
 
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
 
-INSTRUCTIONS: dict[str, MakeCheck] = {**KEYWORDS, **LANGUAGE, **LENGTHS, **LAYOUT, **CASES, **IFBENCH}
+INSTRUCTIONS: dict[str, MakeCheck] = {**KEYWORDS, **LANGUAGE, **LENGTHS, **LAYOUT, **CASES, **IFBENCH, **IFEVAL_G}
 """Every kind of instruction by its public id; programs may add their own."""
 
 

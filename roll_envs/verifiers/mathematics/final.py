@@ -34,6 +34,10 @@ _MONEY = re.compile(
     r"(?<![\\$])\$(?=\d[\d,.]{0,20}(?:,?\s(?:[^$\n\\{}]{0,200}\s)?[a-zA-Z]{2,}\s[^$\n\\{}]{0,200}|\s*[-+*/=×]\s*)\$)"
 )
 _PRICE = re.compile(r"(\\?[$€£]\d[\d,.]*\d|\\?[$€£]\d)\s+(?:per|a|each|every|in|for|left)\b[^$]*")
+# "3/4 of a cup", "12 of the students".
+_SHARE_OF = re.compile(
+    r"((?:\d+\s+)?[^\s=]*\d[^\s=]*)\s+of\s+(?:an?|the|all|his|her|its|their|our|them|those|these)\b[^$\\=]*"
+)
 _IN_WORDS = re.compile(r"(\d)\s+\([a-z-]{2,20}\)(?=[\s.]*$)")
 _EXPLAINED = re.compile(r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b")
 _SUBJECT = re.compile(
@@ -154,8 +158,8 @@ def _result(text: str) -> str:
     if re.match(r"[-\\$€£]{0,3}\d", text):
         text = _EXPLAINED.split(text, maxsplit=1)[0]
     text = _IN_WORDS.sub(r"\1", text)
-    if price := _PRICE.fullmatch(text):
-        return price[1]
+    if share := _PRICE.fullmatch(text) or _SHARE_OF.fullmatch(text):
+        return share[1]
     sides = _CALCULATION.match(text)
     if sides and _OPERATION.search(sides[0]) and not (text.startswith("$") and text.rstrip(" .").endswith("$")):
         text = text[sides.end() :]

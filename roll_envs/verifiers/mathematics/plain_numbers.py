@@ -1,11 +1,12 @@
-"""Numbers that need no computer algebra: ``-1,234.50``, ``3/4``, ``.5``, ``2e3``; exact, as fractions."""
+"""Numbers that need no computer algebra, exact, as fractions: ``-1,234.50``, ``3/4``, ``.5``, ``2e3``."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
-__all__ = ["grouped", "plain_number"]
+__all__ = ["grouped", "plain_number", "plain_root"]
 
 _SIGN = r"([+-]?)\s*"
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)?", re.ASCII)
@@ -23,6 +24,43 @@ _POWER = re.compile(
     + r"(?:(\d{1,400}(?:\.\d{1,400})?)\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{\s*([+-]?\d{1,3})\s*\}|([+-]?\d))",
     re.ASCII,
 )
+# 3, \sqrt{2}, 3\sqrt{2}\pi: whole number, radicand in two forms, pi.
+_FACTOR = r"\s*(\d{1,400})?\s*(?:\\sqrt\s*(?:\{\s*(\d{1,400})\s*\}|(\d)))?\s*(\\pi(?![a-zA-Z]))?\s*"
+_PRODUCT = re.compile(
+    rf"{_SIGN}(?:\\frac\s*\{{(\d{{1,400}})\}}\s*\{{(\d{{1,400}})\}})?{_FACTOR}(?:/\s*(\d{{1,400}}))?", re.ASCII
+)
+_QUOTIENT = re.compile(rf"{_SIGN}\\frac\s*\{{{_FACTOR}\}}\s*\{{{_FACTOR}\}}", re.ASCII)
+
+
+def plain_root(text: str) -> tuple[int, Fraction, int] | None:
+    """The exact value of a tidied text such as ``-3\\sqrt{2}``, ``\\frac{\\sqrt{3}}{2}`` or ``2\\pi``, as its sign, its
+    square without pi, and the power of pi; ``None`` for all others. Equal numbers have equal values and only they."""
+    text = text.strip()
+    if len(text) > 1000:
+        return None
+    if match := _PRODUCT.fullmatch(text):
+        sign, above, below, *factor, over = match.groups()
+        top, bottom = _square(factor), Fraction(int(over or 1) ** 2)
+        if above is not None:
+            # A number behind a fraction may be another factor or a slip.
+            top = None if factor[0] else int(above) ** 2 * (Fraction(1) if top is None else top)
+            bottom *= int(below) ** 2
+        power = int(bool(factor[3]))
+    elif match := _QUOTIENT.fullmatch(text):
+        sign, *factors = match.groups()
+        top, found = _square(factors[:4]), _square(factors[4:])
+        bottom, power = found or Fraction(0), int(bool(factors[3])) - int(bool(factors[7]))
+    else:
+        return None
+    if top is None or not bottom:
+        return None
+    return (-1 if sign == "-" else 1, top / bottom, power) if top else (0, top, 0)
+
+
+def _square(factor: Sequence[str | None]) -> Fraction | None:
+    """The square of a factor, without its pi; ``None`` of an empty one."""
+    whole, radicand, digit, _ = factor
+    return Fraction(int(whole or 1) ** 2 * int(radicand or digit or 1)) if any(factor) else None
 
 
 def grouped(text: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
-from roll_envs.verifiers.mathematics.plain_numbers import plain_number
+from roll_envs.verifiers.mathematics.plain_numbers import plain_number, plain_root
 from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly, shape_of
 from roll_envs.verifiers.mathematics.tidy import tidy
 from roll_envs.verifiers.references import texts_of
@@ -123,6 +123,8 @@ class MathVerifier:
         # With a comma, one of the texts may be a list: the workers decide.
         if one is not None and other is not None and "," not in gold + said:
             return _wrong("another number")
+        if (root := plain_root(gold)) is not None and (said_root := plain_root(said)) is not None:
+            return Score(value=1.0, passed=True) if root == said_root else _wrong("another number")
         return self._remembered(gold, said)
 
     def _remembered(self, gold: str, said: str) -> Verdict:
