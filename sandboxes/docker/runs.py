@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
-from roll_envs.sandbox import LANGUAGES, Language, Limits, Program, RunResult, RunStatus
+from roll_envs.sandbox import Language, Limits, Program, RunResult, RunStatus
 from sandboxes.docker.channel import Reply
 from sandboxes.docker.inside.files import ENTRY, FOLDER, PLAIN, TOO_LARGE
 from sandboxes.docker.inside.watch import READY, SETUP_S
 from sandboxes.docker.worker import Worker
-from sandboxes.local.programs import BINARY, MAIN, check_path
+from sandboxes.languages import ROWS, check_language, check_room
+from sandboxes.local.programs import check_path
 
 __all__ = [
     "ask",
@@ -36,10 +37,7 @@ HELPER_S = 60.0
 """Time limit for copying files and for emptying a container."""
 FLOOD = 64
 """A program that writes more than this many times ``output_bytes`` is killed."""
-COMPILER_MB = 512
 FETCH_BYTES = 256 << 20
-_TOOLS: Mapping[Language, str] = {"bash": "bash", "javascript": "node", "cpp": "g++"}
-_COMPILE = ("-O2", "-std=c++17", "-pipe", "-o", BINARY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +68,8 @@ def run_program(worker: Worker, program: Program, limits: Limits, *, deadline: f
     # Files to fetch are read after the run, so they are removed after that.
     process = replace(_process(worker, program, limits), wipe=not fetch)
     compiled: RunResult | None = None
-    if program.language == "cpp":
-        compiled = _compile(worker, process, limits, deadline, timeout_s)
+    if ROWS[program.language].compile:
+        compiled = _compile(worker, program.language, process, limits, deadline, timeout_s)
         if not compiled.ok:
             clear(worker)
             return replace(compiled, compile=compiled)
@@ -89,8 +87,8 @@ def run_cell_process(worker: Worker, source: str, language: Language, limits: Li
     """Run a cell of a session of another language than Python: a process of its own, beside those of earlier cells."""
     process = replace(_process(worker, Program(source=source, language=language), limits), wipe=False, stay=True)
     deadline = time.monotonic() + limits.compile_s + limits.wall_s + HELPER_S
-    if language == "cpp":
-        compiled = _compile(worker, process, limits, deadline, HELPER_S)
+    if ROWS[language].compile:
+        compiled = _compile(worker, language, process, limits, deadline, HELPER_S)
         if not compiled.ok:
             return replace(compiled, compile=compiled)
         worker.set_memory(limits.memory_mb)
@@ -100,7 +98,7 @@ def run_cell_process(worker: Worker, source: str, language: Language, limits: Li
 
 def _process(worker: Worker, program: Program, limits: Limits) -> _Process:
     return _Process(
-        argv=_argv(program, tool(program.language, worker), worker),
+        argv=_argv(program, limits, tool(program.language, worker)),
         files=_files(program, limits),
         stdin=program.stdin,
         arguments=program.arguments,
@@ -110,20 +108,20 @@ def _process(worker: Worker, program: Program, limits: Limits) -> _Process:
     )
 
 
-def _compile(worker: Worker, process: _Process, limits: Limits, deadline: float, timeout_s: float) -> RunResult:
+def _compile(
+    worker: Worker, language: Language, process: _Process, limits: Limits, deadline: float, timeout_s: float
+) -> RunResult:
     """The compiler may use more than the program."""
-    worker.set_memory(max(limits.memory_mb, COMPILER_MB))
-    argv = [tool("cpp", worker), *_COMPILE, MAIN["cpp"]]
+    worker.set_memory(max(limits.memory_mb, ROWS[language].compile_mb))
+    argv = ROWS[language].compiler(tool(language, worker))
     compiler = replace(process, argv=argv, stdin=b"", wall_s=limits.compile_s, wipe=False)
     return _run(worker, compiler, deadline, timeout_s)
 
 
 def tool(language: Language, worker: Worker) -> str:
     """Path of the interpreter or compiler in the image; raises :class:`ConfigError` where there is none."""
-    if language not in LANGUAGES:
-        raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
-    name = _TOOLS.get(language)
-    if name is None:
+    name = check_language(language).tool
+    if language == "python":
         return str(worker.facts["executable"])
     found = worker.facts["tools"].get(name)
     if found is None:
@@ -134,19 +132,18 @@ def tool(language: Language, worker: Worker) -> str:
     return str(found)
 
 
-def _argv(program: Program, program_tool: str, worker: Worker) -> list[str] | None:
-    main = MAIN[program.language]
+def _argv(program: Program, limits: Limits, program_tool: str) -> list[str] | None:
+    check_room(program.language, limits)
     if any("\0" in argument for argument in program.arguments):
         raise ConfigError(f"arguments: {program.arguments!r} hold a NUL, which no argument can")
-    if program.language == "cpp":
-        return [f"{FOLDER}/{BINARY}", *program.arguments]
     if program.language == "python" and not any(name.startswith("PYTHON") for name in program.environ):
         return None
-    return [program_tool, main, *program.arguments]  # PYTHON* variables are read when an interpreter starts
+    command = ROWS[program.language].command(program_tool, limits.memory_mb)
+    return [*command, *program.arguments]  # PYTHON* variables are read when an interpreter starts
 
 
 def _files(program: Program, limits: Limits) -> dict[str, bytes]:
-    main = MAIN[program.language]
+    main = ROWS[program.language].main
     files = {check_path(path, "files"): content for path, content in program.files.items()}
     if main in files:
         raise ConfigError(f"files: {main!r} is the name that the program's own source gets; choose another")
@@ -170,7 +167,7 @@ def _run(worker: Worker, process: _Process, deadline: float, timeout_s: float) -
     wall_s = min(process.wall_s, max(0.0, deadline - time.monotonic()))
     head = {
         "kind": "program",
-        "main": MAIN["python"],
+        "main": ROWS["python"].main,
         "argv": process.argv,
         "arguments": list(process.arguments),
         "environ": process.environ,

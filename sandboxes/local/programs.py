@@ -11,14 +11,12 @@ from typing import Any
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits, Program
+from sandboxes.languages import BINARY, ROWS, check_room
 
 from .host import View, find_tool
 
-__all__ = ["BINARY", "Order", "check_limits", "check_path", "compile_order", "environment", "order", "session_head"]
+__all__ = ["Order", "check_limits", "check_path", "compile_order", "environment", "order", "session_head"]
 
-MAIN: Mapping[Language, str] = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp", "javascript": "main.js"}
-BINARY = ".main"
-_COMPILE = ("-O2", "-std=c++17", "-pipe", "-o", BINARY)
 _MOST_FILES = 4096
 
 
@@ -67,12 +65,13 @@ def environment(view: View, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def order(program: Program, limits: Limits, view: View, python: str) -> Order:
-    """The order to run a program; for C++ to run the binary, see :func:`compile_order`."""
+    """The order to run a program; for compiled languages to run the binary, see :func:`compile_order`."""
     _check_language(program.language, view)
+    check_room(program.language, limits)
     environ = environment(view, program.environ)
     arguments = [_argument(a) for a in program.arguments]
-    main = MAIN[program.language]
-    return _order(program, limits, main, _command(program, view, python, main, arguments), environ, arguments)
+    command = _command(program, limits, view, python, arguments)
+    return _order(program, limits, ROWS[program.language].main, command, environ, arguments)
 
 
 def _check_language(language: Language, view: View) -> None:
@@ -82,17 +81,15 @@ def _check_language(language: Language, view: View) -> None:
         raise ConfigError(f"language {language!r} is installed, but was left out of this sandbox's languages=...")
 
 
-def _command(program: Program, view: View, python: str, main: str, arguments: list[str]) -> list[str] | None:
+def _command(program: Program, limits: Limits, view: View, python: str, arguments: list[str]) -> list[str] | None:
     """``None``: a fork of the warm interpreter.
 
     ``PYTHON*`` variables are read at start, so they need a new interpreter.
     """
     if program.language == "python":
         cold = any(name.startswith("PYTHON") for name in program.environ)
-        return [python, main, *arguments] if cold else None
-    if program.language == "cpp":
-        return [f"./{BINARY}", *arguments]
-    return [view.tools[program.language], main, *arguments]
+        return [python, "main.py", *arguments] if cold else None
+    return [*ROWS[program.language].command(view.tools[program.language], limits.memory_mb), *arguments]
 
 
 def _argument(value: str) -> str:
@@ -134,28 +131,23 @@ def _order(
 
 
 def compile_order(program: Program, limits: Limits, view: View) -> Order:
-    """The order to compile, which makes :data:`BINARY`; the compiler may use more than the program's limits."""
+    """The order to compile, which makes ``BINARY``; the compiler may use more than the program's limits."""
+    row = ROWS[program.language]
     roomy = Limits(
         wall_s=limits.compile_s,
-        memory_mb=max(limits.memory_mb, 1024),
-        processes=max(limits.processes, 16),
+        memory_mb=max(limits.memory_mb, row.compile_mb),
+        processes=max(limits.processes, 64),
         output_bytes=limits.output_bytes,
-        files_mb=max(limits.files_mb, 64),
+        files_mb=max(limits.files_mb, 128),
     )
-    main = MAIN["cpp"]
-    command = [view.tools["cpp"], *_COMPILE, main]
-    asked = Program(source=program.source, language="cpp", files=program.files, fetch=(BINARY,))
-    return _order(asked, roomy, main, command, environment(view, {}), [])
+    asked = Program(source=program.source, language=program.language, files=program.files, fetch=(BINARY,))
+    return _order(asked, roomy, row.main, row.compiler(view.tools[program.language]), environment(view, {}), [])
 
 
-def session_head(language: Language, view: View) -> dict[str, Any]:
+def session_head(language: Language, limits: Limits, view: View) -> dict[str, Any]:
     """The opening order of a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
     _check_language(language, view)
-    build = f'g++ {" ".join(_COMPILE)} "$1" && exec ./{BINARY}'
-    command = None
-    if language == "cpp":
-        # "sh" becomes $0; the cell's file name is appended and becomes $1.
-        command = ["/bin/sh", "-c", build, "sh"]
-    elif language != "python":
-        command = [view.tools[language]]
-    return {"command": command, "main": MAIN[language], "environ": environment(view, {})}
+    check_room(language, limits)
+    row = ROWS[language]
+    command = None if language == "python" else row.cell(view.tools[language], limits.memory_mb)
+    return {"command": command, "main": row.main, "environ": environment(view, {})}

@@ -16,9 +16,10 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
+from sandboxes.languages import BINARY, ROWS
 
 from .host import View, executable, installed_languages, view_of_host
-from .programs import BINARY, Order, check_limits, compile_order, order, session_head
+from .programs import Order, check_limits, compile_order, order, session_head
 from .results import run_result
 from .session import LocalSession
 from .slot import Ended, NotBegunError, Slot
@@ -113,7 +114,7 @@ class LocalSandbox(Sandbox):
         check_limits(limits)
         deadline = time.monotonic() + timeout_s
         asked = order(program, limits, self._view, executable())
-        if program.language != "cpp":
+        if not ROWS[program.language].compile:
             return self._run(asked, program.stdin, deadline, timeout_s)
         compiled = self._run(compile_order(program, limits, self._view), b"", deadline, timeout_s)
         binary = compiled.files.get(BINARY)
@@ -145,7 +146,7 @@ class LocalSandbox(Sandbox):
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
         limits = self._limits if limits is None else limits
         check_limits(limits)
-        head = session_head(language, self._view)
+        head = session_head(language, limits, self._view)
         try:
             return self._open_session(head, limits)
         except NotBegunError as error:
