@@ -122,19 +122,21 @@ class CodeVerifier:
         if self.language != "python" and not plan.runs:
             raise Unusable(f"calls and asserts are for python; give stdin tests for {self.language}")
         found = self._runs(source, plan) if plan.runs else self._tests(source, plan)
-        self._check_libraries(found)
+        self._check_libraries(source, found)
         return found
 
-    def _check_libraries(self, cases: Sequence[CaseResult]) -> None:
+    def _check_libraries(self, source: str, cases: Sequence[CaseResult]) -> None:
         """Raises :class:`Unusable` where the program failed for a usual library that its sandbox does not have."""
         for case in cases:
             missing = _MISSING.search(case.detail)
             if case.passed or self.language != "python" or missing is None or missing[1] not in _LIBRARIES:
                 continue
-            # The program can say so of any module: it is looked for without the program.
-            source = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({missing[1]!r}) is not None)"
+            # The program can say so of any module: one that it does not import, or that is there, is not missing.
+            if not re.search(rf"^\s*(import|from)\s+{missing[1]}\b", source, re.MULTILINE):
+                continue
+            look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({missing[1]!r}) is not None)"
             sandbox = _made(self._sandbox, self._sandbox_kwargs)
-            if sandbox.run(Program(source=source), timeout_s=self.wait_s).ok:
+            if sandbox.run(Program(source=look), timeout_s=self.wait_s).ok:
                 raise Unusable(f"module {missing[1]!r}, which the program imports, is missing in its sandbox")
             return
 
