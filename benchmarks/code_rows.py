@@ -391,7 +391,8 @@ def prime_code() -> Judge:
         if not isinstance(reference, str) or "inputs" not in json.loads(reference):
             return None
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return bool(compute(answer, reference, continuous=False)[0])
+            # As verl calls it; with continuous=False a wrong answer raises UnboundLocalError in version 0.9.1.
+            return float(compute(answer, reference, continuous=True)[0]) == 1.0
 
     return judge
 
