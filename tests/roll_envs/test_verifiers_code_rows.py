@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from roll_envs.errors import RollError
-from roll_envs.sandbox import Language, Sandbox, make_sandbox
+from roll_envs.errors import ConfigError, RollError
+from roll_envs.sandbox import Language, Limits, Program, Sandbox, make_sandbox
 from roll_envs.verifiers import Score, make_verifier
 from sandboxes.local.host import installed_languages
 
@@ -75,5 +75,19 @@ def test_other_languages_are_judged_by_input_and_output(box: Sandbox, language: 
     if language not in installed_languages():
         pytest.skip(f"nothing here compiles or runs {language}")
     answer = f"```{language}\n{TWICE[language]}\n```"
-    assert judged(box, answer, {"inputs": ["3"], "outputs": ["6"]}, language=language) == 1.0
-    assert judged(box, answer, {"inputs": ["3"], "outputs": ["7"]}, language=language) == 0.0
+    options = {"language": language, "compile_s": 60.0, "credit": "partial"}
+    assert judged(box, answer, {"inputs": ["3", "4"], "outputs": ["6", "8"]}, **options) == 1.0
+    assert judged(box, answer, {"inputs": ["3", "4"], "outputs": ["6", "7"]}, **options) == 0.5
+
+
+def test_a_program_is_compiled_once_and_its_compiler_has_a_limit(box: Sandbox) -> None:
+    if "cpp" not in installed_languages():
+        pytest.skip("no C++ compiler here")
+    program = Program(source="#include <string>\nint main() { }", language="cpp")
+    first, second = (box.run(program, limits=Limits(compile_s=60.0)).compile for _ in range(2))
+    assert first is not None
+    assert first == second  # with the time that it took
+    tests = {"inputs": ["3"], "outputs": ["6"]}
+    assert judged(box, f"{TWICE['cpp']} // slow", tests, language="cpp", compile_s=0.01) == 0.0
+    with pytest.raises(ConfigError, match="compile_s"):
+        make_verifier("code", compile_s=0)
