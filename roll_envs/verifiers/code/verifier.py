@@ -60,9 +60,9 @@ class CodeVerifier:
     ``credit``: ``all`` (1.0 when every test passes, else 0.0) or ``partial`` (the share that passes); passed means all
     in both. ``time_s`` and ``memory_mb`` bound each test, ``compile_s`` the compiler, ``total_s`` all tests of an
     answer: those left over then are not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding)
-    or ``exact``; ``tolerance`` for
-    floats in it and, when given, in returned values, which are else compared exactly. ``sandbox``: a sandbox, or the
-    name of a backend whose one instance for this process all verifiers share. ``tests_sandbox``: where tests and
+    or ``exact``; ``tolerance`` for floats in it and, when given, in returned values, which are else compared exactly.
+    ``sandbox``: a sandbox, or the name of a backend whose one instance for this process all verifiers share.
+    ``tests_sandbox``: where tests and
     checkers run, with at least as many slots as answers that are judged at a time; by default a local one that shows
     the packages installed here. ``tests_inside`` accepts tests that the program could cheat: they run beside it, or
     compare by its own classes; such a score says ``can_be_cheated``.
