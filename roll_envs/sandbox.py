@@ -12,13 +12,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from roll_envs.errors import PluginError
 from roll_envs.registry import MakerRegistry
 
-Language = Literal["python", "bash", "cpp", "javascript"]
-LANGUAGES: tuple[Language, ...] = ("python", "bash", "cpp", "javascript")
+Language = Literal["python", "bash", "cpp", "javascript", "java", "go", "rust", "typescript"]
+LANGUAGES: tuple[Language, ...] = get_args(Language)
 
 RunStatus = Literal["ok", "error", "timeout", "memory", "output"]
 """``ok``: exit code 0; ``error``: any other end of its own; the rest: the limit that ended it."""

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import LANGUAGES, Language, Limits, Program
+from roll_envs.sandbox import Language, Limits, Program
+from sandboxes.languages import BINARY, ROWS, check_language, check_room
 
-__all__ = ["BINARY", "Order", "Place", "check_limits", "check_path", "compile_order", "order", "session_head"]
+__all__ = ["Order", "Place", "check_limits", "check_path", "compile_order", "order", "session_head"]
 
-MAIN: Mapping[Language, str] = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp", "javascript": "main.js"}
-BINARY = ".main"
-_COMPILE = ("-O2", "-std=c++17", "-pipe", "-o", BINARY)
 _MOST_FILES = 4096
 
 
@@ -74,32 +72,30 @@ def _environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def order(program: Program, limits: Limits, place: Place) -> Order:
-    """The order to run a program; for C++ to run the binary, see :func:`compile_order`."""
+    """The order to run a program; for compiled languages to run the binary, see :func:`compile_order`."""
     _check_language(program.language, place)
+    check_room(program.language, limits)
     environ = _environment(place, program.environ)
     arguments = [_argument(a) for a in program.arguments]
-    main = MAIN[program.language]
-    return _order(program, limits, main, _command(program, place, main, arguments), environ, arguments)
+    command = _command(program, limits, place, arguments)
+    return _order(program, limits, ROWS[program.language].main, command, environ, arguments)
 
 
 def _check_language(language: Language, place: Place) -> None:
-    if language not in LANGUAGES:
-        raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
+    check_language(language)
     if language != "python" and language not in place.tools:
         place.refuse(language)
 
 
-def _command(program: Program, place: Place, main: str, arguments: list[str]) -> list[str] | None:
+def _command(program: Program, limits: Limits, place: Place, arguments: list[str]) -> list[str] | None:
     """``None``: a fork of the warm interpreter.
 
     ``PYTHON*`` variables are read at start, so they need a new interpreter.
     """
     if program.language == "python":
         cold = any(name.startswith("PYTHON") for name in program.environ)
-        return [place.python, main, *arguments] if cold else None
-    if program.language == "cpp":
-        return [f"./{BINARY}", *arguments]
-    return [place.tools[program.language], main, *arguments]
+        return [place.python, "main.py", *arguments] if cold else None
+    return [*ROWS[program.language].command(place.tools[program.language], limits.memory_mb), *arguments]
 
 
 def _argument(value: str) -> str:
@@ -141,28 +137,23 @@ def _order(
 
 
 def compile_order(program: Program, limits: Limits, place: Place) -> Order:
-    """The order to compile, which makes :data:`BINARY`; the compiler may use more than the program's limits."""
+    """The order to compile, which makes ``BINARY``; the compiler may use more than the program's limits."""
+    row = ROWS[program.language]
     roomy = Limits(
         wall_s=limits.compile_s,
-        memory_mb=max(limits.memory_mb, 1024),
-        processes=max(limits.processes, 16),
+        memory_mb=max(limits.memory_mb, row.compile_mb),
+        processes=max(limits.processes, 64),
         output_bytes=limits.output_bytes,
-        files_mb=max(limits.files_mb, 64),
+        files_mb=max(limits.files_mb, 128),
     )
-    main = MAIN["cpp"]
-    command = [place.tools["cpp"], *_COMPILE, main]
-    asked = Program(source=program.source, language="cpp", files=program.files, fetch=(BINARY,))
-    return _order(asked, roomy, main, command, _environment(place, {}), [])
+    asked = Program(source=program.source, language=program.language, files=program.files, fetch=(BINARY,))
+    return _order(asked, roomy, row.main, row.compiler(place.tools[program.language]), _environment(place, {}), [])
 
 
-def session_head(language: Language, place: Place) -> dict[str, Any]:
+def session_head(language: Language, limits: Limits, place: Place) -> dict[str, Any]:
     """The opening order of a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
     _check_language(language, place)
-    build = f'g++ {" ".join(_COMPILE)} "$1" && exec ./{BINARY}'
-    command = None
-    if language == "cpp":
-        # "sh" becomes $0; the cell's file name is appended and becomes $1.
-        command = ["/bin/sh", "-c", build, "sh"]
-    elif language != "python":
-        command = [place.tools[language]]
-    return {"command": command, "main": MAIN[language], "environ": _environment(place, {})}
+    check_room(language, limits)
+    row = ROWS[language]
+    command = None if language == "python" else row.cell(place.tools[language], limits.memory_mb)
+    return {"command": command, "main": row.main, "environ": _environment(place, {})}

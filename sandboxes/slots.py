@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import signal
+import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
+from sandboxes.languages import BINARY, ROWS
 from sandboxes.pool import Pool
-from sandboxes.programs import BINARY, Order, Place, check_limits, check_path, compile_order, order, session_head
+from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
 
 __all__ = ["FETCH_BYTES", "FLOOD", "Ended", "NotBegunError", "Slot", "SlotSandbox", "SlotSession"]
 
 T = TypeVar("T")
 _log = logging.getLogger("sandboxes")
 
+_KEPT_BINARIES = 8
 SESSION_WAIT_S = 60.0
 """How long :meth:`SlotSandbox.session` waits for a free slot."""
 FETCH_BYTES = 256 << 20
@@ -129,6 +134,8 @@ class SlotSandbox(Sandbox):
         self._limits = limits or Limits()
         check_limits(self._limits)
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._binaries: OrderedDict[bytes, RunResult] = OrderedDict()
 
     def _begin(self, make: Callable[[Any], Slot], count: int, timeout_s: float) -> Slot:
         """Start ``count`` slots, and return one. ``make`` must not refer to the sandbox, or it would live for ever."""
@@ -157,9 +164,18 @@ class SlotSandbox(Sandbox):
         def run(what: Order, stdin: bytes) -> RunResult:
             return self._run(shape, what, stdin, deadline, timeout_s)
 
-        if program.language != "cpp":
+        if not ROWS[program.language].compile:
             return run(asked, program.stdin)
-        compiled = run(compile_order(program, limits, self._place), b"")
+        # The tests of one answer are runs of one program.
+        key = hashlib.sha256(repr((program.language, program.source, sorted(program.files.items()))).encode()).digest()
+        with self._lock:
+            known = self._binaries.get(key)
+        compiled = known or run(compile_order(program, limits, self._place), b"")
+        if compiled.ok:
+            with self._lock:
+                self._binaries[key] = compiled
+                while len(self._binaries) > _KEPT_BINARIES:
+                    self._binaries.popitem(last=False)
         binary = compiled.files.get(BINARY)
         # The binary is passed on below; it is no file that the caller asked for.
         compiled = replace(compiled, files={})
@@ -209,7 +225,7 @@ class SlotSandbox(Sandbox):
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SlotSession:
         limits = self._checked(limits)
-        head = session_head(language, self._place)
+        head = session_head(language, limits, self._place)
         deadline = time.monotonic() + SESSION_WAIT_S
         slot, _ = self._on_a_slot(self._shape(limits), deadline, lambda slot: slot.open(head, limits))
         return SlotSession(self, slot, limits)

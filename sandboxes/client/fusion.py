@@ -12,11 +12,12 @@ from typing import Any
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Isolation, Limits, Program, RunResult, RunStatus
 from sandboxes.client.retrying import TransientError
+from sandboxes.languages import FUSION_NAMES
 from sandboxes.service.wire import decode_bytes, encode_bytes
 
 __all__ = ["to_request", "to_result"]
 
-NAMES = {"python": "python", "bash": "bash", "cpp": "cpp", "javascript": "nodejs"}
+NAMES = {language: name for name, language in FUSION_NAMES.items()}
 UNKNOWN = Isolation(tier="unknown", layers=(), missing=())
 """SandboxFusion does not report the isolation of its programs."""
 

@@ -15,6 +15,7 @@ from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, San
 from sandboxes.client import fusion
 from sandboxes.client.background import EventLoopThread
 from sandboxes.client.retrying import Reply, RetryingClient, TransientError
+from sandboxes.languages import ROWS
 from sandboxes.service.wire import VERSION, decode_bytes, dump_limits, dump_program, encode_bytes, load_result
 
 __all__ = ["RemoteSandbox", "RemoteSession"]
@@ -161,7 +162,7 @@ class RemoteSandbox(Sandbox):
         whole = {"program": dump_program(program), "limits": dump_limits(limits)} if api == "native" else None
         plain = fusion.to_request(program, limits) if whole is None else {}
 
-        work_s = limits.wall_s + (limits.compile_s if program.language == "cpp" else 0.0)
+        work_s = limits.wall_s + (limits.compile_s if ROWS[program.language].compile else 0.0)
 
         def body(left_s: float) -> dict[str, Any]:
             if whole is None:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import LANGUAGES, Language
+from roll_envs.sandbox import Language
+from sandboxes.languages import check_language
 
 __all__ = ["host_files"]
 
@@ -21,7 +22,7 @@ PREFIX = "/usr/local"
 
 _NOT_NEEDED = frozenset({"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages",
                          "dist-packages"})  # fmt: skip
-_TOOLS: dict[Language, tuple[str, ...]] = {
+_TOOLS: dict[str, tuple[str, ...]] = {
     "python": (),
     "bash": tuple(
         "bash sh awk base64 basename bc cat chmod cmp comm cp cut date diff dirname du echo env expr false find fold "
@@ -32,8 +33,7 @@ _TOOLS: dict[Language, tuple[str, ...]] = {
     "javascript": ("node",),
     "cpp": ("g++", "as", "ld"),
 }
-_NEEDED = {"bash": "bash", "javascript": "node", "cpp": "g++"}
-_FOLDERS: dict[Language, tuple[str, ...]] = {
+_FOLDERS: dict[str, tuple[str, ...]] = {
     "python": ("/usr/share/zoneinfo", "/usr/lib/locale/C.utf8"),
     "bash": (),
     "javascript": ("/usr/share/nodejs/acorn", "/usr/share/nodejs/cjs-module-lexer", "/usr/share/nodejs/undici"),
@@ -47,10 +47,13 @@ def host_files(languages: Sequence[Language]) -> dict[str, str]:
     Raises :class:`ConfigError` for a language that this machine lacks.
     """
     for language in languages:
-        if language not in LANGUAGES:
-            raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
-        needed = _NEEDED.get(language)
-        if needed is not None and shutil.which(needed) is None:
+        needed = check_language(language).tool
+        if language not in _TOOLS:
+            raise ConfigError(
+                f"language {language!r}: an image from this machine's files has {', '.join(_TOOLS)}; for others give "
+                f"one of your own that has {needed!r}"
+            )
+        if language != "python" and shutil.which(needed) is None:
             raise ConfigError(f"language {language!r} needs {needed!r}, which is not installed on this machine")
     wanted: dict[Language, None] = dict.fromkeys(["python", *languages])
     files = dict(_python())

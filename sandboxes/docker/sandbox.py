@@ -10,13 +10,13 @@ from roll_envs.sandbox import Language, Limits
 from sandboxes.docker.engine import HOST_IMAGE, Engine, Shape
 from sandboxes.docker.inside.files import FOLDER
 from sandboxes.docker.slot import ContainerSlot, Plan
+from sandboxes.languages import ROWS
 from sandboxes.programs import Place
 from sandboxes.slots import SlotSandbox
 
 __all__ = ["DockerSandbox"]
 
 START_S = 120.0
-_TOOLS: dict[Language, str] = {"bash": "bash", "javascript": "node", "cpp": "g++"}
 
 
 class DockerSandbox(SlotSandbox):
@@ -67,13 +67,14 @@ def _place(facts: dict[str, Any], image: str) -> Place:
 
     def refuse(language: Language) -> NoReturn:
         raise ConfigError(
-            f"language {language!r}: the image {image!r} has no {_TOOLS[language]!r}; install it there, or make an "
+            f"language {language!r}: the image {image!r} has no {ROWS[language].tool!r}; install it there, or make an "
             f"image from this machine's: python -m sandboxes.docker --languages python {language}"
         )
 
+    tools = [(language, row.tool) for language, row in ROWS.items() if language != "python"]
     return Place(
         environ={**facts["environ"], "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "sandbox"},
-        tools={language: facts["tools"][tool] for language, tool in _TOOLS.items() if tool in facts["tools"]},
+        tools={language: facts["tools"][tool] for language, tool in tools if tool in facts["tools"]},
         python=facts["executable"],
         refuse=refuse,
     )

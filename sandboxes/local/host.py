@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import LANGUAGES, Language
+from sandboxes.languages import ROWS, check_language
 
 __all__ = [
     "PACKAGES",
@@ -26,8 +28,6 @@ __all__ = [
     "view_of_host",
 ]
 
-_TOOLS: Mapping[Language, str] = {"bash": "bash", "cpp": "g++", "javascript": "node"}
-_PACKAGES = {"bash": "bash", "cpp": "g++", "javascript": "nodejs"}
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
 # Links into /usr on most systems, which are made anew in the jail; folders on others, which are shown.
 _ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
@@ -78,8 +78,7 @@ class View:
 
 def installed_languages() -> tuple[Language, ...]:
     """Languages whose interpreter or compiler is installed on this machine."""
-    others = (name for name, tool in _TOOLS.items() if shutil.which(tool))
-    return ("python", *others)
+    return tuple(name for name in LANGUAGES if name == "python" or not _lacking(name))
 
 
 def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> View:
@@ -100,8 +99,10 @@ def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> 
     if tools:
         binds += _TOOL_FOLDERS
     binds += _SHARED
-    for tool in tools.values():
-        binds += {tool, os.path.realpath(tool)}
+    for language, tool in tools.items():
+        real = os.path.realpath(tool)
+        binds += {tool, real, *([os.path.dirname(os.path.dirname(real))] if ROWS[language].home else [])}
+        binds += {path for pattern in ROWS[language].configuration for path in glob.glob(pattern)}
     shown = _without_nested(path for path in binds if os.path.exists(path))
     for path in shown:
         if not path.startswith("/etc/") and any(path == own or path.startswith(own + "/") for own in _OURS):
@@ -177,15 +178,25 @@ _SITE_PATTERNS = ("/usr/lib*/python*/site-packages", "/usr/lib*/python*/dist-pac
 
 def find_tool(language: Language) -> str:
     """Its interpreter or compiler. Raises :class:`ConfigError` where there is none."""
-    if language not in LANGUAGES:
-        raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
-    found = shutil.which(_TOOLS[language])
-    if found is None:
+    row = check_language(language)
+    for name in _lacking(language):
         raise ConfigError(
-            f"language {language!r} needs {_TOOLS[language]!r}, which is not installed here "
-            f"(on Debian and Ubuntu: apt install {_PACKAGES[language]}); installed: {', '.join(installed_languages())}"
+            f"language {language!r} needs {name!r}, which is not installed here "
+            f"(on Debian and Ubuntu: apt install {row.package}); installed: {', '.join(installed_languages())}"
         )
+    found = str(shutil.which(row.tool))
+    if language == "rust" and os.path.basename(os.path.realpath(found)) == "rustup":
+        # A proxy, which would look for the toolchain in the home folder of the program's user.
+        asked = subprocess.run([found, "--print", "sysroot"], capture_output=True, text=True, timeout=60, check=False)
+        found = f"{asked.stdout.strip()}/bin/rustc"
+        if asked.returncode != 0 or not os.path.exists(found):
+            raise ConfigError(f"language 'rust': rustup has no toolchain ({asked.stderr.strip()[-200:]}); install one")
     return found
+
+
+def _lacking(language: Language) -> list[str]:
+    row = ROWS[language]
+    return [name for name in (row.tool, *row.needs) if shutil.which(name) is None]
 
 
 def _checked_paths(paths: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import LANGUAGES, Limits, Program
+from sandboxes.languages import ROWS
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths
 from sandboxes.service.replies import Answer, Refusal
@@ -33,7 +34,7 @@ async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> An
     except ConfigError as error:
         raise Refusal(422, "form", str(error)) from error
     _check(program, settings)
-    work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if program.language == "cpp" else 0.0)
+    work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if ROWS[program.language].compile else 0.0)
     started = time.monotonic()
     timeout_s = read_timeout(data, settings)
     result = await pool.run(

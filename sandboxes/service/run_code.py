@@ -12,6 +12,7 @@ import pydantic
 
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult
+from sandboxes.languages import FUSION_NAMES, ROWS
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths, fill, read_files
 from sandboxes.service.replies import Answer, Refusal
@@ -21,10 +22,7 @@ from sandboxes.service.wire import encode_bytes
 __all__ = ["LANGUAGE_NAMES", "RunCodeForm", "execute", "fusion_body", "fusion_program", "run_code"]
 
 LANGUAGE_NAMES: dict[str, Language] = {
-    "python": "python",
-    "bash": "bash",
-    "cpp": "cpp",
-    "nodejs": "javascript",
+    **FUSION_NAMES,
     # Not one of SandboxFusion's: our own name, which a user of both APIs would expect.
     "javascript": "javascript",
     "pytest": "python",
@@ -100,7 +98,7 @@ def fusion_program(form: RunCodeForm, pool: Pool, settings: Settings) -> tuple[P
 
 async def execute(pool: Pool, settings: Settings, program: Program, limits: Limits) -> dict[str, Any]:
     """Run ``program`` and describe what happened as SandboxFusion does."""
-    work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if program.language == "cpp" else 0.0)
+    work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if ROWS[program.language].compile else 0.0)
     try:
         result = await pool.run(
             lambda sandbox: sandbox.run(program, limits=limits, timeout_s=work_s),

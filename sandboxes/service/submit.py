@@ -17,6 +17,7 @@ from typing import Any
 import pydantic
 
 from roll_envs.errors import SandboxError
+from sandboxes.languages import FUSION_NAMES, ROWS
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, fill, parse_json
 from sandboxes.service.replies import Answer, Refusal
@@ -36,6 +37,9 @@ CLOSE_ENOUGH = 1e-5
 
 ALIASES = {"py": "python", "python3": "python", "c++": "cpp", "cc": "cpp", "sh": "bash", "shell": "bash"} | {
     "js": "nodejs",
+    "ts": "typescript",
+    "rs": "rust",
+    "golang": "go",
     "javascript": "nodejs",
     "node": "nodejs",
 }
@@ -179,11 +183,12 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
     language = ALIASES.get(form.config.language, form.config.language)
     code, found_by = extract_code(form.completion, language)
     compile_s, run_s = OJ_TIMEOUTS_S
+    compiled = ROWS[FUSION_NAMES.get(language, "python")].compile
     request = {
         "code": code,
         "language": language,
         "compile_timeout": form.config.compile_timeout or compile_s,
-        "run_timeout": form.config.run_timeout or (compile_s if language == "cpp" else run_s),
+        "run_timeout": form.config.run_timeout or (compile_s if compiled else run_s),
     }
     whole = bool(form.config.extra.get("return_full_case"))
     run_all = bool(form.config.extra.get("run_all_cases"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from local_made import local_sandbox
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import Language, Limits, Program, RunResult
+from roll_envs.sandbox import LANGUAGES, Language, Limits, Program, RunResult
+from sandboxes.languages import ROWS
 from sandboxes.local import LocalSandbox
 
 
@@ -268,13 +270,77 @@ def needs(tool: str) -> pytest.MarkDecorator:
             ' std::cout << a[1] << " " << x * 2 << std::endl; return 3; }',
             marks=needs("g++"),
         ),
+        pytest.param(
+            "java",
+            "import java.util.*;\nrecord Twice(int x) { int value() { return 2 * x; } }\npublic class Main {"
+            " public static void main(String[] a) { int x = new Scanner(System.in).nextInt();"
+            ' System.out.println(a[0] + " " + new Twice(x).value()); System.exit(3); } }',
+            marks=needs("javac"),
+        ),
+        pytest.param(
+            "go",
+            'package main\nimport ("fmt"; "os")\nfunc main() { var x int; fmt.Scan(&x); fmt.Println(os.Args[1], 2*x);'
+            " os.Exit(3) }",
+            marks=needs("go"),
+        ),
+        pytest.param(
+            "rust",
+            "fn main() { let mut s = String::new(); std::io::stdin().read_line(&mut s).unwrap();"
+            " let x: i32 = s.trim().parse().unwrap();"
+            ' println!("{} {}", std::env::args().nth(1).unwrap(), 2 * x); std::process::exit(3) }',
+            marks=needs("rustc"),
+        ),
+        pytest.param(
+            "typescript",
+            "import * as fs from 'fs';\nconst x: number = Number(fs.readFileSync(0));"
+            " console.log(process.argv[2], x * 2); process.exit(3)",
+            marks=needs("tsc"),
+        ),
     ],
 )
 def test_other_languages(sandbox: LocalSandbox, language: Language, source: str) -> None:
     program = Program(source=source, language=language, stdin=b"21\n", arguments=("A",))
     result = sandbox.run(program, limits=Limits(memory_mb=1024))
     assert (result.stdout, result.stderr, result.exit_code) == (b"A 42\n", b"", 3)
-    assert (result.compile is not None) is (language == "cpp")
+    assert (result.compile is not None) is bool(ROWS[language].compile)
+
+
+@pytest.mark.parametrize(
+    ("language", "source", "said"),
+    [
+        pytest.param("java", "class Main { int f() { return no; } }", b"Main.java:1", marks=needs("javac")),
+        pytest.param("go", "package main\nfunc main() { no() }", b"main.go:2", marks=needs("go")),
+        pytest.param("rust", "fn main() { no(); }", b"main.rs:1", marks=needs("rustc")),
+        pytest.param("typescript", "const = 1", b"main.ts(1", marks=needs("tsc")),
+    ],
+)
+def test_a_compiler_says_what_is_wrong(sandbox: LocalSandbox, language: Language, source: str, said: bytes) -> None:
+    compiled = sandbox.run(Program(source=source, language=language)).compile
+    assert compiled is not None
+    assert compiled.status == "error"
+    assert said in compiled.stdout + compiled.stderr
+
+
+@needs("javac")
+def test_memory_of_java_ends_in_its_own_error_and_too_few_threads_are_refused(sandbox: LocalSandbox) -> None:
+    source = "public class Main { public static void main(String[] a) { long[][] x = new long[9999][];"
+    source += " for (int i = 0; i < 9999; i++) { x[i] = new long[1 << 20]; } } }"
+    result = sandbox.run(Program(source=source, language="java"), limits=Limits(memory_mb=256))
+    assert result.exit_code == 1
+    assert b"OutOfMemoryError" in result.stderr
+    with pytest.raises(ConfigError, match="processes=8 is too small for 'java'"):
+        sandbox.run(Program(source=source, language="java"), limits=Limits(processes=8))
+
+
+@pytest.mark.parametrize("language", [name for name in LANGUAGES if name != "python"])
+def test_a_language_whose_compiler_is_missing_says_what_to_install(
+    language: Language, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    row = ROWS[language]
+    words = f"{re.escape(row.tool)}.*{re.escape(row.package)}"
+    with pytest.raises(ConfigError, match=words), local_sandbox(slots=1, languages=(language,)):
+        pass
 
 
 @needs("g++")

@@ -187,7 +187,7 @@ def test_a_fault_is_tried_again_and_a_bug_is_a_sandbox_error(service: Running) -
     assert "a bug of the backend" in answer["message"]
 
 
-@pytest.mark.parametrize("language", ["rust", "lean", "", "Python"])
+@pytest.mark.parametrize("language", ["kotlin_script", "lean", "", "Python"])
 def test_languages_that_are_not_served_are_refused(service: Running, language: str) -> None:
     response = service.post("/run_code", {"code": "1", "language": language})
     assert response.status_code == 422

@@ -162,7 +162,7 @@ def test_a_surrogate_hidden_in_a_row_is_answered(service: Running) -> None:
     [
         ({}, "program must be an object"),
         ({"program": {}}, "program.source"),
-        ({"program": {"source": "1", "language": "rust"}}, "program.language"),
+        ({"program": {"source": "1", "language": "cobol"}}, "program.language"),
         ({"program": {"source": "1", "language": ["python"]}}, "program.language"),
         ({"program": {"source": "1", "stdin": "?"}}, "program.stdin"),
         ({"program": {"source": "1", "surprise": 1}}, "no field 'surprise'"),

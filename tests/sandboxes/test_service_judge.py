@@ -111,7 +111,7 @@ def test_a_dead_worker_is_never_a_verdict(fake: Running) -> None:
         ({"code": "1", "tests": {"inputs": ["1"] * 21, "outputs": ["1"] * 21}}, "may be 20"),
         ({"code": "1", "tests": ["assert f("]}, "tests"),
         ({"code": "1", "tests": ["x = 1"]}, "check nothing"),
-        ({"code": "1", "tests": ["assert 1"], "language": "rust"}, "language"),
+        ({"code": "1", "tests": ["assert 1"], "language": "cobol"}, "language"),
         ({"code": "1", "tests": ["assert 1"], "time_s": 1e6}, "time_s may be 120"),
         ({"code": "1", "tests": ["assert 1"], "memory_mb": 10**6}, "memory_mb may be 4096"),
         ({"code": "1", "tests": ["assert 1"], "total_s": 10**6}, "total_s may be 600"),

@@ -13,6 +13,9 @@ _NAMES = {
     "cpp": ("cpp", "c++", "cc", "cxx", "c"),
     "javascript": ("javascript", "js", "node"),
     "bash": ("bash", "sh", "shell"),
+    "go": ("go", "golang"),
+    "rust": ("rust", "rs"),
+    "typescript": ("typescript", "ts"),
 }
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 

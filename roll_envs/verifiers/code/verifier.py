@@ -58,10 +58,11 @@ class CodeVerifier:
     """Judges the code in an answer by the tests of the reference (see :mod:`roll_envs.verifiers.code.cases`).
 
     ``credit``: ``all`` (1.0 when every test passes, else 0.0) or ``partial`` (the share that passes); passed means all
-    in both. ``time_s`` and ``memory_mb`` bound each test, ``total_s`` all tests of an answer: those left over then are
-    not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding) or ``exact``; ``tolerance`` for
-    floats in it and, when given, in returned values, which are else compared exactly. ``sandbox``: a sandbox, or the
-    name of a backend whose one instance for this process all verifiers share. ``tests_sandbox``: where tests and
+    in both. ``time_s`` and ``memory_mb`` bound each test, ``compile_s`` the compiler, ``total_s`` all tests of an
+    answer: those left over then are not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding)
+    or ``exact``; ``tolerance`` for floats in it and, when given, in returned values, which are else compared exactly.
+    ``sandbox``: a sandbox, or the name of a backend whose one instance for this process all verifiers share.
+    ``tests_sandbox``: where tests and
     checkers run, with at least as many slots as answers that are judged at a time; by default a local one that shows
     the packages installed here. ``tests_inside`` accepts tests that the program could cheat: they run beside it, or
     compare by its own classes; such a score says ``can_be_cheated``.
@@ -80,13 +81,15 @@ class CodeVerifier:
         tests_inside: bool = False,
         time_s: float = 5.0,
         memory_mb: int = 512,
+        compile_s: float = 30.0,
         total_s: float = 60.0,
         wait_s: float = 60.0,
     ) -> None:
         _check_one_of("language", language, LANGUAGES)
         _check_one_of("credit", credit, ("all", "partial"))
         _check_one_of("comparison", comparison, ("tolerant", "exact"))
-        for name, value in (("time_s", time_s), ("memory_mb", memory_mb), ("total_s", total_s), ("wait_s", wait_s)):
+        seconds = {"time_s": time_s, "compile_s": compile_s, "total_s": total_s, "wait_s": wait_s}
+        for name, value in (*seconds.items(), ("memory_mb", memory_mb)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
                 raise ConfigError(f"{name} must be a number above 0, not {value!r}")
         if tolerance is not None and (isinstance(tolerance, bool) or not 0 <= tolerance < 1):
@@ -99,7 +102,7 @@ class CodeVerifier:
         self._sandbox, self._sandbox_kwargs = sandbox, dict(sandbox_kwargs or {})
         self.language, self.credit, self.comparison, self.tolerance = language, credit, comparison, tolerance
         self.tests_inside, self.total_s, self.wait_s = bool(tests_inside), float(total_s), float(wait_s)
-        self.limits = Limits(wall_s=float(time_s), memory_mb=int(memory_mb))
+        self.limits = Limits(wall_s=float(time_s), memory_mb=int(memory_mb), compile_s=float(compile_s))
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
@@ -122,19 +125,21 @@ class CodeVerifier:
         if self.language != "python" and not plan.runs:
             raise Unusable(f"calls and asserts are for python; give stdin tests for {self.language}")
         found = self._runs(source, plan) if plan.runs else self._tests(source, plan)
-        self._check_libraries(found)
+        self._check_libraries(source, found)
         return found
 
-    def _check_libraries(self, cases: Sequence[CaseResult]) -> None:
+    def _check_libraries(self, source: str, cases: Sequence[CaseResult]) -> None:
         """Raises :class:`Unusable` where the program failed for a usual library that its sandbox does not have."""
         for case in cases:
             missing = _MISSING.search(case.detail)
             if case.passed or self.language != "python" or missing is None or missing[1] not in _LIBRARIES:
                 continue
-            # The program can say so of any module: it is looked for without the program.
-            source = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({missing[1]!r}) is not None)"
+            # The program can say so of any module: one that it does not import, or that is there, is not missing.
+            if not re.search(rf"^\s*(import|from)\s+{missing[1]}\b", source, re.MULTILINE):
+                continue
+            look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({missing[1]!r}) is not None)"
             sandbox = _made(self._sandbox, self._sandbox_kwargs)
-            if sandbox.run(Program(source=source), timeout_s=self.wait_s).ok:
+            if sandbox.run(Program(source=look), timeout_s=self.wait_s).ok:
                 raise Unusable(f"module {missing[1]!r}, which the program imports, is missing in its sandbox")
             return
 
@@ -158,6 +163,12 @@ class CodeVerifier:
         numbered = list(enumerate(plan.runs, start=1))
         if len(numbered) == 1:
             return [judge(numbered[0])]
+        if self.language not in ("python", "bash", "javascript"):  # compiled once, by the first test
+            first = judge(numbered[0])
+            if first.status == "compile":
+                return [replace(first, name=f"test {number}") for number, _ in numbered]
+            with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="judge") as pool:
+                return [first, *pool.map(judge, numbered[1:])]
         with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(numbered)), thread_name_prefix="judge") as pool:
             return list(pool.map(judge, numbered))
 
@@ -165,7 +176,9 @@ class CodeVerifier:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         program = Program(source=source, language=self.language, stdin=stdin)
         # wait_s is for a free slot of the sandbox, before the program's own time begins.
-        result = sandbox.run(program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s)
+        result = sandbox.run(
+            program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s + self.limits.compile_s
+        )
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")
             return CaseResult(name=name, passed=False, status="compile", detail=said)

@@ -48,7 +48,7 @@ class Recorder(Control):
 
     def names(self, names: list[str]) -> dict[str, Any]:
         # A class may make objects, which live in the jail of the answer; a built-in name may be the answer's or not.
-        if any(name[:1].isupper() or hasattr(builtins, name) for name in names):
+        if any((name[:1].isupper() and "." not in name) or hasattr(builtins, name) for name in names):
             raise self._diverge()
         self._note("names", names)
         return super().names(names)

@@ -99,7 +99,7 @@ def prepared(texts: tuple[str, ...], entry: str) -> Code:
     attributes = modules_of(tree)
     libraries = {name for name in wanted if name in attributes and name not in imported}
     if needs_check(tree, entry):
-        tree.body.append(ast.parse(f"check({entry})").body[0])
+        tree.body.append(ast.parse("check(candidate)").body[0])
     tested, harmless = has_tests(tree), not libraries and all(map(_is_harmless, nodes))
     whole = ast.fix_missing_locations(Checks(check=bool(entry)).visit(tree))
     code = compile(whole, "<tests>", "exec", dont_inherit=True)

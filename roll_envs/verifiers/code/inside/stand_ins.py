@@ -34,7 +34,8 @@ class Control:
     def name(self, name: str, data: Any) -> Any:
         if name[:1].isupper():  # a class, perhaps of an exception
             return _Whatever(name, (Exception,), vars(type(self.anything)) | {"_control": self})
-        return lambda *args, **named: self.call()
+        # A function, or a plain value.
+        return type("Named", (type(self.anything),), {"__call__": lambda _, *args, **named: self.call()})()
 
     def call(self, *args: Any, **named: Any) -> Any:
         self.asked += 1
