@@ -2,8 +2,8 @@
 
 The layers are Megatron-Core's own, built from its local specification; what goes over tokens alone is theirs. Attention
 is that of :mod:`trainer.model.attention`, since Megatron-Core's own takes packed sequences with Transformer Engine
-only; with it, sequences are run end to end as in every other backend, and so is context parallelism. Rotary angles are the
-Hugging Face model's.
+only; with it, sequences are run end to end as in every other backend, and context parallelism is theirs too. Rotary
+angles are the Hugging Face model's.
 
 Left out: sequence parallelism, interleaved stages.
 
