@@ -289,6 +289,7 @@ class Stage:
         """Whole tensors, one at a time, under Hugging Face names, from ``values`` by the names of :attr:`parameters`:
         the weights themselves, or what an optimiser keeps for each. All ranks iterate along, and all get them."""
         tensor, pipeline = self.grid.tensor, self.grid.pipeline
+        dtype = next(iter(values.values())).dtype
         for part in self.parts:
             owner = self._owner(part)
             if owner == pipeline.rank:
@@ -304,7 +305,7 @@ class Stage:
                     distributed.all_gather(shares, share, group=tensor.group)
                 whole = join(part, shares)
             else:
-                whole = torch.empty(shape_of(part), dtype=next(iter(values.values())).dtype, device=self.grid.device)
+                whole = torch.empty(shape_of(part), dtype=dtype, device=self.grid.device)
             if pipeline.count > 1:
                 whole = whole.contiguous()
                 distributed.broadcast(whole, group=pipeline.group, group_src=owner)
