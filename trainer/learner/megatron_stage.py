@@ -66,7 +66,7 @@ def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
     """A ``GPTModel`` for this rank, its weights not yet set. Raises :class:`ConfigError` when it cannot be cut."""
     family, tensor = family_of(config), grid.tensor.count
     if grid.context is not None:
-        check_heads(config, tensor * grid.context.count)
+        check_heads(config, grid.context.count, tensor=tensor)
     for key, by, parallel in (
         ("num_key_value_heads", tensor, "tensor"),
         ("intermediate_size", tensor, "tensor"),
