@@ -113,6 +113,10 @@ SCENES = {
     "ep, one rank empty": Scene("qwen3_moe", EMPTY, {**EP, "gradient_checkpointing": True}),
     "cp ep": Scene("qwen3_moe", UNEVEN, {**CP, **EP}),
 }
+HALF = {
+    f"bfloat16, {how}": Scene("qwen2", UNEVEN, {"precision": "bfloat16"}, resume=how == "resumed")
+    for how in ("straight", "resumed")
+}
 QUARTERS = ([0, 3], [8], [1, 2, 4], [5, 6, 7])
 SCENES_OF_FOUR = {
     "tp pp": Scene("qwen3", QUARTERS, {**TP, **PP}, resume=True),
@@ -163,6 +167,9 @@ def play(scene: Scene, mine: Sequence[int], ranks: Ranks | None = None, *, backe
             learner.load_optimizer_state(states[0])
             critic.load_optimizer_state(states[1])
     found["weights"] = {name: w.clone() for part in (learner, critic) for name, w in part.weights()}
+    if backend == "megatron":
+        kept = [t for entry in learner._optimizer._adamw.state.values() for t in entry.values() if t.ndim]  # type: ignore[attr-defined]
+        found["held"] = sum(t.numel() for t in kept)
     found["states"] = {"policy": learner.optimizer_state(), "critic": critic.optimizer_state()}
     return found
 
@@ -176,7 +183,7 @@ def rank_process(rank: int, count: int, folder: str, names: Sequence[str]) -> No
     for name in names:
         from trainer.learner.megatron_grid import core
 
-        scene = {**SCENES, **SCENES_OF_FOUR}[name]
+        scene = {**SCENES, **HALF, **SCENES_OF_FOUR}[name]
         print(name, flush=True)
         found[name] = play(scene, scene.dealt[rank], ranks)
         core().state.destroy_model_parallel()
@@ -190,7 +197,7 @@ def together(folder: Path, count: int, names: Sequence[str]) -> list[dict[str, A
         Forked(rank_process, rank, count, str(folder), names, log=folder / f"log-{rank}") for rank in range(count)
     ]
     try:
-        ended = [process.wait(240) for process in processes]
+        ended = [process.wait(480) for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
@@ -201,7 +208,7 @@ def together(folder: Path, count: int, names: Sequence[str]) -> list[dict[str, A
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return together(tmp_path_factory.mktemp("pair"), 2, list(SCENES))
+    return together(tmp_path_factory.mktemp("pair"), 2, [*SCENES, *HALF])
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +272,32 @@ def test_two_processes_take_the_steps_of_one(pair: list[dict[str, Any]], name: s
         assert all(torch.equal(w, pair[0][name]["weights"][n]) for n, w in weights.items())
     assert_same_state(pair[0][name]["states"], alone["states"])
     assert pair[1][name]["states"]["policy"] == {}
+
+
+def whole_state(found: dict[str, Any]) -> int:
+    (policy,) = found["states"]["policy"]["parts"]
+    return sum(entry[key].numel() for entry in policy["state"].values() for key in ("exp_avg", "exp_avg_sq"))
+
+
+@pytest.mark.parametrize("name", ["dp", "cp", "ep", "tp, biases", "bfloat16, resumed"])
+def test_no_two_ranks_hold_the_same_of_the_optimisers_state(pair: list[dict[str, Any]], name: str) -> None:
+    whole, shares = whole_state(pair[0][name]), [rank[name]["held"] for rank in pair]
+    assert max(shares) < 0.55 * whole  # an odd number of rows is divided as well as can be; norms of all tensor shares
+    assert whole <= sum(shares) < 1.05 * whole
+
+
+def test_half_precision_goes_on_to_the_bit_and_near_the_plain_learner(pair: list[dict[str, Any]]) -> None:
+    straight, resumed = (pair[0][name] for name in HALF)
+    for name, weight in straight["weights"].items():
+        assert torch.equal(resumed["weights"][name], weight), name
+        assert torch.equal(pair[1]["bfloat16, resumed"]["weights"][name], weight), name
+    one, two = (found["states"]["policy"]["masters"] for found in (straight, resumed))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    alone = a_learner(a_model("qwen2"), backend="torch", precision="bfloat16")
+    first = {name: w.float() for name, w in alone.weights()}
+    for name, master in zip(first, one, strict=True):
+        assert not torch.equal(master, master.bfloat16().float()), name  # finer than what is run
+        assert torch.allclose(master, first[name], rtol=0.02, atol=4e-3), name  # three steps of 1e-3 from there
 
 
 @pytest.mark.parametrize("name", SCENES_OF_FOUR)
@@ -364,6 +397,11 @@ def test_states_that_do_not_fit_are_refused() -> None:
 def test_more_parallel_than_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"learner.tensor_parallel 2 times .* is 2, and there are 1 ranks"):
         a_learner(a_model("llama"), tensor_parallel=2)
+
+
+def test_experts_that_cannot_be_dealt_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learner.expert_parallel 2 is 2, and there are 1 ranks"):
+        a_learner(a_model("qwen3_moe"), expert_parallel=2)
 
 
 def test_an_optimiser_of_whole_matrices_is_refused() -> None:

@@ -149,14 +149,19 @@ def test_where_the_library_is_missing_the_error_says_how_to_get_it(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("family", "tensor", "pipeline", "problem"),
+    ("family", "cut", "problem"),
     [
-        ("llama", 3, 1, "learner.tensor_parallel 3 does not divide the model's num_key_value_heads, 4"),
-        ("qwen3", 1, 4, "learner.pipeline_parallel 4 does not divide the model's num_hidden_layers, 2"),
-        ("qwen3_moe", 2, 1, "learner.tensor_parallel 2: qwen3_moe has experts"),
+        ("llama", {"tensor": 3}, "learner.tensor_parallel 3 does not divide the model's num_key_value_heads, 4"),
+        ("qwen3", {"pipeline": 4}, "learner.pipeline_parallel 4 does not divide the model's num_hidden_layers, 2"),
+        ("qwen3_moe", {"tensor": 2}, "learner.tensor_parallel 2: qwen3_moe has experts"),
+        ("qwen3_moe", {"expert": 3}, "learner.expert_parallel 3 does not divide the model's experts, 4"),
+        ("llama", {"expert": 2}, "learner.expert_parallel 2 does not divide the model's experts, none"),
+        ("llama", {"context": 3}, "context_parallel 3 does not divide the model's num_attention_heads, 8"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_refused(family: str, tensor: int, pipeline: int, problem: str) -> None:
-    grid: Any = SimpleNamespace(tensor=SimpleNamespace(count=tensor), pipeline=SimpleNamespace(count=pipeline))
+def test_a_model_that_cannot_be_cut_is_refused(family: str, cut: dict[str, int], problem: str) -> None:
+    counts = {"tensor": 1, "pipeline": 1, "expert": 1, **cut}
+    axes = {name: SimpleNamespace(count=count) for name, count in counts.items()}
+    grid: Any = SimpleNamespace(**{"context": None, **axes})
     with pytest.raises(ConfigError, match=problem):
         build_network(CONFIGS[family], MegatronSettings(), grid)

@@ -36,9 +36,8 @@ def _make_megatron(model: LanguageModel, **arguments: Any) -> Learner:
 
 
 def _shares(settings: MegatronSettings, ranks: int) -> Shares:
-    # Replicas of the cut model do not share their optimiser's state.
     cut = 1 / (settings.tensor_parallel * settings.pipeline_parallel)
-    return Shares(weights=cut, gradients=cut, optimizer=cut, tokens=1 / settings.context_parallel)
+    return Shares(weights=cut, gradients=cut, optimizer=1 / ranks, tokens=1 / settings.context_parallel)
 
 
 MEGATRON = BackendPart(settings=MegatronSettings, make=_make_megatron, shares=_shares)

@@ -2,7 +2,7 @@
 the whole, and a state that any backend reads.
 
 Each rank steps its own shares with torch's AdamW, float32 master copies included; AdamW treats each number alone, so
-that the result is that of whole weights. Replicas of a share hold equal states.
+that the result is that of whole weights. Replicas divide the rows of what they share (:mod:`megatron_replicas`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import distributed
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import OptimizerConfig
-from trainer.learner.gradients import MasterWeights, Ranks
+from trainer.learner.gradients import Ranks
+from trainer.learner.megatron_grid import Axis
 from trainer.learner.megatron_mapping import EMBEDDING, HEAD, shape_of
+from trainer.learner.megatron_replicas import Joined, SharedMasters
 from trainer.learner.megatron_stage import Stage
 from trainer.learner.optimizers import TrainedWeight, make_optimizers, take_step
 
@@ -39,10 +41,10 @@ class ShardedAdamW:
             )
         self._stage, self._grid = stage, stage.grid
         self.parameters = list(stage.parameters.values())
-        self.masters = MasterWeights(self.parameters)
+        self.masters = SharedMasters(stage.parameters, self._replicas)
         self.values = dict(zip(stage.parameters, self.masters.values, strict=True))
-        """What is stepped, by Megatron-Core's names."""
-        weights = [TrainedWeight(v, outer and name in (EMBEDDING, HEAD)) for name, v in self.values.items()]
+        """What collects gradients, by Megatron-Core's names."""
+        weights = [TrainedWeight(v, outer and name in (EMBEDDING, HEAD)) for name, v in self.masters.own.items()]
         (self._adamw,) = make_optimizers(config, weights)
         # The optimiser of whole weights, whose form the saved state has; it has no memory.
         whole = {p.name: torch.nn.Parameter(torch.empty(shape_of(p), device="meta")) for p in stage.parts}
@@ -51,6 +53,9 @@ class ShardedAdamW:
         place = {id(p): name for name, p in whole.items()}
         self._form = form.state_dict()
         self._order = [place[id(p)] for group in form.param_groups for p in group["params"]]
+
+    def _replicas(self, name: str) -> Axis:
+        return self._grid.expert_data if "local_experts" in name else self._grid.data
 
     def reduce_gradients(self) -> torch.Tensor:
         """Complete the gradients over the ranks, after which replicas have the same; the norm of the whole model's."""
@@ -62,10 +67,8 @@ class ShardedAdamW:
             grid.tensor.ranks.add_gradients(norms)
         if self._stage.shares_embedding:
             Ranks(grid.embedding).add_gradients([self.values[self._stage.tied]])
-        experts = [v for name, v in self.values.items() if "local_experts" in name]
-        dealt = {id(v) for v in experts}
-        grid.data.ranks.add_gradients([v for v in self.masters.values if id(v) not in dealt])
-        grid.expert_data.ranks.add_gradients(experts)
+        for name, value in self.values.items():
+            self._replicas(name).ranks.add_gradients([value])
         own = [v.grad for n, v in self.values.items() if v.grad is not None and self._stage.counted(n)]
         square = float(torch.nn.utils.get_total_norm(own)) ** 2
         return torch.tensor(math.sqrt(grid.model.ranks.sum({"": square})[""]), device=grid.device)
@@ -75,6 +78,7 @@ class ShardedAdamW:
         self.masters.add_gradients(self.masters.take_gradients(self.parameters))
 
     def step(self, lr: float) -> None:
+        self.masters.share_gradients()
         take_step([self._adamw], lr)
         self.masters.write_back()
 
@@ -90,12 +94,14 @@ class ShardedAdamW:
             number = {name: i for i, name in enumerate(self._order)}
             step = next(iter(own.values()))["step"]
             for key in MOMENTS:
-                for name, whole in self._stage.stream({n: own[v][key] for n, v in self.values.items()}):
+                shares = Joined(self.masters.rows, lambda n, key=key: own[self.masters.own[n]][key])  # type: ignore[misc]
+                for name, whole in self._stage.stream(shares):
                     if first:
                         found.setdefault(number[name], {"step": step.cpu().clone()})[key] = _kept(whole)
         masters: dict[str, Any] = {}
-        if self.masters.state():
-            whole_masters = [_kept(w) for _, w in self._stage.stream(self.values) if first]
+        if self.masters.copies:
+            copies = Joined(self.masters.rows, self.masters.own.__getitem__)
+            whole_masters = [_kept(w) for _, w in self._stage.stream(copies) if first]
             masters = {"masters": whole_masters}
         groups = [
             {**group, "params": form["params"]}
@@ -127,21 +133,30 @@ class ShardedAdamW:
             distributed.broadcast(sent, src=0)
             return sent
 
-        for i, (part, shape) in enumerate(zip(self._stage.parts, master_shapes, strict=False)):
-            self._stage.put(self.values, part, whole(i, "masters", shape))
-        self.masters.write_back()
+        def empty() -> dict[str, torch.Tensor]:
+            return {n: torch.zeros(v.shape, device=v.device) for n, v in self.values.items()}
+
+        if self.masters.copies:
+            copies = empty()
+            for i, (part, shape) in enumerate(zip(self._stage.parts, master_shapes, strict=True)):
+                self._stage.put(copies, part, whole(i, "masters", shape))
+            with torch.no_grad():
+                for name, value in self.masters.own.items():
+                    value.copy_(self.masters.rows[name].of(copies[name]))
+            self.masters.write_back()
         parts = {p.name: p for p in self._stage.parts}
-        moments = {key: {n: torch.zeros_like(v) for n, v in self.values.items()} for key in MOMENTS}
+        moments = {key: empty() for key in MOMENTS}
         for i, shape in shapes.items():
             for key in MOMENTS:
                 self._stage.put(moments[key], parts[self._order[i]], whole(i, key, shape))
         own = self._adamw.state_dict()
-        names = {id(v): n for n, v in self.values.items()}
+        names, rows = {id(v): n for n, v in self.masters.own.items()}, self.masters.rows
         local = [names[id(v)] for group in self._adamw.param_groups for v in group["params"]]
         if steps:
             step = next(iter(steps.values()))
             own["state"] = {
-                i: {"step": torch.tensor(step), **{k: moments[k][n] for k in MOMENTS}} for i, n in enumerate(local)
+                i: {"step": torch.tensor(step), **{k: rows[n].of(moments[k][n]).clone() for k in MOMENTS}}
+                for i, n in enumerate(local)
             }
         mine = [group["params"] for group in own["param_groups"]]
         own["param_groups"] = [{**group, "params": params} for group, params in zip(groups, mine, strict=True)]
@@ -149,7 +164,7 @@ class ShardedAdamW:
 
     def _check(self, shapes: Mapping[int, tuple[int, ...]], master_shapes: Sequence[tuple[int, ...]]) -> None:
         wanted = {p.name: shape_of(p) for p in self._stage.parts}
-        needed = list(wanted.values()) if self.masters.state() else []
+        needed = list(wanted.values()) if self.masters.copies else []
         if list(master_shapes) != needed:
             raise CheckpointError(
                 f"the checkpoint has {len(master_shapes)} float32 copies of weights and the learner needs "

@@ -2,8 +2,8 @@
 
 The layers are Megatron-Core's own, built from its local specification; what goes over tokens alone is theirs. Attention
 is that of :mod:`trainer.model.attention`, since Megatron-Core's own takes packed sequences with Transformer Engine
-only; with it, sequences are run end to end as in every other backend, and so is context parallelism. Rotary angles are the
-Hugging Face model's.
+only; with it, sequences are run end to end as in every other backend, and context parallelism is theirs too. Rotary
+angles are the Hugging Face model's.
 
 Left out: sequence parallelism, interleaved stages.
 
@@ -66,7 +66,7 @@ def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
     """A ``GPTModel`` for this rank, its weights not yet set. Raises :class:`ConfigError` when it cannot be cut."""
     family, tensor = family_of(config), grid.tensor.count
     if grid.context is not None:
-        check_heads(config, tensor * grid.context.count)
+        check_heads(config, grid.context.count, tensor=tensor)
     for key, by, parallel in (
         ("num_key_value_heads", tensor, "tensor"),
         ("intermediate_size", tensor, "tensor"),
@@ -289,6 +289,7 @@ class Stage:
         """Whole tensors, one at a time, under Hugging Face names, from ``values`` by the names of :attr:`parameters`:
         the weights themselves, or what an optimiser keeps for each. All ranks iterate along, and all get them."""
         tensor, pipeline = self.grid.tensor, self.grid.pipeline
+        dtype = next(iter(values.values())).dtype
         for part in self.parts:
             owner = self._owner(part)
             if owner == pipeline.rank:
@@ -304,7 +305,7 @@ class Stage:
                     distributed.all_gather(shares, share, group=tensor.group)
                 whole = join(part, shares)
             else:
-                whole = torch.empty(shape_of(part), dtype=next(iter(values.values())).dtype, device=self.grid.device)
+                whole = torch.empty(shape_of(part), dtype=dtype, device=self.grid.device)
             if pipeline.count > 1:
                 whole = whole.contiguous()
                 distributed.broadcast(whole, group=pipeline.group, group_src=owner)

@@ -23,13 +23,15 @@ from torch import distributed
 from roll_envs.errors import ConfigError
 
 
-def check_heads(config: Any, ranks: int) -> None:
-    """Raises :class:`ConfigError` when the heads of a model of this Hugging Face configuration cannot be dealt to
-    ``ranks``. Key and value heads need not be: each is sent to all ranks that have queries for it."""
-    if config.num_attention_heads % ranks:
+def check_heads(config: Any, ranks: int, *, tensor: int = 1) -> None:
+    """Raises :class:`ConfigError` when the heads of a model of this Hugging Face configuration, divided by ``tensor``,
+    cannot be dealt to ``ranks``. Key and value heads need not be: each is sent to all ranks that have queries for
+    it."""
+    if config.num_attention_heads % (ranks * tensor):
+        over = f" over learner.tensor_parallel {tensor}" if tensor > 1 else ""
         raise ConfigError(
             f"learner.context_parallel {ranks} does not divide the model's num_attention_heads, "
-            f"{config.num_attention_heads}; choose one that does"
+            f"{config.num_attention_heads}{over}; choose one that does"
         )
 
 
