@@ -55,10 +55,13 @@ def check_manager(config: RolloutConfig) -> None:
         check_cluster(cluster_wish(config))
 
 
-def manager_words(config: RolloutConfig) -> str:
+def manager_words(config: RunConfig) -> str:
     """Which workers hold the environments, for people; nothing for manager 'thread', which has none."""
-    manager = _MANAGERS.get(config.manager)
-    return "" if manager is None else manager.words(config)
+    rollout, cpus = config.rollout, config.placement.environments.cpus
+    if cpus is not None and not rollout.workers:
+        rollout = rollout.model_copy(update={"workers": cpus if isinstance(cpus, int) else len(cpus)})
+    manager = _MANAGERS.get(rollout.manager)
+    return "" if manager is None else manager.words(rollout)
 
 
 def rank_words(config: RunConfig) -> str:
