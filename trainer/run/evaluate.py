@@ -128,7 +128,7 @@ def evaluate_run(
 
 def _without_learner(config: RunConfig) -> RunConfig:
     """No learner takes part, so that the machine need not have its GPUs, and no replica sleeps on one of them."""
-    kept = PlacementConfig(rollout=config.placement.rollout, environments=config.placement.environments)
+    kept = PlacementConfig().model_copy(update={n: getattr(config.placement, n) for n in ("rollout", "environments")})
     on_cpu = config.learner.model_copy(update={"device": "cpu"})
     return config.model_copy(update={"cluster": "local", "placement": kept, "learner": on_cpu})
 
