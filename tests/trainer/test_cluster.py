@@ -52,6 +52,8 @@ def test_settings_that_do_not_fit_are_refused(overrides: list[str], says: str) -
 def test_the_plan_says_where_environments_live() -> None:
     assert manager_words(RolloutConfig()) == ""
     assert manager_words(RolloutConfig(manager="process", workers=3)) == "3 processes"
+    assert manager_words(RolloutConfig(manager="process"), (4, 6)) == "2 processes"
+    assert manager_words(RolloutConfig(manager="process", workers=3), (4, 6)) == "3 processes"
     assert manager_words(RolloutConfig(manager="ray", workers=3)) == "Ray actors (3), cluster started here"
 
 

@@ -9,8 +9,9 @@ import pytest
 from roll_envs.errors import ConfigError
 from trainer.cluster.seats import Machine, Placement, place, placed_engine
 from trainer.config import RunConfig
-from trainer.config.load import parse_config
+from trainer.config.load import parse_config, teacher_config
 from trainer.config.parts import ENGINES, part_settings
+from trainer.run.evaluate import _without_learner
 
 BASE = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nmodel: {head_width: 32}\n"
 SERVED = "engine: {name: vllm, device: cuda, "
@@ -220,3 +221,18 @@ def test_values_are_checked_where_they_stand(placement: str, message: str) -> No
 def test_servers_that_sleep_are_there() -> None:
     with pytest.raises(ConfigError, match=r"engine\.colocated \[2\] names servers from 0 to 1"):
         config_of(engine="replicas: 2, colocated: [2]")
+
+
+# -- configurations of sessions without a learner ----------------------------------------------------------------------
+
+
+def test_a_teacher_and_an_evaluation_are_not_placed_as_the_run_is() -> None:
+    given = "learner: {ranks: 2, devices: [0, 1]}, rollout: {cpus: 2}, environments: {cpus: 2}, critic: {device: cpu}"
+    teacher = "warm_start: {teacher: {name: openai, url: 'http://127.0.0.1:1/v1', model: m}}\nadvantage: {name: gae}\n"
+    config = config_of(given, more=ON_CPUS + teacher)
+    assert place(teacher_config(config), Machine()) == Placement(), "on any machine"
+    alone = _without_learner(config)
+    assert place(alone, Machine(cpus=(0, 1, 2, 3))).rollout_cpus == ((0,), (1,))
+    late = config_of("learner: {ranks: 2}", "replicas: 3", "rollout: {mode: overlap}\n")
+    evaluated = place(_without_learner(late), FOUR)
+    assert (evaluated.rollout, evaluated.sleepers) == (((0,), (1,), (2,)), ())

@@ -55,8 +55,11 @@ def check_manager(config: RolloutConfig) -> None:
         check_cluster(cluster_wish(config))
 
 
-def manager_words(config: RolloutConfig) -> str:
-    """Which workers hold the environments, for people; nothing for manager 'thread', which has none."""
+def manager_words(config: RolloutConfig, cpus: int | Sequence[int] | None = None) -> str:
+    """Which workers hold the environments, for people; nothing for manager 'thread', which has none. ``cpus`` are the
+    processors that they are given."""
+    if cpus is not None and not config.workers:
+        config = config.model_copy(update={"workers": cpus if isinstance(cpus, int) else len(cpus)})
     manager = _MANAGERS.get(config.manager)
     return "" if manager is None else manager.words(config)
 

@@ -30,7 +30,7 @@ from trainer.config.keys import (
 )
 from trainer.config.parts import PART_SECTIONS, readers
 from trainer.config.recipes import find_preset
-from trainer.config.schema import FORMAT, ContextConfig, RayConfig, RunConfig
+from trainer.config.schema import FORMAT, ContextConfig, PlacementConfig, RayConfig, RunConfig
 from trainer.config.yaml_text import KeyPath, dotted, dump_yaml, parse_value, read_yaml
 
 
@@ -122,6 +122,8 @@ def teacher_config(config: RunConfig) -> RunConfig:
         "envs": [{**env.model_dump(mode="json"), **told} for env in config.envs],
         "warm_start": {"teacher": None},
         "rollout": {"manager": "thread", "workers": 0, "ray": RayConfig().model_dump(mode="json")},
+        "cluster": "local",
+        "placement": PlacementConfig().model_dump(mode="json"),
     }
     return resolve(config, sections)
 

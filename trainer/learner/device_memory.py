@@ -62,7 +62,8 @@ class DeviceMemory:
         for parameter in (parameters | {id(value): value for value in self._values}).values():
             parameter.grad = None
             parameter.data = there(parameter.data)
-        for module in (each for root in self._modules for each in root.modules()):
+        modules = {id(each): each for root in self._modules for each in root.modules()}
+        for module in modules.values():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = there(buffer)

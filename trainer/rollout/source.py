@@ -161,8 +161,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         limits = episode_limits(config.rollout)
         self._open = contextlib.ExitStack()
         first = [task for env in self.mix.environments for task in held_out_tasks(env, 1)]
-        cpus = config.placement.environments.cpus and place(config, this_machine()).environment_cpus
-        workers = self._open.enter_context(env_workers(config.rollout, first, cpus or ())) if plays else None
+        placed = plays and config.placement.environments.cpus is not None
+        cpus = place(config, this_machine()).environment_cpus if placed else ()
+        workers = self._open.enter_context(env_workers(config.rollout, first, cpus)) if plays else None
         self._local_driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), limits)
         """With environments in this process, which a teacher can ask."""
         self._driver = EpisodeDriver(workers.make, limits) if workers else self._local_driver

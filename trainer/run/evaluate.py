@@ -12,7 +12,7 @@ from typing import Any
 
 from roll_envs.errors import RollError
 from roll_envs.types import Trajectory
-from trainer.config import EnvConfig, RunConfig
+from trainer.config import EnvConfig, PlacementConfig, RunConfig
 from trainer.data.metrics import wilson_interval
 from trainer.model.forward import load_weights, weights_of
 from trainer.rollout.source import Session
@@ -112,7 +112,7 @@ def evaluate_run(
     ``temperature=0`` is greedy. Raises :class:`~roll_envs.errors.CheckpointError` when it cannot be loaded.
     """
     with RunFolder.open(path) as folder:
-        config = _with_env(folder.config, env_id)
+        config = _without_learner(_with_env(folder.config, env_id))
     state = load_checkpoint(path)
     # The tokenizer belongs to the environment that the model was built for.
     with (
@@ -124,6 +124,13 @@ def evaluate_run(
         step = int(state.progress["steps"])
         result, _ = play_evaluation(session, f"{config.environment_words} at step {step}", tasks=tasks, step=step)
     return result
+
+
+def _without_learner(config: RunConfig) -> RunConfig:
+    """No learner takes part, so that the machine need not have its GPUs, and no replica sleeps on one of them."""
+    kept = PlacementConfig().model_copy(update={n: getattr(config.placement, n) for n in ("rollout", "environments")})
+    on_cpu = config.learner.model_copy(update={"device": "cpu"})
+    return config.model_copy(update={"cluster": "local", "placement": kept, "learner": on_cpu})
 
 
 def evaluate_config(
@@ -139,7 +146,7 @@ def evaluate_config(
 
     Raises :class:`~roll_envs.errors.RollError` when every episode failed.
     """
-    config = _with_env(config, env_id)
+    config = _without_learner(_with_env(config, env_id))
     with Session(config, temperature=temperature, seed=seed) as session:
         result, episodes = play_evaluation(session, f"{config.environment_words} without training", tasks=tasks, step=0)
     if not result.tasks:

@@ -122,7 +122,7 @@ class Report:
         facts = {
             "environment": _environment_words(config),
             "episodes": _mode_words(config.rollout),
-            "workers": manager_words(config.rollout),
+            "workers": manager_words(config.rollout, config.placement.environments.cpus),
             "learner": rank_words(config),
             "model": _model_words(config.model, parameters),
             "learning": _algorithm_words(config),
