@@ -238,9 +238,14 @@ def test_weights_of_rank_processes_and_one_that_is_killed_midway(
         engine.update_weights(learner.weights(), 1)
         check(ask(engine, 2), version=1)
         assert all(torch.equal(fake[1].weights[name], tensor) for name, tensor in weights_of(model.network))
-        os.kill(max(rank_pids() - others), signal.SIGSTOP)
-        killing = threading.Timer(2.0, os.kill, (max(rank_pids() - others), signal.SIGKILL))
-        killing.start()
+        victim, whole = max(rank_pids() - others), _WeightsOf.deliver
+
+        def stopped(self: _WeightsOf, delivery: Delivery) -> Iterator[Any]:
+            os.kill(victim, signal.SIGSTOP)
+            threading.Timer(2.0, os.kill, (victim, signal.SIGKILL)).start()
+            return whole(self, delivery)
+
+        monkeypatch.setattr(_WeightsOf, "deliver", stopped)
         began = time.monotonic()
         with pytest.raises(RankError, match="was killed by SIGKILL"):
             engine.update_weights(learner.weights(), 2)
