@@ -46,11 +46,8 @@ class Holder:
             if name != self.left_out:
                 yield name, tensor
 
-    def sees(self, path: str, token: bytes) -> bool:
-        return not self.blind and rank_weights.sees(path, token)
-
-    def device(self, name: str) -> str:
-        return "cpu"
+    def sees(self, name: str, path: str, token: bytes) -> tuple[bool, str]:
+        return not self.blind and rank_weights.sees(path, token), "cpu"
 
     def part(self, name: str, method: str) -> Any:
         return self.weights()
@@ -218,7 +215,7 @@ def test_ranks_outlive_a_server_that_does_not_take_their_broadcast(
         with pytest.raises(EngineError, match=said):
             engine.update_weights(held.weights(), 1)
         mended.join()
-        assert held.crew.call("device", "learner") == ["cpu", "cpu"]  # they have done with it
+        assert held.crew.call("sees", "learner", "", b"") == [(False, "cpu")] * 2  # they have done with it
         engine.update_weights(held.weights(), 2)
         check(ask(engine, 2), version=2)
     finally:

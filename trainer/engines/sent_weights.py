@@ -73,12 +73,14 @@ class SentWeights:
         self.device = torch.device("cpu")
         """Where the weights come from."""
         try:
-            if isinstance(source, Delivered) and (writers := self._found_by(source)):
-                self._delivered, self._writers, self.device = source, writers, source.device()
+            if isinstance(source, Delivered):
+                self._writers, self.device = self._found_by(source)
+            if isinstance(source, Delivered) and self._writers:
+                self._delivered = source
             else:
                 stream = iter(source)
                 first = next(stream, None) if live else None
-                self.device = self.device if first is None else first[1].device
+                self.device = torch.device("cpu") if first is None else first[1].device
                 self._unread = self._written(stream if first is None else itertools.chain([first], stream))
             if not live:
                 self.keep()
@@ -91,8 +93,8 @@ class SentWeights:
         """Whether they lie in other processes, which have not been asked for them yet."""
         return self._delivered is not None and self._words is None
 
-    def _found_by(self, delivered: Delivered) -> tuple[int, ...]:
-        """The ranks that can write to the file."""
+    def _found_by(self, delivered: Delivered) -> tuple[tuple[int, ...], torch.device]:
+        """The ranks that can write to the file, and where the weights are."""
         token = secrets.token_bytes(16)
         os.pwrite(self._file.fileno(), token, 0)
         return delivered.writers(self.path, token)
