@@ -73,8 +73,8 @@ async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
     """The workers open the memory of a bucket: CUDA IPC on a GPU that they share with the learner. Weights of other
     processes, which may have other GPUs, are mapped."""
     if weights.elsewhere:
-        async with _mapped(ask, weights, options) as send:
-            yield send
+        async with _mapped(ask, weights, options) as send_mapped:
+            yield send_mapped
         return
     await ask("/init_weight_transfer_engine", {"init_info": {}})
     files: list[Any] = []
