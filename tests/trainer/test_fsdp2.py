@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +15,16 @@ from forked import Forked
 from test_learner import some_rows
 from tiny import tiny_model
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
 from trainer.config.load import parse_config
-from trainer.learner import Learner, make_learner
+from trainer.learner import Learner, fsdp2, make_learner
 from trainer.learner.gradients import Ranks
+from trainer.learner.steps import skeleton_of
 from trainer.model.forward import load_weights
 
 pytestmark = pytest.mark.slow
@@ -143,7 +147,15 @@ def rank_process(rank: int, folder: str) -> None:
     for name, scene in SCENES.items():
         found[name] = played("fsdp2", scene, ranks, scene.dealt[rank])
         found[name]["resumed"] = resumed("fsdp2", scene, ranks, scene.dealt[rank], saved[name])
+    whole, cut = fsdp2.fully_shard, list[tuple[str, Any]]()
+
+    def noted(module: Any, **named: Any) -> Any:
+        cut.append((type(module).__name__, named["mp_policy"]))
+        return whole(module, **named)
+
+    fsdp2.fully_shard = noted  # type: ignore[assignment]
     other = learner_of("fsdp2", {"precision": "bfloat16"}, ranks)
+    fsdp2.fully_shard, found["cut"] = whole, [(name, policy.param_dtype, policy.reduce_dtype) for name, policy in cut]
     try:
         other.load_optimizer_state(saved["uneven"]["state"] if rank == 0 else {})
     except CheckpointError as error:
@@ -225,6 +237,14 @@ def test_a_checkpoint_goes_on_under_the_other_backend(
     near(resumed("torch", scene, Ranks(), range(9), together[0][name]), wanted, relative)
 
 
+def test_layers_are_cut_one_by_one_and_gradients_are_summed_in_float32(together: list[dict[str, Any]]) -> None:
+    for rank in together:
+        names, computed, summed = zip(*rank["cut"], strict=True)
+        assert names == ("LlamaDecoderLayer", "LlamaDecoderLayer", "ScoreModule")
+        assert set(computed) == {torch.bfloat16}
+        assert set(summed) == {torch.float32}
+
+
 def test_a_state_of_another_precision_is_refused_by_all(together: list[dict[str, Any]]) -> None:
     for rank in together:
         assert "resume with the learner.precision it was saved with" in rank["refused"]
@@ -237,6 +257,26 @@ def test_an_optimizer_of_whole_matrices_is_refused_before_anything_starts() -> N
     parse_config(BASE)
     with pytest.raises(ConfigError, match=r"cannot step shards of weights with optimizer\.name 'muon'"):
         parse_config(BASE + "optimizer: {name: muon}\n")
+
+
+def test_offload_is_of_all_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch is told; nothing is run on the device."""
+    given: list[Any] = []
+
+    def told(module: Any, **named: Any) -> Any:
+        given.append(named["offload_policy"])
+        return SimpleNamespace(
+            set_gradient_divide_factor=lambda factor: None, set_force_sum_reduction_for_comms=lambda on: None
+        )
+
+    monkeypatch.setattr(fsdp2, "fully_shard", told)
+    monkeypatch.setattr(DeviceMesh, "from_group", lambda *_: None)
+    for name, value in (("is_initialized", True), ("get_rank", 0), ("new_group", None)):
+        monkeypatch.setattr(distributed, name, lambda *_, value=value, **__: value)
+    network = skeleton_of(tiny_model().network)
+    fsdp2.ShardedRanks(None, torch.device("cuda"), cpu_offload=True).shard(network, torch.float32)
+    assert [type(policy) for policy in given] == [CPUOffloadPolicy] * 3
+    assert {p.device.type for p in network.parameters()} == {"cpu"}
 
 
 def test_offload_needs_cuda() -> None:
