@@ -15,17 +15,22 @@ STEPS = "trainer/learner/steps.py"
 RANK, RANKED = "trainer/cluster/rank.py", "trainer/cluster/ranked.py"
 
 RANKS = (
-    "test_what_is_dealt_comes_back_in_its_place",
-    "test_one_rank_gives_the_numbers_of_this_process",
-    "test_a_reference_that_stays_has_no_weights_beside_adapters",
-    "test_two_ranks_give_the_numbers_of_this_process",
-)
-SUITES = {
-    "fsdp2": Suite(("tests/trainer/test_fsdp2.py",), ""),
-    "deepspeed": Suite(("tests/trainer/test_deepspeed.py",), "not slow"),
-    "ranks": Suite(
-        ("tests/trainer/test_ranks.py", *(f"tests/trainer/test_learner_ranks.py::{name}" for name in RANKS)), ""
+    *(
+        f"tests/trainer/test_learner_ranks.py::test_{name}"
+        for name in (
+            "what_is_dealt_comes_back_in_its_place",
+            "one_rank_gives_the_numbers_of_this_process",
+            "a_reference_that_stays_has_no_weights_beside_adapters",
+        )
     ),
+    "tests/trainer/test_ranks.py",
+    "tests/trainer/test_learner_ranks.py::test_two_ranks_give_the_numbers_of_this_process",
+)
+"""The quick ones first."""
+SUITES = {
+    "fsdp2": Suite(("tests/trainer/test_fsdp2.py",), "", "uneven"),
+    "deepspeed": Suite(("tests/trainer/test_deepspeed.py",), "", "zero1-half"),
+    "ranks": Suite(tuple(RANKS), ""),
 }
 
 OWN_DENOMINATORS = "        denominators = self._ranks.denominators(denominators)\n"
@@ -52,15 +57,29 @@ FAULTS = {
             FSDP2,
             "self._offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()",
             "self._offload = OffloadPolicy()",
+            "offload",
         ),
         Fault(
             "shards of copies are not offloaded",
             FSDP2,
             'self._home = torch.device("cpu") if cpu_offload else device',
             "self._home = device",
+            "offload",
         ),
-        Fault("gradients are summed in half precision", FSDP2, "reduce_dtype=torch.float32", "reduce_dtype=compute"),
-        Fault("the whole model is gathered at once", FSDP2, "for module in (*layers, root):", "for module in (root,):"),
+        Fault(
+            "gradients are summed in half precision",
+            FSDP2,
+            "reduce_dtype=torch.float32",
+            "reduce_dtype=compute",
+            "layers_are_cut or uneven",
+        ),
+        Fault(
+            "the whole model is gathered at once",
+            FSDP2,
+            "for module in (*layers, root):",
+            "for module in (root,):",
+            "layers_are_cut or uneven",
+        ),
         Fault(
             "weights stay whole after scoring",
             FSDP2,
@@ -91,6 +110,7 @@ FAULTS = {
             FSDP2,
             "for p in self.values] if half else []",
             "for p in self.values if not half]",
+            "bfloat16 and not adapters",
         ),
         Fault("the denominators of one rank", TORCH, OWN_DENOMINATORS, ""),
         Fault("the critic's denominators of one rank", CRITIC, OWN_DENOMINATORS, ""),
@@ -102,31 +122,60 @@ FAULTS = {
             FSDP2,
             "            if parameter.requires_grad:\n                parameter.data",
             "            if True:\n                parameter.data",
+            "bfloat16 and adapters",
         ),
-        Fault("the optimiser steps rounded shards", FSDP2, "parameter.data = parameter.data.float()", "pass"),
+        Fault(
+            "the optimiser steps rounded shards",
+            FSDP2,
+            "parameter.data = parameter.data.float()",
+            "pass",
+            "bfloat16 and not adapters",
+        ),
     ],
     "deepspeed": [
-        Fault("gradients are averaged", ZERO, "backward(made * self._ranks.count)", "backward(made)"),
+        Fault(
+            "gradients are averaged", ZERO, "backward(made * self._ranks.count)", "backward(made)", "zero2 and not half"
+        ),
         Fault(
             "the denominators of one rank",
             DEEPSPEED,
             OWN_DENOMINATORS + '        sums = {"total": 0.0}',
             '        sums = {"total": 0.0}',
+            "zero1 and not half",
         ),
         Fault(
             "the critic's denominators of one rank",
             DEEPSPEED,
             OWN_DENOMINATORS + "        sums: dict[str, float] = {}",
             "        sums: dict[str, float] = {}",
+            "zero1 and not half",
         ),
         Fault(
-            "stage 2 is 1", ZERO, '"stage": settings.stage,', '"stage": 1 if settings.stage == 2 else settings.stage,'
+            "stage 2 is 1",
+            ZERO,
+            '"stage": settings.stage,',
+            '"stage": 1 if settings.stage == 2 else settings.stage,',
+            "zero2-half-offload",
         ),
-        Fault("stage 3 is 2", ZERO, '"stage": settings.stage,', '"stage": min(settings.stage, 2),'),
-        Fault("the optimiser is not offloaded", ZERO, 'zero["offload_optimizer"] = {"device": "cpu"}', "pass"),
-        Fault("weights are not offloaded", ZERO, 'zero["offload_param"] = {"device": "cpu"}', "pass"),
-        Fault("the threshold is DeepSpeed's", ZERO, '": settings.param_persistence_threshold', '": 100_000'),
-        Fault("gradients are not cut", ZERO, "if optimizer is None else optimizer.max_grad_norm", "if True else 0.0"),
+        Fault("stage 3 is 2", ZERO, '"stage": settings.stage,', '"stage": min(settings.stage, 2),', "zero3-half"),
+        Fault(
+            "the optimiser is not offloaded",
+            ZERO,
+            'zero["offload_optimizer"] = {"device": "cpu"}',
+            "pass",
+            "zero2-half-offload",
+        ),
+        Fault("weights are not offloaded", ZERO, 'zero["offload_param"] = {"device": "cpu"}', "pass", "zero3-offload"),
+        Fault(
+            "the threshold is DeepSpeed's", ZERO, '": settings.param_persistence_threshold', '": 100_000', "zero3-half"
+        ),
+        Fault(
+            "gradients are not cut",
+            ZERO,
+            "if optimizer is None else optimizer.max_grad_norm",
+            "if True else 0.0",
+            "zero1 and not half",
+        ),
         Fault(
             "gradients are sent in half precision",
             ZERO,
@@ -139,43 +188,66 @@ FAULTS = {
             '{"grad_accum_dtype": "fp32"}',
             '{"grad_accum_dtype": "bf16"}',
         ),
-        Fault("the learning rate is the first one", ZERO, 'group["lr"] = lr\n', "pass\n"),
-        Fault("a refused step leaves its gradients", ZERO, "gradients.update(dict.fromkeys(gradients))", "pass"),
+        Fault("the learning rate is the first one", ZERO, 'group["lr"] = lr\n', "pass\n", "zero1 and not half"),
+        Fault(
+            "a refused step leaves its gradients",
+            ZERO,
+            "gradients.update(dict.fromkeys(gradients))",
+            "pass",
+            "zero1 and not half",
+        ),
         Fault(
             "a step is refused on one rank",
             GRADIENTS,
             "self._ranks.any(not (math.isfinite(norm) and norm <= self._limit))",
             "bool(self._ranks.rank) and not (math.isfinite(norm) and norm <= self._limit)",
+            "zero1 and not half",
         ),
         Fault("float32 copies of weights that are gone", ZERO, "self._zero.refresh_fp32_params()", "pass"),
-        Fault("the critic is not stepped", DEEPSPEED, "self._values.step(lr, lambda", "self._values.step(0.0, lambda"),
+        Fault(
+            "the critic is not stepped",
+            DEEPSPEED,
+            "self._values.step(lr, lambda",
+            "self._values.step(0.0, lambda",
+            "zero1 and not half",
+        ),
         Fault(
             "the reference of stage 3 is the policy",
             DEEPSPEED,
             "_ShardedScorer(self._sharded(frozen))",
             "_ShardedScorer(self._policy)",
+            "zero3-offload",
         ),
         Fault(
             "the reference is scored at temperature 1",
             DEEPSPEED,
             "frozen.to(self._device), self._temperature",
             "frozen.to(self._device), 1.0",
+            "zero1 and not half",
         ),
-        Fault("resumed without moments", ZERO, "self._set(parameter, whole, name)", "pass"),
-        Fault("resumed at the first step", ZERO, '["step"] = torch.tensor(step)', '["step"] = torch.tensor(0.0)'),
+        Fault("resumed without moments", ZERO, "self._set(parameter, whole, name)", "pass", "zero1 and not half"),
+        Fault(
+            "resumed at the first step",
+            ZERO,
+            '["step"] = torch.tensor(step)',
+            '["step"] = torch.tensor(0.0)',
+            "zero1 and not half",
+        ),
         Fault("resumed without float32 copies", ZERO, "self._set(parameter, master)", "pass"),
-        Fault("resumed without skipped steps", DEEPSPEED, 'int(state.get("skipped", 0))', "0"),
+        Fault("resumed without skipped steps", DEEPSPEED, 'int(state.get("skipped", 0))', "0", "model_stays"),
         Fault(
             "moments of another rank",
             ZERO,
             "padded[count * self._ranks.rank :]",
             "padded[count * (self._ranks.count - 1 - self._ranks.rank) :]",
+            "zero3-offload",
         ),
         Fault(
             "weights that are loaded do not reach the shards",
             ZERO,
             "GatheredParameters(own[name], modifier_rank=0)",
             "GatheredParameters(own[name], modifier_rank=None)",
+            "zero3-offload",
         ),
     ],
     "ranks": [

@@ -29,6 +29,8 @@ class Fault(NamedTuple):
     text: str
     """Occurs once in the file."""
     planted: str
+    only: str = ""
+    """Which tests are likely to notice it, as for pytest's ``-k``; all where empty."""
 
 
 class Suite(NamedTuple):
@@ -36,6 +38,8 @@ class Suite(NamedTuple):
 
     files: tuple[str, ...]
     marks: str = "not slow"
+    only: str = ""
+    """As that of a fault, for faults that have none."""
 
 
 ORACLE = Suite(("tests/trainer/test_oracle.py", "tests/trainer/test_loop_wiring.py"))
@@ -628,7 +632,7 @@ class _FirstFailure:
             self.message = f"{report.nodeid.rpartition('::')[2]}: {said.splitlines()[0]}"
 
 
-def _run(copy: Path, suite: Suite) -> str:
+def _run(copy: Path, suite: Suite, only: str) -> str:
     """What the first test to fail says; empty when all pass."""
     os.chdir(copy)
     sys.path[:0] = [str(copy), str(copy / "tests" / "trainer")]
@@ -636,12 +640,25 @@ def _run(copy: Path, suite: Suite) -> str:
     forks = multiprocessing.get_context("fork")  # of this process, which has loaded everything
     multiprocessing.get_context = lambda method=None: forks  # type: ignore[assignment]
     quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins were loaded before the fork
-    options = ["-x", "-q", "-m", suite.marks, "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(copy)]
+    options = [
+        "-x",
+        "-q",
+        "-m",
+        suite.marks,
+        "-k",
+        only,
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--rootdir",
+        str(copy),
+    ]
     code = pytest.main([*options, *quiet, *suite.files], plugins=[found])
     return found.message if found.message or code == 0 else f"pytest ended with {code!r}"
 
 
-def _in_a_process(copy: Path, suite: Suite) -> str:
+def _in_a_process(copy: Path, suite: Suite, only: str = "") -> str:
     """:func:`_run` in a fork, so that the libraries are loaded once and the trainer anew."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -650,7 +667,7 @@ def _in_a_process(copy: Path, suite: Suite) -> str:
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         try:
-            said = _run(copy, suite)
+            said = _run(copy, suite, only)
         except BaseException as error:
             said = f"the runner failed: {error!r}"
         os.write(writing, said.encode()[:2000])
@@ -671,7 +688,7 @@ def _verdict(fault: Fault, copy: Path, suite: Suite) -> str:
     if fault.path in (LOOP, SOURCE, SCHEDULER):  # those that are likely to notice first
         suite = suite._replace(files=suite.files[::-1])
     try:
-        said = _in_a_process(copy, suite)
+        said = _in_a_process(copy, suite, fault.only or suite.only)
     finally:
         path.write_text(source)
     if not said:
@@ -683,9 +700,8 @@ def plant(faults: Sequence[Fault], chosen: Sequence[str], suite: Suite) -> int:
     """Plant the ``chosen`` ones of ``faults`` (all, without a choice), by their numbers or parts of their names; how
     many were not noticed by an assertion of ``suite``."""
     import peft
-    import transformers  # loaded before the forks
-
     import torch.distributed.fsdp
+    import transformers  # loaded before the forks
 
     del peft, torch, transformers
     sys.dont_write_bytecode = True
@@ -698,7 +714,7 @@ def plant(faults: Sequence[Fault], chosen: Sequence[str], suite: Suite) -> int:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "models", "__pycache__"))
-        said = _in_a_process(copy, suite)
+        said = _in_a_process(copy, suite, suite.only)
         if said:
             print(f"without a fault the tests fail: {said}")
             return 1

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from episode_builders import batches_of, counted
-from forked import Forked
+from forked import Forked, chosen_names
 from loop_runs import assert_same_curve, run, without_times
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -46,18 +46,18 @@ cluster = [
 ]
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "stage 1": {"stage": 1},
-    "stage 2": {"stage": 2},
-    "stage 3": {"stage": 3, "param_persistence_threshold": 0, "gradient_checkpointing": True},
-    "stage 3, offload": {
+    "zero1": {"stage": 1},
+    "zero2": {"stage": 2},
+    "zero3": {"stage": 3, "param_persistence_threshold": 0, "gradient_checkpointing": True},
+    "zero3-offload": {
         "stage": 3,
         "param_persistence_threshold": 1000,
         "offload_optimizer": True,
         "offload_param": True,
     },
-    "stage 1, half": {"stage": 1, "precision": "bfloat16"},
-    "stage 2, half, offload": {"stage": 2, "precision": "bfloat16", "offload_optimizer": True},
-    "stage 3, half": {"stage": 3, "precision": "bfloat16", "param_persistence_threshold": 0},
+    "zero1-half": {"stage": 1, "precision": "bfloat16"},
+    "zero2-half-offload": {"stage": 2, "precision": "bfloat16", "offload_optimizer": True},
+    "zero3-half": {"stage": 3, "precision": "bfloat16", "param_persistence_threshold": 0},
 }
 DEALS = (([0, 3, 8], [1, 2, 4, 5, 6, 7]), ([*range(9)], []), ([2, 5], [0, 1, 3, 4, 6, 7, 8]))
 """Sequences of each rank, by step; uneven numbers of micro-batches, and none."""
@@ -207,7 +207,8 @@ def rank_process(rank: int, folder: str) -> None:
     ranks = Ranks(distributed.group.WORLD)
     known = torch.load(Path(folder) / "known.pt")
     found = {
-        name: all_scenes(ranks, given, known[given.get("precision", "float32")]) for name, given in SETTINGS.items()
+        name: all_scenes(ranks, SETTINGS[name], known[SETTINGS[name].get("precision", "float32")])
+        for name in known["names"]
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
@@ -223,10 +224,12 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def together(alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def together(
+    request: pytest.FixtureRequest, alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """What each of two processes found, by settings."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    torch.save(alone, folder / "known.pt")
+    torch.save({"names": chosen_names(request, SETTINGS), **alone}, folder / "known.pt")
     processes = [Forked(rank_process, rank, str(folder), log=folder / f"log-{rank}") for rank in range(2)]
     statuses = [process.wait(600) for process in processes]
     assert statuses == [0, 0], "".join((folder / f"log-{rank}").read_text()[-4000:] for rank in range(2))
