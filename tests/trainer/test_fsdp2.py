@@ -116,6 +116,7 @@ def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dic
         "reference": sum(float(x.sum()) for x in reference.score(batches)),
         "current": sum(float(x.sum()) for x in learner.score(batches)),
         "numbers": held(learner),
+        "dtypes": {(p.requires_grad, p.dtype) for p in getattr(learner, "_network").parameters()},  # noqa: B009
     }
 
 
@@ -203,6 +204,8 @@ def test_two_ranks_take_the_steps_of_one(together: list[dict[str, Any]], alone: 
         near(rank[name]["weights"], alone[name]["weights"], 1e-6)
     for key in ("reference", "current"):
         assert sum(rank[name][key] for rank in together) == pytest.approx(alone[name][key], rel=1e-6)
+    losses = [one["critic/loss"] for one in together[0][name]["metrics"]]
+    assert losses[1] != losses[0]  # of the same targets: it was stepped
     skipped = [one["learner/skipped_steps"] for one in together[0][name]["metrics"]]
     assert skipped == [0.0, float(bool(SCENES[name].spoil))]
 
@@ -222,6 +225,10 @@ def test_no_rank_holds_the_model(together: list[dict[str, Any]], name: str) -> N
     shares = [rank[name]["numbers"] for rank in together]
     assert shares[0][1] == shares[1][1] == sum(own for own, _ in shares)
     assert max(own for own, _ in shares) < 0.51 * shares[0][1]
+    held_as = {(True, torch.float32)}
+    if SCENES[name].settings.get("lora_rank"):
+        held_as.add((False, torch.float32 if name in EXACT else torch.bfloat16))
+    assert together[0][name]["dtypes"] == held_as
 
 
 @pytest.mark.parametrize("name", SCENES)

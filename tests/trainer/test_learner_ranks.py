@@ -38,7 +38,7 @@ from trainer.model.forward import weights_of
 BASE = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nsampling: {temperature: 0.7}\n"
 SETTINGS = (
     "optimizer: {lr: 1.0e-3, max_grad_norm: 0.5}\nloss: {entropy_coef: 0.01, kl_coef: 0.1}\n"
-    "critic: {lr: 1.0e-3, clip: 0.01}\n"
+    "critic: {lr: 1.0e-3, clip: null}\n"
 )
 
 
