@@ -2,16 +2,16 @@
 
     python benchmarks/backends.py speed                  # each side in turn; a table
     python benchmarks/backends.py memory                 # peaks of a rank beside those of the memory plan; a table
-    python benchmarks/backends.py speed --trl-python /path/to/venv/bin/python --megatron-python .venv-megatron/bin/python
+    python benchmarks/backends.py speed --trl-python PYTHON --megatron-python .venv-megatron/bin/python
 
 A side is ``--ranks`` processes over gloo on the CPU, with one thread each, which take whole optimiser steps (forward,
 backward, clipping, AdamW) on the same random Qwen2 and the same rows. A run makes the learner anew; its first step is
 not timed. The norm of that step is shown, so that all sides are known to compute the same thing. Memory is the largest
-resident set of a rank less the one before its model was made, behind a first step of a small model, so that libraries do
-not count; the C library is told to give large blocks back at once. Linux only.
+resident set of a rank less the one before its model was made, for our sides behind a first step of a small model, so
+that libraries do not count; the C library is told to give large blocks back at once. Linux only.
 
-TRL's side is ``GRPOTrainer.train()`` on given rows, as in ``learner.py``, under accelerate's data parallelism: accelerate
-takes FSDP2 up on accelerators alone (``AcceleratorState``: "multi_cpu" is left as it is). For what it would do there,
+TRL's side is ``GRPOTrainer.train()`` on given rows, as in ``learner.py``, under accelerate's data parallelism. On a CPU
+accelerate does not take FSDP up (``AcceleratorState`` leaves "multi_cpu" as it is); for what it would do there,
 ``fully_shard`` of each layer of transformers' model, stands the side ``plain fsdp2``, on the same padded rows.
 """
 
@@ -26,9 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from learner import LR, make_rows, padded_columns, trl_trainer, write_model
@@ -55,19 +55,18 @@ class Case(NamedTuple):
     tokens: int
     """Of a micro-batch."""
     sides: tuple[str, ...]
-    settings: dict[str, Any] = {}
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 MOST = ("torch", "fsdp2", "deepspeed zero1", "deepspeed zero2", "deepspeed zero3")
+CHECKPOINTED = {"gradient_checkpointing": True}
 MEMORY = {
-    "12m": Case(256, 6, 16_384, 1024, MOST),
-    "12m-checkpointed": Case(
-        256, 6, 16_384, 1024, ("torch", "fsdp2", "deepspeed zero3"), {"gradient_checkpointing": True}
-    ),
-    "60m": Case(512, 12, 32_768, 256, MOST),
-    "200m": Case(1024, 12, 32_768, 128, ("torch", "fsdp2", "deepspeed zero2")),
+    "small": Case(256, 6, 16_384, 512, MOST),
+    "small, checkpointed": Case(256, 6, 16_384, 512, ("torch", "fsdp2", "deepspeed zero3"), CHECKPOINTED),
+    "middle": Case(512, 12, 32_768, 256, ("torch", "fsdp2", "deepspeed zero2", "deepspeed zero3")),
+    "large": Case(1024, 12, 32_768, 256, ("fsdp2", "deepspeed zero3")),
 }
-SPEED = Case(256, 4, 16_384, 512, ())
+SPEED = Case(128, 4, 4096, 256, ())
 
 
 def main() -> None:
@@ -110,7 +109,7 @@ class Job(NamedTuple):
 
 def print_speed(options: argparse.Namespace) -> None:
     print(
-        f"Two micro-batches of {SPEED.tokens} tokens on each of {options.ranks} ranks a step, {ROUNDS} runs of {STEPS} steps\n"
+        f"A step: two micro-batches of {SPEED.tokens} tokens on each of {options.ranks} ranks; {ROUNDS} runs of {STEPS}\n"
     )
     print("| Side | Steps/s (median, range) | CPU s of a rank per step | Peak of a rank, MiB | Norm |")
     print("| --- | --- | --- | --- | --- |")
@@ -122,15 +121,16 @@ def print_speed(options: argparse.Namespace) -> None:
         speeds = [1 / max(one) for one in zip(*(rank["wall_s"] for rank in found), strict=True)]
         cpu, peak = (max(rank[key] for rank in found) for key in ("cpu_s", "peak_mib"))
         print(
-            f"| {side} | {statistics.median(speeds):.2f} ({min(speeds):.2f}-{max(speeds):.2f}) | {cpu:.2f} | {peak:.0f} "
-            f"| {found[0]['norm']:.5f} |",
+            f"| {side} | {statistics.median(speeds):.2f} ({min(speeds):.2f}-{max(speeds):.2f}) | {cpu:.2f} "
+            f"| {peak:.0f} | {found[0]['norm']:.5f} |",
             flush=True,
         )
 
 
 def print_memory(options: argparse.Namespace) -> None:
     print(
-        "| Case | Side | Parameters | Planned MiB | Measured MiB | Plan over measured | between steps: planned | measured |"
+        "| Case | Side | Parameters | Planned MiB | Measured MiB | Plan over measured "
+        "| Between steps: planned | Measured |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in options.cases:
@@ -167,7 +167,7 @@ def run_side(options: argparse.Namespace, side: str, case: Case, rounds: int) ->
         }  # fmt: skip
         processes = []
         for rank in range(options.ranks):
-            job = Job(side, list(case), folder, rank, options.ranks, rounds)
+            job = Job(side, [*case[:-1], dict(case.settings)], folder, rank, options.ranks, rounds)
             command = [python, str(Path(__file__).resolve()), options.what, "--job", json.dumps(job._asdict())]
             log = stack.enter_context(open(Path(folder, f"log-{rank}"), "w"))
             own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(options.ranks)}
@@ -205,7 +205,7 @@ def shape_of(case: Case) -> dict[str, int]:
 def config_of(side: str, case: Case, ranks: int) -> Any:
     from trainer.config.load import parse_config
 
-    settings = {**OURS[side], **case.settings, "tokens_per_microbatch": case.tokens, "pack_tokens": case.tokens // 2}
+    settings = {**OURS[side], **case.settings, "tokens_per_microbatch": case.tokens, "pack_tokens": 256}
     text = "format: 1\nname: b\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\noptimizer: {betas: [0.9, 0.999]}\n"
     learner = json.dumps(
         {"threads": 1, "logits_mib": 64.0, **settings}
@@ -318,10 +318,8 @@ def run_ours(job: Job) -> None:
             advantages += [advantage] * sum(mask)
         tokens = tokens_of(mine).with_columns(advantage=np.array(advantages))
         used = range(len(mine))
-        batches = make_batches(
-            mine, tokens, used, pack_tokens=max(256, case.tokens // 2), tokens_per_microbatch=case.tokens
-        )
-        for step in range(1 + STEPS):
+        batches = make_batches(mine, tokens, used, pack_tokens=256, tokens_per_microbatch=case.tokens)
+        for step in range(1 + (STEPS if job.rounds > 1 else 1)):
             with clock.step(step > 0) if clock else contextlib.nullcontext():
                 metrics, _ = learner.step(batches, denominators_of(tokens, used), lr=LR, on_policy=True)
             if clock is not None and step == 0:
