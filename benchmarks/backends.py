@@ -108,9 +108,7 @@ class Job(NamedTuple):
 
 
 def print_speed(options: argparse.Namespace) -> None:
-    print(
-        f"A step: two micro-batches of {SPEED.tokens} tokens on each of {options.ranks} ranks; {ROUNDS} runs of {STEPS}\n"
-    )
+    print(f"A step: two micro-batches of {SPEED.tokens} tokens on each of {options.ranks} ranks; {ROUNDS} runs\n")
     print("| Side | Steps/s (median, range) | CPU s of a rank per step | Peak of a rank, MiB | Norm |")
     print("| --- | --- | --- | --- | --- |")
     for side in options.sides:
@@ -118,6 +116,7 @@ def print_speed(options: argparse.Namespace) -> None:
         if isinstance(found, str):
             print(f"| {side} | {found} | | | |", flush=True)
             continue
+        found = [rank[side] for rank in found]
         speeds = [1 / max(one) for one in zip(*(rank["wall_s"] for rank in found), strict=True)]
         cpu, peak = (max(rank[key] for rank in found) for key in ("cpu_s", "peak_mib"))
         print(
@@ -128,19 +127,22 @@ def print_speed(options: argparse.Namespace) -> None:
 
 
 def print_memory(options: argparse.Namespace) -> None:
+    """All cases of one python in the same processes, one after the other: starting them costs most."""
     print(
         "| Case | Side | Parameters | Planned MiB | Measured MiB | Plan over measured "
         "| Between steps: planned | Measured |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in options.cases:
-        for side in (s for s in MEMORY[name].sides if s in options.sides):
-            found = run_side(options, side, MEMORY[name], rounds=1)
-            if isinstance(found, str):
-                print(f"| {name} | {side} | | | {found} | | | |", flush=True)
-                continue
-            parameters, always, peak = planned(MEMORY[name], side, options.ranks)
-            measured, between = (max(rank[key] for rank in found) for key in ("peak_mib", "between_mib"))
+        case = MEMORY[name]
+        sides = [side for side in case.sides if side in options.sides]
+        found = run_side(options, ",".join(sides), case, rounds=1)
+        if isinstance(found, str):
+            print(f"| {name} | {', '.join(sides)} | | | {found} | | | |", flush=True)
+            continue
+        for side in sides:
+            parameters, always, peak = planned(case, side, options.ranks)
+            measured, between = (max(rank[side][key] for rank in found) for key in ("peak_mib", "between_mib"))
             print(
                 f"| {name} | {side} | {parameters / 1e6:.1f} M | {peak:.0f} | {measured:.0f} | "
                 f"{100 * (peak / measured - 1):+.0f}% | {always:.0f} | {between:.0f} |",
@@ -267,10 +269,9 @@ class Clock:
             self.cpu.append(time.process_time() - cpu)
         self.between = resident("VmRSS")
 
-    def print(self) -> None:
-        found = {"wall_s": self.wall, "cpu_s": statistics.median(self.cpu), "norm": self.norm}
-        found |= {"peak_mib": resident("VmHWM") - self.base, "between_mib": self.between - self.base}
-        print("\n" + json.dumps(found), flush=True)
+    def found(self) -> dict[str, Any]:
+        numbers = {"wall_s": self.wall, "cpu_s": statistics.median(self.cpu), "norm": self.norm}
+        return numbers | {"peak_mib": resident("VmHWM") - self.base, "between_mib": self.between - self.base}
 
 
 def run_ours(job: Job) -> None:
@@ -292,12 +293,12 @@ def run_ours(job: Job) -> None:
     distributed.init_process_group("gloo")
     ranks, case = Ranks(distributed.group.WORLD), job.shape
 
-    def play(network: Any, rows: list[Any], clock: Clock | None) -> None:
+    def play(side: str, network: Any, rows: list[Any], clock: Clock | None) -> None:
         """Take steps on this rank's share of ``rows``."""
         learner = make_learner(
             LanguageModel(network=network, tokenizer=None), loss=LossConfig(),
             optimizer=OptimizerConfig(lr=LR, betas=(0.9, 0.999), max_grad_norm=1.0), temperature=1.0,
-            settings=config_of(job.side, case, job.ranks).learner, device="cpu", ranks=ranks,
+            settings=config_of(side, case, job.ranks).learner, device="cpu", ranks=ranks,
         )  # fmt: skip
         del network
         mine, advantages = [], []
@@ -333,13 +334,17 @@ def run_ours(job: Job) -> None:
         num_attention_heads=2,
         num_key_value_heads=2,
     )
-    play(Qwen2ForCausalLM(tiny), [([i % 1000 + 2 for i in range(256)], 64, 1.0)] * (2 * job.ranks), None)
-    gc.collect()
-    clock = Clock()
-    for _ in range(job.rounds):
-        play(AutoModelForCausalLM.from_pretrained(job.folder, dtype=torch.float32), rows_of(case, job), clock)
+    found = {}
+    for side in job.side.split(","):
+        small = [([i % 1000 + 2 for i in range(256)], 64, 1.0)] * (2 * job.ranks)
+        play(side, Qwen2ForCausalLM(tiny), small, None)  # what libraries load at first use is theirs
         gc.collect()
-    clock.print()
+        clock = Clock()
+        for _ in range(job.rounds):
+            play(side, AutoModelForCausalLM.from_pretrained(job.folder, dtype=torch.float32), rows_of(case, job), clock)
+            gc.collect()
+        found[side] = clock.found()
+    print("\n" + json.dumps(found), flush=True)
     distributed.destroy_process_group()
 
 
@@ -361,7 +366,7 @@ def run_trl(job: Job) -> None:
         trainer.train()
         clock.norm = clock.norm or next(float(e["grad_norm"]) for e in trainer.state.log_history if "grad_norm" in e)
         del trainer
-    clock.print()
+    print("\n" + json.dumps({job.side: clock.found()}), flush=True)
 
 
 def run_plain_fsdp2(job: Job) -> None:
@@ -393,7 +398,7 @@ def run_plain_fsdp2(job: Job) -> None:
                 optimizer.zero_grad()
             clock.norm = clock.norm or float(norm.full_tensor())
         del model, optimizer
-    clock.print()
+    print("\n" + json.dumps({job.side: clock.found()}), flush=True)
     distributed.destroy_process_group()
 
 

@@ -155,7 +155,7 @@ def engine_of(sharded: Any) -> dict[str, Any]:
         "optimizer on the CPU": bool(getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False)),
         "weights on the CPU": bool(getattr(zero, "offload_param", False)),
         "sent in": engine.communication_data_type,
-        "added in": getattr(zero, "gradient_accumulation_dtype", None),
+        "added in": getattr(zero, "gradient_accumulation_dtype", None) or getattr(zero, "grad_acc_dtype", None),
     }
 
 

@@ -23,7 +23,7 @@ SEVEN = Qwen2Config(
     hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
     vocab_size=152_064, max_position_embeddings=32_768, tie_word_embeddings=False,
 )  # fmt: skip
-FILES = sorted((Path(__file__).parents[2] / "configs" / "cluster").glob("*.yaml"))
+FILES = sorted((Path(__file__).parents[2] / "configs" / "cluster").glob("*_8gpus.yaml"))
 NODE = Hardware(
     nodes=1, gpus=8, gpu_gib=80.0, node_gib=512.0, tflops=989.0, gpu_gib_s=3100.0, mfu=0.35
 )  # fmt: skip
@@ -73,6 +73,18 @@ def test_memory_follows_the_backend_and_its_ranks() -> None:
     assert alone / 8 < learner("deepspeed", 8, learner__stage=2) < learner("deepspeed", 8, learner__stage=1) < alone
     cut = learner("megatron", 8, learner__tensor_parallel=2, learner__pipeline_parallel=2)
     assert cut == pytest.approx(alone / 4)
+
+
+def test_shares_have_no_whole_gradients_of_micro_batches() -> None:
+    def apart(backend: str, **more: Any) -> float:
+        plan = planned(**keys(learner__backend=backend, placement__learner__ranks=8, engine__replicas=8, **more))
+        (item,) = [i for i in plan.memory.items["cuda"] if i.what == "gradients of micro-batches"]
+        return item.bytes
+
+    whole = apart("torch")
+    assert whole == 2 * planned().memory.parameters
+    assert apart("fsdp2") == apart("deepspeed", learner__stage=3) == pytest.approx(whole / 8)
+    assert apart("deepspeed", learner__stage=2) == whole
 
 
 def test_an_engine_takes_its_share_of_one_gpu() -> None:
