@@ -24,8 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +236,16 @@ def run_ours(options: argparse.Namespace, case: str) -> Any:
     return summary(options, case, times, base, norms[0])
 
 
-def padded_columns(rows: list[tuple[list[int], int, float]]) -> dict[str, Any]:
-    """The rows as TRL has them: prompts padded on the left, completions on the right, to the longest of the step."""
+def run_trl(options: argparse.Namespace, case: str) -> Any:
     import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
 
+    torch.set_num_threads(options.threads)
+    rows = make_rows(options, case)
+    micro = options.rows_per_microbatch
+    accumulation = len(rows) // micro
     longest_prompt = max(prompt for _, prompt, _ in rows)
     longest_completion = max(len(ids) - prompt for ids, prompt, _ in rows)
 
@@ -251,7 +255,7 @@ def padded_columns(rows: list[tuple[list[int], int, float]]) -> dict[str, Any]:
 
     prompts = [padded(ids[:prompt], longest_prompt, True) for ids, prompt, _ in rows]
     completions = [padded(ids[prompt:], longest_completion, False) for ids, prompt, _ in rows]
-    return {
+    batch = {
         "prompt_ids": torch.tensor([ids for ids, _ in prompts]),
         "prompt_mask": torch.tensor([mask for _, mask in prompts]),
         "completion_ids": torch.tensor([ids for ids, _ in completions]),
@@ -260,75 +264,42 @@ def padded_columns(rows: list[tuple[list[int], int, float]]) -> dict[str, Any]:
         "num_items_in_batch": torch.tensor(sum(len(ids) - prompt for ids, prompt, _ in rows)),
     }
 
-
-def trl_trainer(
-    options: argparse.Namespace, rows: list[tuple[list[int], int, float]], clock: Any, *, rank: int = 0, ranks: int = 1
-) -> Any:
-    """TRL's trainer, whose steps are on this rank's share of ``rows`` and in ``clock.step(timed)``."""
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    micro = options.rows_per_microbatch
-    accumulation = len(rows) // (micro * ranks)
-    whole = padded_columns(rows)
-    batch = {key: value[rank::ranks] if value.ndim else value for key, value in whole.items()}
-
     class Trainer(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             return dict(batch)
 
-    class Steps(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            self.open = clock.step(state.global_step > 0)
-            self.open.__enter__()
+    times: list[tuple[float, float]] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            times.append((time.perf_counter(), time.process_time()))
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.open.__exit__(None, None, None)
+            wall, cpu = times.pop()
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
 
     model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32)
-    config = GRPOConfig(
-        output_dir=str(options.folder / "trl"), use_cpu=True, bf16=False, gradient_checkpointing=False,
-        report_to="none", per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation,
-        steps_per_generation=accumulation, num_generations=micro, max_steps=1 + options.steps, learning_rate=LR,
-        lr_scheduler_type="constant", max_grad_norm=1.0, weight_decay=0.0, adam_beta2=0.999, beta=0.0,
-        temperature=1.0, logging_steps=1, save_strategy="no", disable_tqdm=True,
-        max_completion_length=whole["completion_ids"].shape[1],
-    )  # fmt: skip
-    return Trainer(
-        model=model,
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=config,
-        train_dataset=Dataset.from_list([{"prompt": "w2"}] * len(rows)),
-        processing_class=AutoTokenizer.from_pretrained(options.folder),
-        callbacks=[Steps()],
-    )
-
-
-class _Times:
-    """(wall, CPU) seconds of each step."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[float, float]] = []
-
-    @contextmanager
-    def step(self, timed: bool) -> Iterator[None]:
-        started = time.perf_counter(), time.process_time()
-        yield
-        self.found.append((time.perf_counter() - started[0], time.process_time() - started[1]))
-
-
-def run_trl(options: argparse.Namespace, case: str) -> Any:
-    import torch
-
-    torch.set_num_threads(options.threads)
-    times = _Times()
-    trainer = trl_trainer(options, make_rows(options, case), times)
-    base = resident_mib()
-    trainer.train()
+    with tempfile.TemporaryDirectory() as output:
+        config = GRPOConfig(
+            output_dir=output, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+            per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation,
+            steps_per_generation=accumulation, num_generations=micro, max_steps=1 + options.steps, learning_rate=LR,
+            lr_scheduler_type="constant", max_grad_norm=1.0, weight_decay=0.0, adam_beta2=0.999, beta=0.0,
+            temperature=1.0, logging_steps=1, save_strategy="no", disable_tqdm=True,
+            max_completion_length=longest_completion,
+        )  # fmt: skip
+        trainer = Trainer(
+            model=model,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": "w2"}] * len(rows)),
+            processing_class=AutoTokenizer.from_pretrained(options.folder),
+            callbacks=[Clock()],
+        )
+        base = resident_mib()
+        trainer.train()
     norm = next(entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry)
-    return summary(options, case, times.found, base, float(norm))
+    return summary(options, case, times, base, float(norm))
 
 
 SIDES = {"ours": run_ours, "trl": run_trl}
