@@ -11,13 +11,14 @@ import multiprocessing.forkserver
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-__all__ = ["Forked", "roll_train"]
+__all__ = ["Forked", "chosen_names", "roll_train"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -73,6 +74,13 @@ def _run(function: Callable[..., int | None], arguments: tuple[Any, ...], log: P
     torch.set_num_threads(1)
     torch.manual_seed(time.monotonic_ns() % 2**32)  # a process of its own would not begin like another one either
     sys.exit(function(*arguments))
+
+
+def chosen_names(request: pytest.FixtureRequest, names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that tests of this module were chosen with (``-k``), for a fixture that all of them share."""
+    items = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    there = {item.callspec.params.get("name") for item in items if hasattr(item, "callspec")}
+    return [name for name in names if name in there]
 
 
 def roll_train(*arguments: str, log: Path) -> Forked:

@@ -2,11 +2,13 @@
 
 ``python tests/trainer/oracle_faults.py [number or part of a name ...]`` plants them one at a time in a copy of the
 working tree and runs the quick tests. A fault counts as noticed when an assertion fails; an error of another kind, a
-text that is no longer there, or a tree whose tests fail without a fault is reported and makes the exit status 1.
+text that is no longer there, or a tree whose tests fail without a fault is reported and makes the exit status 1. Faults
+of the learner's backends are in ``backend_faults.py``.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import sys
@@ -19,7 +21,6 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("tests/trainer/test_oracle.py", "tests/trainer/test_loop_wiring.py")
 
 
 class Fault(NamedTuple):
@@ -28,6 +29,20 @@ class Fault(NamedTuple):
     text: str
     """Occurs once in the file."""
     planted: str
+    only: str = ""
+    """Which tests are likely to notice it, as for pytest's ``-k``; all where empty."""
+
+
+class Suite(NamedTuple):
+    """Tests that are to notice faults."""
+
+    files: tuple[str, ...]
+    marks: str = "not slow"
+    only: str = ""
+    """As that of a fault, for faults that have none."""
+
+
+ORACLE = Suite(("tests/trainer/test_oracle.py", "tests/trainer/test_loop_wiring.py"))
 
 
 UPDATE, LOOP, SOURCE = "trainer/run/update.py", "trainer/run/loop.py", "trainer/rollout/source.py"
@@ -617,19 +632,33 @@ class _FirstFailure:
             self.message = f"{report.nodeid.rpartition('::')[2]}: {said.splitlines()[0]}"
 
 
-def _run(copy: Path, loop: bool) -> str:
+def _run(copy: Path, suite: Suite, only: str) -> str:
     """What the first test to fail says; empty when all pass."""
     os.chdir(copy)
     sys.path[:0] = [str(copy), str(copy / "tests" / "trainer")]
     found = _FirstFailure()
-    files = TESTS[::-1] if loop else TESTS  # those that are likely to notice first
+    forks = multiprocessing.get_context("fork")  # of this process, which has loaded everything
+    multiprocessing.get_context = lambda method=None: forks  # type: ignore[assignment]
     quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins were loaded before the fork
-    options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(copy)]
-    code = pytest.main([*options, *quiet, *files], plugins=[found])
+    options = [
+        "-x",
+        "-q",
+        "-m",
+        suite.marks,
+        "-k",
+        only,
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--rootdir",
+        str(copy),
+    ]
+    code = pytest.main([*options, *quiet, *suite.files], plugins=[found])
     return found.message if found.message or code == 0 else f"pytest ended with {code!r}"
 
 
-def _in_a_process(copy: Path, loop: bool) -> str:
+def _in_a_process(copy: Path, suite: Suite, only: str = "") -> str:
     """:func:`_run` in a fork, so that the libraries are loaded once and the trainer anew."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -638,7 +667,7 @@ def _in_a_process(copy: Path, loop: bool) -> str:
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         try:
-            said = _run(copy, loop)
+            said = _run(copy, suite, only)
         except BaseException as error:
             said = f"the runner failed: {error!r}"
         os.write(writing, said.encode()[:2000])
@@ -650,14 +679,16 @@ def _in_a_process(copy: Path, loop: bool) -> str:
     return said
 
 
-def _verdict(fault: Fault, copy: Path) -> str:
+def _verdict(fault: Fault, copy: Path, suite: Suite) -> str:
     path = copy / fault.path
     source = path.read_text()
     if source.count(fault.text) != 1:
         return f"its text stands {source.count(fault.text)} times in {fault.path}"
     path.write_text(source.replace(fault.text, fault.planted))
+    if fault.path in (LOOP, SOURCE, SCHEDULER):  # those that are likely to notice first
+        suite = suite._replace(files=suite.files[::-1])
     try:
-        said = _in_a_process(copy, fault.path in (LOOP, SOURCE, SCHEDULER))
+        said = _in_a_process(copy, suite, fault.only or suite.only)
     finally:
         path.write_text(source)
     if not said:
@@ -665,34 +696,36 @@ def _verdict(fault: Fault, copy: Path) -> str:
     return ("noticed" if ": AssertionError" in said or ": assert " in said else "NO ASSERTION") + f" by {said[:150]}"
 
 
-def main(chosen: Sequence[str]) -> int:
-    """Plant the chosen faults (all, without a choice); how many were not noticed by an assertion."""
+def plant(faults: Sequence[Fault], chosen: Sequence[str], suite: Suite) -> int:
+    """Plant the ``chosen`` ones of ``faults`` (all, without a choice), by their numbers or parts of their names; how
+    many were not noticed by an assertion of ``suite``."""
     import peft
+    import torch.distributed.fsdp
     import transformers  # loaded before the forks
 
-    del peft, transformers
+    del peft, torch, transformers
     sys.dont_write_bytecode = True
     wanted: list[tuple[int, Any]] = [
         (i, f)
-        for i, f in enumerate(FAULTS)
+        for i, f in enumerate(faults)
         if not chosen or any(c == str(i) if c.isdigit() else c in f.name for c in chosen)
     ]
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "models", "__pycache__"))
-        said = _in_a_process(copy, loop=True)
+        said = _in_a_process(copy, suite, suite.only)
         if said:
             print(f"without a fault the tests fail: {said}")
             return 1
         for number, fault in wanted:
             started = time.monotonic()
-            verdict = _verdict(fault, copy)
+            verdict = _verdict(fault, copy, suite)
             missed += not verdict.startswith("noticed")
             print(f"{number:3} {fault.name}: {verdict} ({time.monotonic() - started:.0f} s)", flush=True)
     print(f"{len(wanted) - missed} of {len(wanted)} faults noticed")
-    return min(missed, 1)
+    return missed
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(min(plant(FAULTS, sys.argv[1:], ORACLE), 1))

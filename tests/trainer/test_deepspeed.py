@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from episode_builders import batches_of, counted
-from forked import Forked
+from forked import Forked, chosen_names
 from loop_runs import assert_same_curve, run, without_times
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -46,18 +46,18 @@ cluster = [
 ]
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "stage 1": {"stage": 1},
-    "stage 2": {"stage": 2},
-    "stage 3": {"stage": 3, "param_persistence_threshold": 0, "gradient_checkpointing": True},
-    "stage 3, offload": {
+    "zero1": {"stage": 1},
+    "zero2": {"stage": 2},
+    "zero3": {"stage": 3, "param_persistence_threshold": 0, "gradient_checkpointing": True},
+    "zero3-offload": {
         "stage": 3,
         "param_persistence_threshold": 1000,
         "offload_optimizer": True,
         "offload_param": True,
     },
-    "stage 1, half": {"stage": 1, "precision": "bfloat16"},
-    "stage 2, half, offload": {"stage": 2, "precision": "bfloat16", "offload_optimizer": True},
-    "stage 3, half": {"stage": 3, "precision": "bfloat16", "param_persistence_threshold": 0},
+    "zero1-half": {"stage": 1, "precision": "bfloat16"},
+    "zero2-half-offload": {"stage": 2, "precision": "bfloat16", "offload_optimizer": True},
+    "zero3-half": {"stage": 3, "precision": "bfloat16", "param_persistence_threshold": 0},
 }
 DEALS = (([0, 3, 8], [1, 2, 4, 5, 6, 7]), ([*range(9)], []), ([2, 5], [0, 1, 3, 4, 6, 7, 8]))
 """Sequences of each rank, by step; uneven numbers of micro-batches, and none."""
@@ -75,7 +75,7 @@ class Run:
         self.learner = kind(
             model,
             loss=LossConfig(entropy_coef=0.01, kl_coef=0.1),
-            optimizer=OptimizerConfig(lr=1e-3, max_grad_norm=0.5, weight_decay=0.1, skip_norm=50.0),
+            optimizer=OptimizerConfig(lr=5e-3, max_grad_norm=0.5, weight_decay=0.1, skip_norm=50.0),
             temperature=0.7,
             settings=settings,
             ranks=ranks,
@@ -147,6 +147,18 @@ def policy_of(found: Mapping[str, Any], key: str = "weights") -> dict[str, torch
     return {name: w for name, w in found[key].items() if not name.startswith(("body.", "head."))}
 
 
+def engine_of(sharded: Any) -> dict[str, Any]:
+    """What DeepSpeed itself says that it does."""
+    engine, zero = sharded._engine, sharded._zero
+    return {
+        "stage": engine.zero_optimization_stage(),
+        "optimizer on the CPU": bool(getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False)),
+        "weights on the CPU": bool(getattr(zero, "offload_param", False)),
+        "sent in": engine.communication_data_type,
+        "added in": getattr(zero, "gradient_accumulation_dtype", None) or getattr(zero, "grad_acc_dtype", None),
+    }
+
+
 def all_scenes(ranks: Ranks, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """What happens with the settings ``given``; ``known`` is what the PyTorch learner found in one process."""
     settings = DeepSpeedSettings(**given)
@@ -156,6 +168,7 @@ def all_scenes(ranks: Ranks, given: Mapping[str, Any], known: Mapping[str, Any])
     found["trained"] = sum(p.numel() for p in tiny_model().network.parameters())
     found["share"] = sum(share.numel() for share in sharded._shares())
     found["held"] = sum(p.numel() for p in sharded._trained)
+    found["engine"] = engine_of(sharded)
 
     # Steps that are refused, for a gradient that is not finite on one rank, and for one that is too large.
     deal = DEALS[0][ranks.rank]
@@ -194,7 +207,8 @@ def rank_process(rank: int, folder: str) -> None:
     ranks = Ranks(distributed.group.WORLD)
     known = torch.load(Path(folder) / "known.pt")
     found = {
-        name: all_scenes(ranks, given, known[given.get("precision", "float32")]) for name, given in SETTINGS.items()
+        name: all_scenes(ranks, SETTINGS[name], known[SETTINGS[name].get("precision", "float32")])
+        for name in known["names"]
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
@@ -210,10 +224,12 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def together(alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def together(
+    request: pytest.FixtureRequest, alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """What each of two processes found, by settings."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    torch.save(alone, folder / "known.pt")
+    torch.save({"names": chosen_names(request, SETTINGS), **alone}, folder / "known.pt")
     processes = [Forked(rank_process, rank, str(folder), log=folder / f"log-{rank}") for rank in range(2)]
     statuses = [process.wait(600) for process in processes]
     assert statuses == [0, 0], "".join((folder / f"log-{rank}").read_text()[-4000:] for rank in range(2))
@@ -288,6 +304,15 @@ class TestTwoRanks:
             assert found[name]["held"] == trained if whole else found[name]["held"] < 0.3 * trained
             assert found[name]["freed"] or not whole  # DeepSpeed keeps hold of modules of stage 3
 
+    def test_deepspeed_does_what_the_settings_say(self, name: str, together: list[dict[str, Any]]) -> None:
+        """Also what numbers on a CPU do not show: where shares are, and in what precision gradients are added."""
+        for found in (rank[name]["engine"] for rank in together):
+            assert found["stage"] == SETTINGS[name]["stage"]
+            assert found["optimizer on the CPU"] == ("offload_optimizer" in SETTINGS[name])
+            assert found["weights on the CPU"] == ("offload_param" in SETTINGS[name])
+            if SETTINGS[name].get("precision") == "bfloat16":
+                assert (found["sent in"], found["added in"]) == (torch.float32, torch.float32)
+
 
 class TestOneRank:
     """In the process of who asks for it."""
@@ -305,6 +330,8 @@ class TestOneRank:
         load_weights(model.network, weights.items())
         learner.load_optimizer_state(state)
         assert all(torch.equal(w, weights[n]) for n, w in learner.weights())
+        learner.load_optimizer_state({**state, "skipped": 2})
+        assert learner.optimizer_state()["skipped"] == 2
         with pytest.raises(CheckpointError, match="lora_rank"):
             learner.load_optimizer_state({**state, "lora": {}})
         with pytest.raises(CheckpointError, match="2 optimisers"):

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from episode_builders import batches_of, counted
-from forked import Forked
+from forked import Forked, chosen_names
 from test_learner import some_rows
 from tiny import tiny_model
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
 from trainer.config.load import parse_config
-from trainer.learner import Learner, make_learner
+from trainer.learner import Learner, fsdp2, make_learner
 from trainer.learner.gradients import Ranks
+from trainer.learner.steps import skeleton_of
 from trainer.model.context import check_heads
 from trainer.model.forward import load_weights
 
@@ -129,6 +133,7 @@ def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dic
         "current": sum(float(x.sum()) for x in learner.score(batches)),
         "numbers": held(learner),
         "widths": widths,
+        "dtypes": {(p.requires_grad, p.dtype) for p in getattr(learner, "_network").parameters()},  # noqa: B009
     }
 
 
@@ -165,12 +170,21 @@ def rank_process(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     ranks = Ranks(distributed.group.WORLD)
     found: dict[str, Any] = {}
-    for name, scene in SCENES.items():
+    for name in saved:
+        scene = SCENES[name]
         found[name] = played("fsdp2", scene, ranks, scene.dealt[rank])
         found[name]["resumed"] = resumed("fsdp2", scene, ranks, scene.dealt[rank], saved[name])
+    whole, cut = fsdp2.fully_shard, list[tuple[str, Any]]()
+
+    def noted(module: Any, **named: Any) -> Any:
+        cut.append((type(module).__name__, named["mp_policy"]))
+        return whole(module, **named)
+
+    fsdp2.fully_shard = noted  # type: ignore[assignment]
     other = learner_of("fsdp2", Scene({"precision": "bfloat16"}), ranks)
+    fsdp2.fully_shard, found["cut"] = whole, [(name, policy.param_dtype, policy.reduce_dtype) for name, policy in cut]
     try:
-        other.load_optimizer_state(saved["uneven"]["state"] if rank == 0 else {})
+        other.load_optimizer_state(next(iter(saved.values()))["state"] if rank == 0 else {})
     except CheckpointError as error:
         found["refused"] = str(error)
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -178,8 +192,8 @@ def rank_process(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return {name: played("torch", scene, Ranks(), range(9)) for name, scene in SCENES.items()}
+def alone(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {name: played("torch", SCENES[name], Ranks(), range(9)) for name in chosen_names(request, SCENES)}
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +229,8 @@ def test_two_ranks_take_the_steps_of_one(together: list[dict[str, Any]], alone: 
         near(rank[name]["weights"], alone[name]["weights"], 1e-6)
     for key in ("reference", "current"):
         assert sum(rank[name][key] for rank in together) == pytest.approx(alone[name][key], rel=1e-6)
+    losses = [one["critic/loss"] for one in together[0][name]["metrics"]]
+    assert losses[1] != losses[0]  # of the same targets: it was stepped
     skipped = [one["learner/skipped_steps"] for one in together[0][name]["metrics"]]
     assert skipped == [0.0, float(bool(SCENES[name].spoil))]
 
@@ -234,6 +250,10 @@ def test_no_rank_holds_the_model(together: list[dict[str, Any]], name: str) -> N
     shares = [rank[name]["numbers"] for rank in together]
     assert shares[0][1] == shares[1][1] == sum(own for own, _ in shares)
     assert max(own for own, _ in shares) < 0.51 * shares[0][1]
+    held_as = {(True, torch.float32)}
+    if SCENES[name].settings.get("lora_rank"):
+        held_as.add((False, torch.float32 if name in EXACT else torch.bfloat16))
+    assert together[0][name]["dtypes"] == held_as
 
 
 def test_context_parallel_ranks_run_a_slice_of_each_micro_batch(
@@ -256,6 +276,14 @@ def test_a_checkpoint_goes_on_under_the_other_backend(
         near(rank[name]["resumed"], wanted, relative)
     assert together[1][name]["state"] == together[1][name]["critic state"] == {}
     near(resumed("torch", scene, Ranks(), range(9), together[0][name]), wanted, relative)
+
+
+def test_layers_are_cut_one_by_one_and_gradients_are_summed_in_float32(together: list[dict[str, Any]]) -> None:
+    for rank in together:
+        names, computed, summed = zip(*rank["cut"], strict=True)
+        assert names == ("LlamaDecoderLayer", "LlamaDecoderLayer", "ScoreModule")
+        assert set(computed) == {torch.bfloat16}
+        assert set(summed) == {torch.float32}
 
 
 def test_a_state_of_another_precision_is_refused_by_all(together: list[dict[str, Any]]) -> None:
@@ -286,6 +314,26 @@ def test_context_parallel_divides_the_heads() -> None:
     check_heads(config, 4)
     with pytest.raises(ConfigError, match=r"context_parallel 3 does not divide the model's num_attention_heads, 4"):
         check_heads(config, 3)
+
+
+def test_offload_is_of_all_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch is told; nothing is run on the device."""
+    given: list[Any] = []
+
+    def told(module: Any, **named: Any) -> Any:
+        given.append(named["offload_policy"])
+        return SimpleNamespace(
+            set_gradient_divide_factor=lambda factor: None, set_force_sum_reduction_for_comms=lambda on: None
+        )
+
+    monkeypatch.setattr(fsdp2, "fully_shard", told)
+    monkeypatch.setattr(DeviceMesh, "from_group", lambda *_: None)
+    for name, value in (("is_initialized", True), ("get_rank", 0), ("new_group", None)):
+        monkeypatch.setattr(distributed, name, lambda *_, value=value, **__: value)
+    network = skeleton_of(tiny_model().network)
+    fsdp2.ShardedRanks(None, torch.device("cuda"), cpu_offload=True).shard(network, torch.float32)
+    assert [type(policy) for policy in given] == [CPUOffloadPolicy] * 3
+    assert {p.device.type for p in network.parameters()} == {"cpu"}
 
 
 def test_offload_needs_cuda() -> None:

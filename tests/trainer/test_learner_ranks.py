@@ -37,7 +37,8 @@ from trainer.model.forward import weights_of
 
 BASE = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nsampling: {temperature: 0.7}\n"
 SETTINGS = (
-    "optimizer: {lr: 1.0e-3, max_grad_norm: 0.5}\nloss: {entropy_coef: 0.01, kl_coef: 0.1}\ncritic: {lr: 1.0e-3}\n"
+    "optimizer: {lr: 1.0e-3, max_grad_norm: 0.5}\nloss: {entropy_coef: 0.01, kl_coef: 0.1}\n"
+    "critic: {lr: 1.0e-3, clip: null}\n"
 )
 
 
@@ -125,7 +126,7 @@ def some_steps(learner: Learner, critic: Critic, reference: Scorer) -> dict[str,
         plain = batches_of(rows, given, pack_tokens=20, tokens_per_microbatch=60)
         scored = [t.clone() for t in reference.score(plain)]
         batches = [replace(batch, reference_logp=logp) for batch, logp in zip(plain, scored, strict=True)]
-        metrics, before = learner.step(batches, own, lr=1e-3)
+        metrics, before = learner.step(batches, own, lr=1e-3, on_policy=step == 2)
         values = critic.score(plain)
         targets = batches_of(
             rows, pack_tokens=20, tokens_per_microbatch=20,
@@ -195,6 +196,18 @@ def test_one_rank_gives_the_numbers_of_this_process() -> None:
         learner.load_optimizer_state({**learner.optimizer_state(), "lora": {}})
     again = RankedLearner(crew, config, model, warm_start=True, threads=1)
     assert all(torch.equal(weight, fresh[name]) for name, weight in again.weights()), "another phase begins anew"
+    batches = some_batches()
+    warming = make_phase_learner(config, tiny_model(), warm_start=True, threads=1).score(batches)
+    assert all(close(a, b) for a, b in zip(again.score(batches), warming, strict=True)), "at the warm start's settings"
+
+
+def test_a_reference_that_stays_has_no_weights_beside_adapters() -> None:
+    pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    config = config_of(more=f"{SETTINGS}learner: {{lora_rank: 2}}\n")
+    learner = RankedLearner(Crew(QueueLinks([Rank(0, 1)]), 60), config, tiny_model(), warm_start=False, threads=1)
+    assert list(learner.reference(fixed=True).weights()) == []
+    names = {name for name, _ in weights_of(tiny_model().network)}
+    assert {name for name, _ in learner.reference(fixed=False).weights()} == names
 
 
 def test_ranks_of_a_machine_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen3MoeConfig
 
 from roll_envs.errors import ConfigError
 from trainer.cli import MISTAKE, main
@@ -24,7 +24,13 @@ SEVEN = Qwen2Config(
     hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
     vocab_size=152_064, max_position_embeddings=32_768, tie_word_embeddings=False,
 )  # fmt: skip
-FILES = sorted((Path(__file__).parents[2] / "configs" / "cluster").glob("*.yaml"))
+THIRTY = Qwen3MoeConfig(
+    hidden_size=2048, intermediate_size=6144, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4,
+    head_dim=128, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, vocab_size=151_936,
+    decoder_sparse_step=1, tie_word_embeddings=False,
+)  # fmt: skip
+FOLDER = Path(__file__).parents[2] / "configs" / "cluster"
+FILES = sorted(FOLDER.glob("*_8gpus.yaml"))
 NODE = Hardware(
     nodes=1, gpus=8, gpu_gib=80.0, node_gib=512.0, tflops=989.0, gpu_gib_s=3100.0, mfu=0.35
 )  # fmt: skip
@@ -99,6 +105,18 @@ def test_memory_follows_the_backend_and_its_ranks() -> None:
     assert cut == pytest.approx(alone / 4)
 
 
+def test_shares_have_no_whole_gradients_of_micro_batches() -> None:
+    def apart(backend: str, **more: Any) -> float:
+        plan = planned(**keys(learner__backend=backend, placement__learner__ranks=8, engine__replicas=8, **more))
+        (item,) = [i for i in plan.memory.items["cuda"] if i.what == "gradients of micro-batches"]
+        return item.bytes
+
+    whole = apart("torch")
+    assert whole == 2 * planned().memory.parameters
+    assert apart("fsdp2") == apart("deepspeed", learner__stage=3) == pytest.approx(whole / 8)
+    assert apart("deepspeed", learner__stage=2) == whole
+
+
 def test_an_engine_takes_its_share_of_one_gpu() -> None:
     plan = planned(**keys(placement__learner__ranks=4, engine__replicas=4, engine__gpu_memory_utilization=0.3))
     (served,) = [i for i in plan.memory.items["cuda"] if i.owner == "engine"]
@@ -140,6 +158,23 @@ def test_files_for_eight_gpus_fit_them(path: Path) -> None:
         ConfigError, match=r"learner\.devices .*: the planned cluster has no GPU 4 \(it has 4, 0 to 3\)"
     ):
         plan_cluster(config, shape, replace(NODE, gpus=4), tokens=1_000_000)
+
+
+@pytest.mark.slow
+def test_thirty_billion_weights_fit_four_nodes() -> None:
+    experts = FOLDER / "sokoban_qwen3_30b_a3b_4nodes.yaml"
+    hardware = replace(NODE, nodes=4, node_gib=1024.0)
+    plan = plan_cluster(load_config(experts), THIRTY, hardware, tokens=1_000_000)
+    assert not plan.colocated
+    assert plan.seats[:24] == tuple((f"learner {i}",) for i in range(24))
+    assert plan.seats[24:] == tuple((f"engine {i // 4}",) for i in range(8))
+    assert plan.memory.parameters == pytest.approx(30.5e9, rel=0.01)
+    assert plan.memory.peak("cuda")[1] < plan.memory.free["cuda"]
+    with pytest.raises(ConfigError, match="32 GPUs are needed"):
+        plan_cluster(load_config(experts), THIRTY, replace(hardware, nodes=3), tokens=1_000_000)
+    cut_less = load_config(experts, ["learner.pipeline_parallel=4"])
+    with pytest.raises(ConfigError, match="not enough memory"):
+        plan_cluster(cut_less, THIRTY, hardware, tokens=1_000_000)
 
 
 def test_experts_that_a_token_does_not_meet_cost_no_time() -> None:

@@ -239,7 +239,8 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     held = backend.shares(part_settings(settings, backend), ranks)
     item = partial(Item, "learner")
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
-    apart = (counted.trained * (2 if half else 4)) * (threads if half or threads > 1 else 0)
+    # Of weights that are held in shares a rank has no other gradients.
+    apart = counted.trained * (2 if half else 4) * (threads if half or threads > 1 else 0) * held.weights
     items = [
         item("weights", counted.weights * held.weights, keys=precise),
         item(
