@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from trainer.cluster.ranked import make_phase_learner
 from trainer.config import CriticConfig
 from trainer.config.load import parse_config
 from trainer.learner.gradients import Ranks
+from trainer.learner.snapshot import SavedFiles, Share
 from trainer.model.forward import load_weights
 from trainer.model.network import LanguageModel, choose_device
 
@@ -46,6 +48,8 @@ class Rank:
         self._rank, self._count, self._host = rank, count, host
         self._ranks = Ranks()
         self._parts: dict[str, Any] = {}
+        self._share: Share | None = None
+        self._writing: threading.Thread | None = None
 
     def meet(self) -> tuple[str, int] | None:
         """Where the ranks shall meet: rank 0 listens there from now on."""
@@ -113,6 +117,38 @@ class Rank:
         """The state of a part's optimiser, on rank 0; the others take part and give nothing."""
         state: dict[str, Any] = self._parts[name].optimizer_state()
         return {} if self._rank else state
+
+    # -- checkpoints: folders that all ranks see ---------------------------------------------------------------------
+
+    def sees(self, folder: Path) -> bool:
+        return folder.is_dir()
+
+    def snapshot(self, networks: dict[str, PartName], trained: dict[str, PartName]) -> dict[str, Any]:
+        """Copy this rank's share of a checkpoint: of the weights of ``networks`` and the states of ``trained``, which
+        are parts by their names in it. The states without numbers, from rank 0."""
+        if self._writing is not None:
+            self._writing.join()  # the driver has waited for its end
+        self._share = Share(self._rank, self._count)
+        for name, part in networks.items():
+            self._share.add_weights(name, self._parts[part].weights())
+        states = {
+            name: self._share.add_state(name, self._parts[part].optimizer_state) for name, part in trained.items()
+        }
+        return {} if self._rank else states
+
+    def write_share(self, folder: Path) -> None:
+        """Begin to write the share into ``folder``; :func:`trainer.learner.snapshot.notes_of` tells when it is done."""
+        assert self._share is not None
+        self._writing = self._share.write(folder)
+
+    def load_share(self, files: SavedFiles, networks: dict[str, PartName], trained: dict[str, PartName]) -> None:
+        """Take weights and states from a checkpoint's files, of which this rank reads what it needs."""
+        for name, part in networks.items():
+            self._parts[part].load_weights(files.weights(name))
+        if trained:
+            states = files.training()["optimizer"]
+            for name, part in trained.items():
+                self._parts[part].load_optimizer_state(states[name])
 
 
 def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callable[[memoryview], None]) -> None:

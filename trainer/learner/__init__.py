@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.data.batches import Batch, Denominators
     from trainer.learner.gradients import Ranks
+    from trainer.learner.snapshot import Keep
     from trainer.model.network import LanguageModel
 
 __all__ = [
@@ -59,7 +60,7 @@ class Critic(Scorer, Protocol):
 
     def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics: ...
 
-    def optimizer_state(self) -> dict[str, Any]: ...
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]: ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
 
@@ -84,8 +85,12 @@ class Learner(Protocol):
         """
         ...
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Everything beside the weights that the next step depends on: tensors and plain values."""
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """Everything beside the weights that the next step depends on: tensors and plain values, whole on rank 0.
+
+        With ``keep``, which is asked for each whole tensor on all ranks in the same order, every rank has the same tree
+        of copies on the CPU, where those that it does not keep are on the meta device.
+        """
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
