@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +31,8 @@ from trainer.cluster.frames import Answer, Call, Failure, Item, Stream, Where, p
 from trainer.cluster.ranked import make_phase_learner
 from trainer.config import CriticConfig
 from trainer.config.load import parse_config
+from trainer.config.parts import BACKENDS, part_settings
+from trainer.learner import BackendPart
 from trainer.learner.gradients import Ranks
 from trainer.learner.snapshot import SavedFiles, Share
 from trainer.model.forward import load_weights
@@ -85,14 +88,19 @@ class Rank:
         torch.set_num_threads(threads)
         self._parts.clear()  # before the next ones take memory
         gc.collect()
-        with no_init_weights():
+        config = parse_config(text)
+        part: BackendPart = BACKENDS.find(config.learner.backend)
+        fills = part.fills(part_settings(config.learner, part))
+        with no_init_weights(), _without_memory() if fills else nullcontext():
             network = AutoModelForCausalLM.from_config(model_config, attn_implementation="sdpa").float()
         network.tie_weights()  # which waits for first weights otherwise
-        load_weights(network, weights, "the driver's stream")
+        if not fills:
+            load_weights(network, weights, "the driver's stream")
         model = LanguageModel(network=network, tokenizer=None)  # learners have no use for one
-        self._parts["learner"] = make_phase_learner(
-            parse_config(text), model, warm_start=warm_start, threads=threads, ranks=self._ranks
-        )
+        learner: Any = make_phase_learner(config, model, warm_start=warm_start, threads=threads, ranks=self._ranks)
+        if fills:
+            learner.load_weights(weights)
+        self._parts["learner"] = learner
 
     def add_critic(self, settings: dict[str, Any]) -> None:
         """A critic of the configuration's class, with these ``settings``."""
@@ -149,6 +157,24 @@ class Rank:
             states = files.training()["optimizer"]
             for name, part in trained.items():
                 self._parts[part].load_optimizer_state(states[name])
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Weights of modules that are made here are on the meta device; buffers, such as angles of positions, have their
+    numbers."""
+    register = torch.nn.Module.register_parameter
+
+    def registered(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = registered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callable[[memoryview], None]) -> None:

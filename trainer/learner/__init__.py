@@ -141,6 +141,10 @@ def _everything(settings: Any, ranks: int) -> Shares:
     return Shares()
 
 
+def _never(settings: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackendPart(Part):
     """A learner backend that ``learner.backend`` chooses."""
@@ -149,6 +153,9 @@ class BackendPart(Part):
     """Its ``settings`` are an instance of the part's own settings."""
     shares: Callable[[Any, int], Shares] = _everything
     """What each of so many ranks holds with these settings."""
+    fills: Callable[[Any], bool] = _never
+    """Whether its learner can be made of a network whose weights have no memory (the meta device), and has a
+    ``load_weights`` that takes them as a stream: then no rank holds the whole model, not at the start either."""
 
 
 def make_learner(
@@ -299,5 +306,9 @@ def _shares_of_shards(settings: FSDP2Settings, ranks: int) -> Shares:
     return Shares(weights=1 / ranks, gradients=1 / ranks, optimizer=1 / ranks)
 
 
-FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards)
+def _without_adapters(settings: FSDP2Settings) -> bool:
+    return not settings.lora_rank
+
+
+FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards, fills=_without_adapters)
 """PyTorch FSDP2: weights, gradients and the state of the optimiser are cut into one shard for each rank."""

@@ -3,9 +3,10 @@
 A layer's weights are gathered when it is run, forward and backward, and dropped behind it; gradients are summed and
 sharded in backward (``torch.distributed.fsdp.fully_shard``; Zhao et al. 2023, arXiv:2304.11277). Every number is the
 plain learner's: it takes the same steps on shards. Left out: shards over only some of the ranks, tensor and context
-parallelism, and checkpoints written by several ranks.
+parallelism.
 
-Each rank is given the whole model, in the CPU's memory, and keeps its shards of it.
+A model may be given without memory (on the meta device); its shards are then cut of a stream of weights, so that no
+rank ever holds the whole. With adapters each rank is given the whole model, in the CPU's memory.
 """
 
 from __future__ import annotations
@@ -279,6 +280,14 @@ class ShardedLearner(TorchLearner):
         """Names and whole weights in Hugging Face form, gathered one at a time: all ranks must iterate to the end."""
         dtype = DTYPES[self._settings.precision]
         return ((name, self._ranks.whole(value, dtype)) for name, value in super().weights())
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take first weights, the same on all ranks, in the precision that is run; there are no adapters.
+
+        Raises :class:`CheckpointError` when they do not fit.
+        """
+        dtype = DTYPES[self._settings.precision]
+        self._ranks.load(self._network, ((name, value.to(dtype)) for name, value in weights), "the driver's stream")
 
     def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
         """The state as :class:`TorchLearner` has it, whatever the number of ranks: whole tensors on the CPU of rank 0
