@@ -250,3 +250,32 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     assert equal(dict(loaded.others["reference"]()), dict(reference.weights()))
     assert not ranks.restore(loaded.files.__class__(tmp_path / "elsewhere"), [], []), "a folder that is not seen"
     assert json.loads((next(tmp_path.iterdir()) / "manifest.json").read_text())["format"] == 3
+
+
+@pytest.mark.slow
+def test_two_ranks_of_shards_begin_without_memory_and_come_back(tmp_path: Path) -> None:
+    """Ranks of fsdp2 learn what one process learns, save beside the next step, and are put back to what was saved."""
+    alone, critic = parts_here()
+    teach(alone, critic)
+    more = "critic: {lr: 1.0e-3}\nlearner: {backend: fsdp2, device: cpu}\n"
+    with LearnerRanks(config_of("{ranks: 2}", more)) as ranks:
+        learner: Any = ranks.learner(tiny_model(), warm_start=False, threads=1)
+        own = learner.critic(CONFIG.critic)
+        teach(learner, own)
+        saver = Saver(tmp_path, CheckpointConfig(asynchronous=True), ranks)
+        with saver:
+            saver.save(state_of(1, learner, own), {"policy": learner, "critic": own})
+            teach(learner, own)
+        loaded = load_checkpoint(tmp_path)
+        assert loaded.files is not None
+        assert len(loaded.files.shares) == 2
+        for found, wanted in ((loaded.model, alone), (loaded.others["critic"], critic)):
+            weights = dict(found())
+            assert weights.keys() == dict(wanted.weights()).keys()
+            assert all(torch.allclose(weights[name], value, atol=1e-5) for name, value in wanted.weights())
+        moved = learner.optimizer_state()["parts"][0]["state"][0]["step"]
+        assert ranks.restore(loaded.files, ["critic"], ["policy", "critic"])
+        assert (float(moved), float(learner.optimizer_state()["parts"][0]["state"][0]["step"])) == (2.0, 1.0)
+        assert equal(learner.optimizer_state(), dict(loaded.optimizer["policy"]))
+        assert equal(own.optimizer_state(), dict(loaded.optimizer["critic"]))
+        assert equal(dict(own.weights()), dict(loaded.others["critic"]()))
