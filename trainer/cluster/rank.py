@@ -170,7 +170,7 @@ def _without_memory() -> Iterator[None]:
             parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    torch.nn.Module.register_parameter = registered  # type: ignore[method-assign]
+    torch.nn.Module.register_parameter = registered  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
