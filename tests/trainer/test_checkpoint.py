@@ -179,8 +179,11 @@ def edit_manifest(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         (lambda p: (p / "manifest.json").write_text('{"format"'), r"manifest\.json cannot be read \("),
         (lambda p: (p / "manifest.json").write_text("[]"), r"manifest\.json cannot be read \("),
         (lambda p: edit_manifest(p, lambda m: m["files"].pop("training.pt")), r"does not list training\.pt"),
-        (lambda p: edit_manifest(p, lambda m: m.update(format=1)), r"its format is 1, this release reads 2; load it"),
-        (lambda p: edit_manifest(p, lambda m: m.update(format=3, files="x")), r"its format is 3, .* \(roll-envs \d"),
+        (
+            lambda p: edit_manifest(p, lambda m: m.update(format=1)),
+            r"is 1, this release reads 2 and 3; load it",
+        ),
+        (lambda p: edit_manifest(p, lambda m: m.update(format=4, files="x")), r"its format is 4, .* \(roll-envs \d"),
     ],
 )
 def test_a_damaged_checkpoint_names_file_reason_and_the_good_one_before(

@@ -60,9 +60,15 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return NotImplemented
+        if value.is_meta:
+            return _form, (tuple(value.shape), value.dtype)
         plain = value.detach().cpu().contiguous()
         numbers: Any = plain.reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(numbers), plain.dtype, tuple(plain.shape))
+
+
+def _form(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _tensor(numbers: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from roll_envs.errors import RollError
 from trainer.cluster.crew import Crew, Links, LocalLinks
 from trainer.cluster.ranked import RankedLearner, RankedScorer, make_phase_learner
 from trainer.cluster.seats import place, this_machine
 from trainer.config import RunConfig
 from trainer.learner import Learner
+from trainer.learner.snapshot import SavedFiles, notes_of, share_name
 from trainer.model.network import LanguageModel, choose_device
 
 _COLLECTIVES_S = 60.0
 """Collectives wait longer than the driver does by this, so that it is the driver that finds who is late."""
+_POLL_S = 0.02
+"""Between two looks at what ranks have written."""
+_PARTS = {"model": "learner", "policy": "learner"}
+"""What a checkpoint calls otherwise."""
 
 
 class LearnerRanks(contextlib.AbstractContextManager["LearnerRanks"]):
@@ -39,6 +49,24 @@ class LearnerRanks(contextlib.AbstractContextManager["LearnerRanks"]):
             self._crew = self._started()
         threads = int(getattr(config.learner, "threads", 0)) or max(1, self._threads_of_a_rank(threads))
         return RankedLearner(self._crew, config, model, warm_start=warm_start, threads=threads)
+
+    def snapshot(self, folder: Path, networks: Sequence[str], trained: Sequence[str]) -> RankSnapshot | None:
+        """Copies, in the ranks' memory, of the weights of ``networks`` and the optimisers' states of ``trained``; None
+        where the learner is in this process, or ranks on other machines do not see ``folder``."""
+        crew = self._crew
+        if crew is None or not all(crew.call("sees_folder", folder.resolve())):
+            return None
+        states = crew.call("snapshot", _parts_of(networks), _parts_of(trained))[0]
+        return RankSnapshot(crew, states, self._config.placement.learner.timeout_s)
+
+    def restore(self, files: SavedFiles, networks: Sequence[str], trained: Sequence[str]) -> bool:
+        """Give the ranks the weights and states in ``files``, which they read themselves; False where they cannot, or
+        the learner is in this process."""
+        crew = self._crew
+        if crew is None or not all(crew.call("sees_folder", files.folder)):
+            return False
+        crew.call("load_share", files, _parts_of(networks), _parts_of(trained))
+        return True
 
     def end(self) -> None:
         """End the ranks; the next learner has new ones."""
@@ -64,6 +92,47 @@ class LearnerRanks(contextlib.AbstractContextManager["LearnerRanks"]):
             raise
         crew.set_timeout(placed.timeout_s)
         return crew
+
+
+class RankSnapshot:
+    """A checkpoint's tensors in the memory of the ranks."""
+
+    def __init__(self, crew: Crew, states: dict[str, Any], timeout_s: float) -> None:
+        self._crew, self._timeout_s = crew, timeout_s
+        self.states = states
+        """Of the optimisers, by network; tensors on the meta device."""
+
+    def write(self, folder: Path) -> None:
+        """The ranks begin to write their files into ``folder``."""
+        self._crew.call("write_share", folder.resolve())
+
+    def wait(self, folder: Path, given_up: threading.Event) -> dict[str, dict[str, Any]]:
+        """Size and SHA-256 of the ranks' files in ``folder``, by name, when all are whole. May be called in any thread.
+
+        Raises OSError where a rank could not write, :class:`RollError` when they take longer than
+        ``placement.learner.timeout_s`` or ``given_up`` is set.
+        """
+        until = time.monotonic() + self._timeout_s
+        while True:
+            notes = notes_of(folder, self._crew.count)
+            for rank, note in enumerate(notes):
+                if note is not None and "error" in note:
+                    raise OSError(note["errno"], f"rank {rank}: {note['error']}")
+            if None not in notes:
+                return {share_name(rank): note for rank, note in enumerate(notes) if note is not None}
+            late = ", ".join(str(rank) for rank, note in enumerate(notes) if note is None)
+            if given_up.wait(_POLL_S):
+                raise RollError(f"gave up waiting for rank {late} of the learner to write its part of a checkpoint")
+            if time.monotonic() > until:
+                raise RollError(
+                    f"rank {late} of the learner did not write its part of a checkpoint to {folder.parent} within "
+                    f"{self._timeout_s:g} s (placement.learner.timeout_s)"
+                )
+
+
+def _parts_of(names: Sequence[str]) -> dict[str, str]:
+    """The ranks' names of a checkpoint's networks."""
+    return {name: _PARTS.get(name, name) for name in names}
 
 
 def _links(config: RunConfig) -> Links:

@@ -13,8 +13,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -30,8 +32,11 @@ from trainer.cluster.frames import Answer, Call, Failure, Item, Stream, Where, p
 from trainer.cluster.ranked import make_phase_learner
 from trainer.config import CriticConfig
 from trainer.config.load import parse_config
+from trainer.config.parts import BACKENDS, part_settings
 from trainer.engines.buckets import Delivery, Word
+from trainer.learner import BackendPart
 from trainer.learner.gradients import Ranks
+from trainer.learner.snapshot import SavedFiles, Share
 from trainer.model.forward import load_weights
 from trainer.model.network import LanguageModel, choose_device
 
@@ -48,6 +53,8 @@ class Rank:
         self._rank, self._count, self._host = rank, count, host
         self._ranks = Ranks()
         self._parts: dict[str, Any] = {}
+        self._share: Share | None = None
+        self._writing: threading.Thread | None = None
 
     def meet(self) -> tuple[str, int] | None:
         """Where the ranks shall meet: rank 0 listens there from now on."""
@@ -83,14 +90,19 @@ class Rank:
         torch.set_num_threads(threads)
         self._parts.clear()  # before the next ones take memory
         gc.collect()
-        with no_init_weights():
+        config = parse_config(text)
+        part: BackendPart = BACKENDS.find(config.learner.backend)
+        fills = part.fills(part_settings(config.learner, part))
+        with no_init_weights(), _without_memory() if fills else nullcontext():
             network = AutoModelForCausalLM.from_config(model_config, attn_implementation="sdpa").float()
         network.tie_weights()  # which waits for first weights otherwise
-        load_weights(network, weights, "the driver's stream")
+        if not fills:
+            load_weights(network, weights, "the driver's stream")
         model = LanguageModel(network=network, tokenizer=None)  # learners have no use for one
-        self._parts["learner"] = make_phase_learner(
-            parse_config(text), model, warm_start=warm_start, threads=threads, ranks=self._ranks
-        )
+        learner: Any = make_phase_learner(config, model, warm_start=warm_start, threads=threads, ranks=self._ranks)
+        if fills:
+            learner.load_weights(weights)
+        self._parts["learner"] = learner
 
     def add_critic(self, settings: dict[str, Any]) -> None:
         """A critic of the configuration's class, with these ``settings``."""
@@ -124,6 +136,57 @@ class Rank:
         """The state of a part's optimiser, on rank 0; the others take part and give nothing."""
         state: dict[str, Any] = self._parts[name].optimizer_state()
         return {} if self._rank else state
+
+    # -- checkpoints: folders that all ranks see ---------------------------------------------------------------------
+
+    def sees_folder(self, folder: Path) -> bool:
+        """Whether a folder of the driver is there for this process, too."""
+        return folder.is_dir()
+
+    def snapshot(self, networks: dict[str, PartName], trained: dict[str, PartName]) -> dict[str, Any]:
+        """Copy this rank's share of a checkpoint: of the weights of ``networks`` and the states of ``trained``, which
+        are parts by their names in it. The states without numbers, from rank 0."""
+        if self._writing is not None:
+            self._writing.join()  # the driver has waited for its end
+        self._share = Share(self._rank, self._count)
+        for name, part in networks.items():
+            self._share.add_weights(name, self._parts[part].weights())
+        states = {
+            name: self._share.add_state(name, self._parts[part].optimizer_state) for name, part in trained.items()
+        }
+        return {} if self._rank else states
+
+    def write_share(self, folder: Path) -> None:
+        """Begin to write the share into ``folder``; :func:`trainer.learner.snapshot.notes_of` tells when it is done."""
+        assert self._share is not None
+        self._writing = self._share.write(folder)
+
+    def load_share(self, files: SavedFiles, networks: dict[str, PartName], trained: dict[str, PartName]) -> None:
+        """Take weights and states from a checkpoint's files, of which this rank reads what it needs."""
+        for name, part in networks.items():
+            self._parts[part].load_weights(files.weights(name))
+        if trained:
+            states = files.training()["optimizer"]
+            for name, part in trained.items():
+                self._parts[part].load_optimizer_state(states[name])
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Weights of modules that are made here are on the meta device; buffers, such as angles of positions, have their
+    numbers."""
+    register = torch.nn.Module.register_parameter
+
+    def registered(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = registered  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callable[[memoryview], None]) -> None:

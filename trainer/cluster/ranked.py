@@ -22,6 +22,7 @@ from trainer.data.batches import Batch, Denominators, balance, cost
 from trainer.engines.buckets import Delivery, Word
 from trainer.learner import Learner, make_learner
 from trainer.learner.gradients import Ranks
+from trainer.learner.snapshot import Keep, kept_state
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
 
@@ -200,10 +201,10 @@ class _Trained(RankedScorer):
         ]
         return self._crew.call_each("step", shares), dealt
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """The state of the optimiser: that of all ranks, from rank 0."""
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """The state of the optimiser: that of all ranks, whole, from rank 0; of it what this process is to ``keep``."""
         state: dict[str, Any] = self._crew.call("state", self._name)[0]
-        return state
+        return state if keep is None else kept_state(state, keep)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to a saved state, of as many ranks as it was. Raises :class:`CheckpointError`."""

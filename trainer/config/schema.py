@@ -373,6 +373,9 @@ class CheckpointConfig(Section):
 
     every: Count = 10
     """Save every so many training steps (and at the end); 0: at the end only."""
+    asynchronous: bool = False
+    """Training goes on while a checkpoint is written: it waits only until weights and optimiser are copied in memory
+    (time/checkpoint_s), which is then needed twice. With several ranks each has its share of the copy."""
     keep: Positive = 2
     """Newest checkpoints that are kept."""
     keep_best: Count = 0

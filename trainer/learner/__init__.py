@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.data.batches import Batch, Denominators
     from trainer.learner.gradients import Ranks
+    from trainer.learner.snapshot import Keep
     from trainer.model.network import LanguageModel
 
 __all__ = [
@@ -74,7 +75,7 @@ class Critic(Scorer, Protocol):
 
     def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> Metrics: ...
 
-    def optimizer_state(self) -> dict[str, Any]: ...
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]: ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
 
@@ -99,8 +100,12 @@ class Learner(Protocol):
         """
         ...
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Everything beside the weights that the next step depends on: tensors and plain values."""
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """Everything beside the weights that the next step depends on: tensors and plain values, whole on rank 0.
+
+        With ``keep``, which is asked for each whole tensor on all ranks in the same order, every rank has the same tree
+        of copies on the CPU, where those that it does not keep are on the meta device.
+        """
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
@@ -153,6 +158,10 @@ def _everything(settings: Any, ranks: int) -> Shares:
     return Shares()
 
 
+def _never(settings: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackendPart(Part):
     """A learner backend that ``learner.backend`` chooses."""
@@ -161,6 +170,9 @@ class BackendPart(Part):
     """Its ``settings`` are an instance of the part's own settings."""
     shares: Callable[[Any, int], Shares] = _everything
     """What each of so many ranks holds with these settings."""
+    fills: Callable[[Any], bool] = _never
+    """Whether its learner can be made of a network whose weights have no memory (the meta device), and has a
+    ``load_weights`` that takes them as a stream: then no rank holds the whole model, not at the start either."""
 
 
 def make_learner(
@@ -325,5 +337,9 @@ def _shares_of_shards(settings: FSDP2Settings, ranks: int) -> Shares:
     return Shares(weights=share, gradients=share, optimizer=share, tokens=1 / settings.context_parallel)
 
 
-FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards)
+def _without_adapters(settings: FSDP2Settings) -> bool:
+    return not settings.lora_rank
+
+
+FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards, fills=_without_adapters)
 """PyTorch FSDP2: weights, gradients and the state of the optimiser are cut into one shard for each rank."""

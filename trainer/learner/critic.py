@@ -16,6 +16,7 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner.device_memory import DeviceMemory
 from trainer.learner.gradients import Ranks, cast_weights
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
+from trainer.learner.snapshot import Keep, kept_state, own_copy
 from trainer.learner.steps import jobs_of
 from trainer.model.attention import use_packed_attention
 from trainer.model.context import ContextRanks
@@ -106,13 +107,14 @@ class TorchCritic:
         """Put saved weights back. Raises :class:`CheckpointError` when they do not fit."""
         load_weights(self._network, weights, "the checkpoint's critic")
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
         """State of the optimiser, for a checkpoint."""
-        return self._optimizers[0].state_dict()
+        state = self._optimizers[0].state_dict()
+        return state if keep is None else kept_state(state, keep)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to a saved state."""
-        self._optimizers[0].load_state_dict(state)
+        self._optimizers[0].load_state_dict(own_copy(state))
 
     def offload(self) -> None:
         """Leave the device until :meth:`reload`."""

@@ -21,6 +21,7 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner import DeepSpeedSettings, Scorer, TorchSettings
 from trainer.learner.critic import ValueNetwork, value_loss
 from trainer.learner.gradients import DTYPES, Ranks, StepGuard, cast_weights
+from trainer.learner.snapshot import Keep
 from trainer.learner.steps import ScoreModule, microbatch_loss, step_metrics
 from trainer.learner.torch import TorchScorer, checkpointed_layers, checkpointing
 from trainer.learner.zero import ShardedModule, check_optimizer, import_deepspeed
@@ -107,11 +108,12 @@ class DeepSpeedLearner:
         """Names and current weights in Hugging Face form, put together one at a time; a collective."""
         return self._policy.weights()
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """On rank 0 the state of :class:`trainer.learner.torch.TorchLearner` at the same point, whole and on the CPU,
-        whatever the stage and the number of ranks; nothing on the others. A collective."""
-        part, masters = self._policy.optimizer_state(), self._policy.masters()
-        if self._ranks.rank:
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """The state of :class:`trainer.learner.torch.TorchLearner` at the same point, on the CPU, whatever the stage
+        and the number of ranks: all on rank 0 and nothing on the others, or on the ranks that ``keep`` it. A
+        collective."""
+        part, masters = self._policy.optimizer_state(keep), self._policy.masters(keep)
+        if keep is None and self._ranks.rank:
             return {}
         state = {"parts": [part], "skipped": self._guard.skipped_in_a_row}
         return {**state, **({"masters": masters} if masters else {})}
@@ -214,9 +216,9 @@ class DeepSpeedCritic:
         """Put saved weights back. Raises :class:`CheckpointError` when they do not fit."""
         self._values.load_weights(weights, "the checkpoint's critic")
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """On rank 0 the state of the optimiser, for a checkpoint; nothing on the others."""
-        return self._values.optimizer_state()
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """The state of the optimiser, for a checkpoint: on rank 0, or on the ranks that ``keep`` it."""
+        return self._values.optimizer_state(keep)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to a saved state, all of it on every rank."""

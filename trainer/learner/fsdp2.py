@@ -4,9 +4,10 @@ A layer's weights are gathered when it is run, forward and backward, and dropped
 sharded in backward (``torch.distributed.fsdp.fully_shard``; Zhao et al. 2023, arXiv:2304.11277). Every number is the
 plain learner's: it takes the same steps on shards. With ``context_parallel``, neighbouring ranks run each other's
 micro-batches together (:mod:`trainer.model.context`); the shards are over all ranks. Left out: shards over only some of
-the ranks, tensor parallelism, and checkpoints written by several ranks.
+the ranks, and tensor parallelism.
 
-Each rank is given the whole model, in the CPU's memory, and keeps its shards of it.
+A model may be given without memory (on the meta device); its shards are then cut of a stream of weights, so that no
+rank ever holds the whole. With adapters each rank is given the whole model, in the CPU's memory.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from trainer.learner import Critic, FSDP2Settings, NetworkSettings, Scorer
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic, ValueNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, cast_weights
+from trainer.learner.snapshot import Keep, kept
 from trainer.learner.steps import ScoreModule, jobs_of, skeleton_of
 from trainer.learner.torch import BaseModel, TorchLearner, Worker, checkpointed_layers
 from trainer.model.context import ContextRanks, check_heads
@@ -130,15 +132,12 @@ class ShardedRanks(Ranks):
         full: torch.Tensor = placed.full_tensor()
         return full
 
-    def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state whose sharded tensors are whole, on the CPU of rank 0; nothing on the others. All must ask."""
-
-        def gather(tensor: DTensor) -> torch.Tensor | None:
-            whole = self.whole(tensor)
-            return whole.cpu() if self.rank == 0 else None
-
-        found: dict[str, Any] = tree_map_only(DTensor, gather, state)
-        return found if self.rank == 0 else {}
+    def whole_state(self, state: dict[str, Any], keep: Keep | None = None) -> dict[str, Any]:
+        """A state whose sharded tensors are whole, on the CPU of the ranks that ``keep`` them. Without, all are on rank
+        0 and the others have nothing. All must ask."""
+        wanted = keep or (lambda _: self.rank == 0)
+        found: dict[str, Any] = tree_map_only(torch.Tensor, lambda one: kept(self.whole(one), wanted), state)
+        return found if keep or self.rank == 0 else {}
 
     def sharded_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """The opposite of :meth:`whole_state`: of the state of rank 0, each rank's shards. All must ask."""
@@ -254,9 +253,9 @@ class ShardedCritic(TorchCritic):
         """Put saved weights back, the same on all ranks. Raises :class:`CheckpointError` when they do not fit."""
         self._ranks.load(self._network, weights, "the checkpoint's critic")
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """State of the optimiser as :class:`TorchCritic` has it, on rank 0; nothing on the others."""
-        return self._ranks.whole_state(super().optimizer_state())
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """State of the optimiser as :class:`TorchCritic` has it, on rank 0 or dealt; all ranks must ask."""
+        return self._ranks.whole_state(super().optimizer_state(), keep)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back to the state that rank 0 is given."""
@@ -313,10 +312,18 @@ class ShardedLearner(TorchLearner):
         dtype = DTYPES[self._settings.precision]
         return ((name, self._ranks.whole(value, dtype)) for name, value in super().weights())
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """The state as :class:`TorchLearner` has it, whatever the number of ranks: whole tensors on the CPU of rank 0,
-        nothing on the others. All ranks must ask."""
-        return self._ranks.whole_state(super().optimizer_state())
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take first weights, the same on all ranks, in the precision that is run; there are no adapters.
+
+        Raises :class:`CheckpointError` when they do not fit.
+        """
+        dtype = DTYPES[self._settings.precision]
+        self._ranks.load(self._network, ((name, value.to(dtype)) for name, value in weights), "the driver's stream")
+
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """The state as :class:`TorchLearner` has it, whatever the number of ranks: whole tensors on the CPU of rank 0
+        and nothing on the others, or on the ranks that ``keep`` them. All ranks must ask."""
+        return self._ranks.whole_state(super().optimizer_state(), keep)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the state that rank 0 is given back, whichever backend saved it; the others' is not read.

@@ -28,6 +28,7 @@ from trainer.learner.megatron_grid import Grid, core
 from trainer.learner.megatron_mapping import HEAD, Part, parts_of
 from trainer.learner.megatron_optimizer import ShardedAdamW
 from trainer.learner.megatron_stage import Stage
+from trainer.learner.snapshot import Keep
 from trainer.learner.steps import Jobs, jobs_of, microbatch_loss, step_metrics
 from trainer.model.attention import choose_attention
 from trainer.model.forward import (
@@ -234,10 +235,10 @@ class MegatronLearner:
         """Names and whole weights in Hugging Face form, one at a time; all ranks iterate along."""
         return self._policy.weights()
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
         """State of the optimiser and of float32 copies in the form of the plain PyTorch backend, which resumes from it
-        as this one does from its. All ranks take part; those but the first get an empty one."""
-        parts, masters = self._optimizer.state()
+        as this one does from its. All ranks take part; those but the first get an empty one, or what they ``keep``."""
+        parts, masters = self._optimizer.state(keep)
         return {"parts": [parts], "skipped": self._guard.skipped_in_a_row, **masters} if parts else {}
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
@@ -369,9 +370,9 @@ class MegatronCritic:
         fit."""
         self._stage.load(self._stage.parameters, weights, "the checkpoint's critic")
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """State of the optimiser; all ranks take part, those but the first get an empty one."""
-        return self._optimizer.state()[0]
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """State of the optimiser; all ranks take part, those but the first get an empty one, or what they ``keep``."""
+        return self._optimizer.state(keep)[0]
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser back; all ranks take part, those but the first may give an empty state."""

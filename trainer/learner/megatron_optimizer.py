@@ -22,6 +22,7 @@ from trainer.learner.megatron_mapping import EMBEDDING, HEAD, shape_of
 from trainer.learner.megatron_replicas import Joined, SharedMasters
 from trainer.learner.megatron_stage import Stage
 from trainer.learner.optimizers import TrainedWeight, make_optimizers, take_step
+from trainer.learner.snapshot import Keep, kept
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -84,10 +85,11 @@ class ShardedAdamW:
 
     # -- state -------------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def state(self, keep: Keep | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """AdamW's state dict over whole weights, on the CPU, and ``masters`` in bfloat16: as the plain PyTorch backend
-        saves them. All ranks take part; those but the first get empty ones."""
-        first = self._grid.all.rank == 0
+        saves them. All ranks take part; those but the first get empty ones, or with ``keep`` what they keep."""
+        first = keep is not None or self._grid.all.rank == 0
+        wanted = keep or (lambda _: True)
         own = self._adamw.state
         found: dict[int, dict[str, torch.Tensor]] = {}
         if self._grid.all.any(bool(own)):
@@ -97,11 +99,11 @@ class ShardedAdamW:
                 shares = Joined(self.masters.rows, lambda n, key=key: own[self.masters.own[n]][key])  # type: ignore[misc]
                 for name, whole in self._stage.stream(shares):
                     if first:
-                        found.setdefault(number[name], {"step": step.cpu().clone()})[key] = _kept(whole)
+                        found.setdefault(number[name], {"step": step.cpu().clone()})[key] = kept(whole, wanted)
         masters: dict[str, Any] = {}
         if self.masters.copies:
             copies = Joined(self.masters.rows, self.masters.own.__getitem__)
-            whole_masters = [_kept(w) for _, w in self._stage.stream(copies) if first]
+            whole_masters = [kept(w, wanted) for _, w in self._stage.stream(copies) if first]
             masters = {"masters": whole_masters}
         groups = [
             {**group, "params": form["params"]}
@@ -186,7 +188,3 @@ def _form_of(saved: Mapping[str, Any], masters: Sequence[torch.Tensor]) -> tuple
         {i: tuple(entry["exp_avg"].shape) for i, entry in state.items()},
         [tuple(m.shape) for m in masters],
     )
-
-
-def _kept(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)

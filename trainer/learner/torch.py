@@ -29,6 +29,7 @@ from trainer.learner.critic import TorchCritic
 from trainer.learner.device_memory import DeviceMemory
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
+from trainer.learner.snapshot import Keep, kept_state, own_copy
 from trainer.learner.steps import ScoreModule, jobs_of, microbatch_loss, step_metrics
 from trainer.model.forward import load_weights, weights_of
 from trainer.model.network import LanguageModel, choose_device
@@ -251,14 +252,15 @@ class TorchLearner:
         """Names and current weights in Hugging Face form, one at a time: views, or a layer merged with its adapter."""
         return weights_of(self._network) if self._adapted is None else self._adapted.weights()
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
         """State of the optimiser, of adapters and of float32 copies, for a checkpoint."""
-        return {
+        state = {
             "parts": [part.state_dict() for part in self._optimizers],
             "skipped": self._guard.skipped_in_a_row,
             **self._masters.state(),
             **({} if self._adapted is None else {"lora": self._adapted.state()}),
         }
+        return state if keep is None else kept_state(state, keep)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser, adapters and float32 copies back; the model's weights are loaded before.
@@ -273,7 +275,7 @@ class TorchLearner:
             )
         self._masters.load(state)
         for part, saved in zip(self._optimizers, state["parts"], strict=True):
-            part.load_state_dict(saved)
+            part.load_state_dict(own_copy(saved))
         self._guard.skipped_in_a_row = int(state.get("skipped", 0))
 
     def offload(self) -> None:

@@ -28,6 +28,7 @@ from trainer.data.batches import Batch
 from trainer.learner import DeepSpeedSettings
 from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import TrainedWeight, make_optimizers, trained_weights
+from trainer.learner.snapshot import Keep, kept
 from trainer.learner.steps import skeleton_of
 from trainer.model.forward import fitting, load_weights
 
@@ -223,25 +224,24 @@ class ShardedModule:
         if self._adamw is not None:
             self._zero.refresh_fp32_params()
 
-    def masters(self) -> list[torch.Tensor]:
-        """On rank 0 the float32 copies of weights in half precision, on the CPU; none for weights in float32."""
-        return self._whole(self._trained, self._deepspeed.utils.safe_get_full_fp32_param) if self._half else []
+    def masters(self, keep: Keep | None = None) -> list[torch.Tensor]:
+        """The float32 copies of weights in half precision, on the CPU of rank 0 or of the ranks that ``keep`` them;
+        none for weights in float32."""
+        return self._whole(self._trained, self._deepspeed.utils.safe_get_full_fp32_param, keep) if self._half else []
 
-    def _whole(self, parameters: Sequence[torch.nn.Parameter], get: Callable[..., Any], *key: str) -> list[Any]:
-        """What ``get`` puts together for each parameter, kept on rank 0 alone."""
-        found = []
-        for parameter in parameters:
-            whole = get(parameter, *key)
-            if self._ranks.rank == 0:
-                found.append(whole.to("cpu", copy=True))
-        return found
+    def _whole(
+        self, parameters: Sequence[torch.nn.Parameter], get: Callable[..., Any], keep: Keep | None, *key: str
+    ) -> list[Any]:
+        """What ``get`` puts together for each parameter; shape and type alone where it is not kept."""
+        return [kept(get(one, *key), keep or (lambda _: self._ranks.rank == 0)) for one in parameters]
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """On rank 0 what torch's AdamW with these weights has as its ``state_dict``, on the CPU; elsewhere nothing."""
+    def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
+        """What torch's AdamW with these weights has as its ``state_dict``, on the CPU: all on rank 0 and nothing on the
+        others, or on the ranks that ``keep`` it."""
         assert self._adamw is not None
         get = self._deepspeed.utils.safe_get_full_optimizer_state
-        moments = {name: self._whole(self._order, get, name) for name in _MOMENTS}
-        if self._ranks.rank:
+        moments = {name: self._whole(self._order, get, keep, name) for name in _MOMENTS}
+        if keep is None and self._ranks.rank:
             return {}
         step = self._adamw.state[self._shares()[0]]["step"]
         state = {

@@ -4,6 +4,10 @@ A checkpoint is a folder ``step-000120`` with ``model.safetensors``, ``training.
 ``progress.json`` and ``manifest.json`` (format, sizes, SHA-256). It is written beside its place and renamed, so that a
 name that exists is whole; nothing is ever overwritten. Loading runs no code of the file (safetensors,
 ``weights_only``). Weights are written and read one tensor at a time: no second copy of the model exists while saving.
+
+Where the learner is in several ranks (:mod:`trainer.learner.snapshot`), each writes a file with its share of all
+networks and optimisers, ``rank-00003.safetensors``; ``training.pt`` then has the optimisers' states without numbers.
+Both layouts are read by any number of ranks of any backend.
 """
 
 from __future__ import annotations
@@ -20,20 +24,26 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from roll_envs.errors import CheckpointError
+from trainer.learner.snapshot import SavedFiles
 from trainer.model.network import WeightSource, weight_file, write_weights
 from trainer.run.folder import clean_unfinished, disk_errors, replacing
 
-FORMAT = 2
+FORMAT, SHARED_FORMAT = 2, 3
+"""With a file for each network, and with one for each rank."""
 _NAME = re.compile(r"step-\d{6,}(-r\d+)?")
-_FILES = ("model.safetensors", "training.pt", "progress.json")
+_FILES = {
+    FORMAT: ("model.safetensors", "training.pt", "progress.json"),
+    SHARED_FORMAT: ("training.pt", "progress.json"),
+}
 _PACKAGES = ("torch", "transformers", "gymnasium", "roll-envs", "numpy")
 _IN_TRAINING, _IN_PROGRESS = ("optimizer", "random"), ("step", "version", "cursor", "success", "progress")
 """The fields of a :class:`CheckpointState` that ``training.pt`` and ``progress.json`` hold."""
@@ -73,24 +83,49 @@ class CheckpointState:
     """Further networks by name (letters only), such as ``critic`` and ``reference``."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else is JSON: the phase, results so far, seconds used."""
+    files: SavedFiles | None = None
+    """Where it was loaded from."""
+
+
+class Shares(Protocol):
+    """The files that ranks write for a checkpoint: all networks, and the numbers of all optimisers' states."""
+
+    folder: Path
+    """Beside the checkpoints."""
+
+    def wait(self) -> dict[str, dict[str, Any]]:
+        """Size and SHA-256 of each file in ``folder``, when all are whole. Raises OSError or :class:`RollError`."""
+        ...
 
 
 def save_checkpoint(
-    folder: str | os.PathLike[str], state: CheckpointState, *, keep: int = sys.maxsize, keep_best: int = 0
+    folder: str | os.PathLike[str],
+    state: CheckpointState,
+    *,
+    keep: int = sys.maxsize,
+    keep_best: int = 0,
+    shares: Shares | None = None,
 ) -> Path:
     """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest ``keep``
     and the ``keep_best`` with the highest ``success`` (the newer of equal ones).
 
+    With ``shares``, their files have the numbers, and of ``state`` only the names of networks and the form of the
+    optimisers' states are used.
+
     Raises RollError when the disk is full or cannot be written; every earlier checkpoint is then still there.
     """
     parent = Path(folder)
-    with disk_errors(parent, "every earlier checkpoint is still there"):
-        parent.mkdir(parents=True, exist_ok=True)
-    clean_unfinished(parent)
+    if shares is None:
+        prepare(parent)
     final = _free(parent / f"step-{state.step:06d}")
     with replacing(final, "every earlier checkpoint is still there") as temporary:
         temporary.mkdir()
-        for name, source in {"model": state.model, **state.others}.items():
+        networks = {"model": state.model, **state.others}
+        written = {} if shares is None else shares.wait()
+        for name in written:
+            assert shares is not None
+            (shares.folder / name).rename(temporary / name)
+        for name, source in networks.items() if shares is None else ():
             with (temporary / f"{name}.safetensors").open("wb") as file:
                 write_weights(file, source)
         with (temporary / "training.pt").open("wb") as file:
@@ -100,13 +135,21 @@ def save_checkpoint(
         if unsafe:
             raise TypeError(f"the optimiser's state has {', '.join(unsafe)}; tensors and plain values only are saved")
         _write_json(temporary / "progress.json", {name: getattr(state, name) for name in _IN_PROGRESS})
-        files = {path.name: _measured(path) for path in temporary.iterdir()}
-        _write_json(temporary / "manifest.json", {"format": FORMAT, "files": files, "versions": versions()})
+        files = {**written, **{p.name: _measured(p) for p in temporary.iterdir() if p.name not in written}}
+        manifest = {"format": SHARED_FORMAT if written else FORMAT, "files": files, "versions": versions()}
+        _write_json(temporary / "manifest.json", {**manifest, "networks": list(networks)})
     # The new one is kept even where later steps are there: a run that went on from an older checkpoint.
     kept = {final, *list_checkpoints(parent)[-keep:], *best_checkpoints(parent)[:keep_best]}
     for old in set(list_checkpoints(parent)) - kept:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder of checkpoints, and remove what a killed process left unfinished in it."""
+    with disk_errors(folder, "every earlier checkpoint is still there"):
+        folder.mkdir(parents=True, exist_ok=True)
+    clean_unfinished(folder)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> CheckpointState:
@@ -117,18 +160,23 @@ def load_checkpoint(path: str | os.PathLike[str]) -> CheckpointState:
     """
     folder = _find(Path(path))
     try:
-        weights: dict[str, WeightSource] = {}
-        for name in _checked_files(folder):
-            if name.endswith(".safetensors"):
-                with _reading(folder, name) as file:
-                    weights[file.stem] = weight_file(file)
-        with _reading(folder, "training.pt") as file:
-            saved = torch.load(file, map_location="cpu", weights_only=True)
+        names, networks = _checked_files(folder)
+        tensors = [name for name in names if name.endswith(".safetensors")]
+        for name in tensors:
+            with _reading(folder, name) as file:
+                weight_file(file)  # which checks its header
+        # Older ones do not list their networks, which have files of their own.
+        own = networks is None or "model.safetensors" in tensors
+        files = SavedFiles(folder.resolve(), () if own else tuple(sorted(tensors)))
+        weights: dict[str, WeightSource] = {
+            name: partial(files.weights, name) for name in networks or [Path(name).stem for name in tensors]
+        }
+        with _reading(folder, "training.pt"):
+            saved = files.training()
             training = {name: saved[name] for name in _IN_TRAINING}
         with _reading(folder, "progress.json") as file:
-            return CheckpointState(
-                model=weights.pop("model"), others=weights, **training, **json.loads(file.read_bytes())
-            )
+            progress = json.loads(file.read_bytes())
+        return CheckpointState(model=weights.pop("model"), others=weights, files=files, **training, **progress)
     except CheckpointError as error:
         good = latest_good(folder.parent, before=folder)
         advice = "there is no earlier good one"
@@ -211,21 +259,21 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _checked_files(folder: Path) -> list[str]:
-    """The names of all files, each checked against the manifest."""
+def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
+    """The names of all files, each checked against the manifest; and of the networks in them, where it lists them."""
     with _reading(folder, "manifest.json") as path:
         manifest = json.loads(path.read_bytes())
         found, saver = manifest["format"], manifest.get("versions", {}).get("roll-envs", "unknown")
         # Another format may list its files in another way; that it is another one is said below.
-        listed = manifest["files"].items() if found == FORMAT else ()
+        listed = manifest["files"].items() if found in _FILES else ()
         files = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in listed}
-    if found != FORMAT:
+    if found not in _FILES:
         raise CheckpointError(
-            f"checkpoint {folder}: its format is {found!r}, this release reads {FORMAT}; "
+            f"checkpoint {folder}: its format is {found!r}, this release reads {' and '.join(map(str, _FILES))}; "
             f"load it with the release that saved it (roll-envs {saver})"
         )
     # Those that every checkpoint has come first; critic and reference are listed by some.
-    for name in dict.fromkeys((*_FILES, *files)):
+    for name in dict.fromkeys((*_FILES[found], *files)):
         if name not in files:
             raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
         with _reading(folder, name) as path:
@@ -235,7 +283,7 @@ def _checked_files(folder: Path) -> list[str]:
             if measured["size"] != written["size"]:
                 how = f"has {measured['size']} bytes where {written['size']} were written"
             raise CheckpointError(f"checkpoint {folder}: {name} {how}")
-    return list(files)
+    return list(files), manifest.get("networks")
 
 
 @contextmanager

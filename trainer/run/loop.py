@@ -30,12 +30,13 @@ from trainer.model.network import save_model
 from trainer.rollout.scheduler import Collected, GroupSource, check_mode
 from trainer.rollout.source import Ledger, Session
 from trainer.rollout.stream import StepRecord, episodes_of
-from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, save_checkpoint, set_aside_after
+from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, set_aside_after
 from trainer.run.evaluate import PhaseResult, evaluation_metrics, play_evaluation, summary
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
 from trainer.run.recorder import Recorder
 from trainer.run.report import Report
+from trainer.run.saving import Saver
 from trainer.run.update import StepParts, begin_phase, refresh_reference, update, warm_start_step
 
 WARM_START, TRAIN, EVALUATION = "warm_start", "train", "evaluation"
@@ -151,6 +152,7 @@ class _Run:
         self.config, self.interrupts, self.counters = session.config, interrupts, counters
         self.source = GroupSource(session, counters.ledger, self._update_engine)
         self.recorder = Recorder(folder, report.say)
+        self.saver = Saver(folder.checkpoints_path, session.config.checkpoint, ranks)
         self.parts = self._begin_phase()
         self._engine_version = -1
         self._saved_at: tuple[int, int, int] | None = None
@@ -167,20 +169,21 @@ class _Run:
                 "This model's chat template rewrites earlier turns (it drops thoughts, say), so that turns begin "
                 "sequences of their own; rollout/sequences_per_episode and rollout/history_rewrites count them."
             )
-        try:
-            self._save()  # from here on the run can be resumed
-            self._warm_start()
-            if counters.steps == 0:
-                self._before = self._evaluate("after warm start" if config.warm_start.steps else "before training")
+        with self.saver:
+            try:
+                self._save()  # from here on the run can be resumed
+                self._warm_start()
+                if counters.steps == 0:
+                    self._before = self._evaluate("after warm start" if config.warm_start.steps else "before training")
+                    self._save()
+                self._train()
+                last = self._evaluate("after training")
                 self._save()
-            self._train()
-            last = self._evaluate("after training")
-            self._save()
-        except KeyboardInterrupt:
-            # After a second Ctrl-C in the middle of a step the last checkpoint stands.
-            if not self.interrupts.interrupted_midway:
-                self._save()
-            raise
+            except KeyboardInterrupt:
+                # After a second Ctrl-C in the middle of a step the last checkpoint stands.
+                if not self.interrupts.interrupted_midway:
+                    self._save()
+                raise
         return self._finish(last)
 
     def again(self) -> _Run:
@@ -290,6 +293,7 @@ class _Run:
             refresh_reference(config, parts, counters.steps)
         seconds = time.monotonic() - started
         times = {"time/learn_s": seconds, "time/step_s": metrics["time/rollout_s"] + seconds}
+        times["time/checkpoint_s"] = self.saver.take_seconds()
         counters.spend(TRAIN, times["time/step_s"])
         return {**metrics, **learnt, **times}
 
@@ -336,14 +340,14 @@ class _Run:
 
     def _save(self) -> None:
         """Save a checkpoint of this moment, unless there is one."""
-        counters, settings = self.counters, self.config.checkpoint
+        counters = self.counters
         if self._saved_at == counters.place:
             return
         state = CheckpointState(
             step=counters.warm_steps + counters.steps,
             version=counters.version,
             model=self.parts.learner.weights,
-            optimizer={name: part.optimizer_state() for name, part in self.parts.optimized.items()},
+            optimizer={},
             cursor=counters.ledger.cursor,
             success=counters.evaluated.success if counters.evaluated else None,
             others={name: part.weights for name, part in self.parts.others.items()},
@@ -356,12 +360,12 @@ class _Run:
             },
         )
         with self.interrupts.whole():
-            save_checkpoint(self.folder.checkpoints_path, state, keep=settings.keep, keep_best=settings.keep_best)
+            self.saver.save(state, self.parts.optimized)
         self._saved_at = counters.place
 
     def load(self, state: CheckpointState) -> None:
         """Put weights, optimisers, random states and what the algorithm remembers back."""
-        self.parts = load_parts(self.parts, state)
+        self.parts = load_parts(self.parts, state, self.ranks)
         self.session.mix.load(state.progress.get("mix", {}))
         self._saved_at = self.counters.place
 
@@ -421,19 +425,21 @@ class _Run:
         return result
 
 
-def load_parts(parts: StepParts, state: CheckpointState) -> StepParts:
+def load_parts(parts: StepParts, state: CheckpointState, ranks: LearnerRanks | None = None) -> StepParts:
     """``parts`` that were made of a checkpoint's weights, with what it saved beside them; random states are put back
     too.
 
     Raises :class:`CheckpointError` where they are others than those that were saved.
     """
-    for name, part in parts.others.items():
+    for name in parts.others:
         if name not in state.others:
             raise CheckpointError(f"the checkpoint has no {name}, which the configuration asks for")
-        part.load_weights(state.others[name]())
     try:
-        for name, trained in parts.optimized.items():
-            trained.load_optimizer_state(state.optimizer[name])
+        if ranks is None or state.files is None or not ranks.restore(state.files, [*parts.others], [*parts.optimized]):
+            for name, part in parts.others.items():
+                part.load_weights(state.others[name]())
+            for name, trained in parts.optimized.items():
+                trained.load_optimizer_state(state.optimizer[name])
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint does not fit the configuration's optimiser: {error}") from error
     try:

@@ -1,0 +1,140 @@
+"""Saves the checkpoints of a run: as the learner's place asks, by this process or by its ranks, and beside the training
+where ``checkpoint.asynchronous`` says so.
+
+One checkpoint is written at a time. An error of one that is written in the background is raised at the next save, or at
+the end of the run; every earlier checkpoint is then still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trainer.cluster.crew import RankError
+from trainer.cluster.learner_ranks import LearnerRanks, RankSnapshot
+from trainer.config.schema import CheckpointConfig
+from trainer.learner import Critic, Learner
+from trainer.learner.snapshot import kept_state
+from trainer.model.network import WeightSource
+from trainer.run.checkpoint import CheckpointState, prepare, save_checkpoint
+from trainer.run.folder import UNFINISHED, disk_errors
+
+
+class _RankShares:
+    """The files that ranks write into a folder of their own."""
+
+    def __init__(self, snapshot: RankSnapshot, folder: Path, given_up: threading.Event) -> None:
+        self._snapshot, self.folder, self._given_up = snapshot, folder, given_up
+
+    def wait(self) -> dict[str, dict[str, Any]]:
+        return self._snapshot.wait(self.folder, self._given_up)
+
+
+class Saver(contextlib.AbstractContextManager["Saver"]):
+    """Leaving it waits for what is being written; a run that has lost ranks waits for them no more."""
+
+    def __init__(self, folder: Path, settings: CheckpointConfig, ranks: LearnerRanks) -> None:
+        """Checkpoints are in ``folder``."""
+        self._folder, self._settings, self._ranks = folder, settings, ranks
+        self._thread: threading.Thread | None = None
+        self._given_up = threading.Event()
+        self._error: Exception | None = None
+        self._seconds = 0.0
+
+    def save(self, state: CheckpointState, optimized: Mapping[str, Learner | Critic]) -> None:
+        """Save ``state`` and what the optimisers of ``optimized`` know. When this returns, weights and optimisers may
+        change. Raises :class:`RollError` where this checkpoint, or the one before, could not be written."""
+        started = time.monotonic()
+        try:
+            self.wait()
+            prepare(self._folder)
+            networks = ["model", *state.others]
+            snapshot = self._ranks.snapshot(self._folder, networks, [*optimized])
+            shares = None
+            if snapshot is not None:
+                state = replace(state, optimizer=snapshot.states)
+                folder = self._folder / f"{UNFINISHED}shares-{secrets.token_hex(4)}"
+                with disk_errors(folder, "every earlier checkpoint is still there"):
+                    folder.mkdir()
+                shares = _RankShares(snapshot, folder, self._given_up)
+                snapshot.write(folder)
+            else:
+                state = replace(state, optimizer={name: part.optimizer_state() for name, part in optimized.items()})
+                if self._settings.asynchronous:
+                    state = _copied(state)
+            if self._settings.asynchronous:
+                state = replace(state, progress=copy.deepcopy(dict(state.progress)))
+                self._thread = threading.Thread(
+                    target=self._write_beside, args=(state, shares), name="checkpoint", daemon=True
+                )
+                self._thread.start()
+            else:
+                self._write(state, shares)
+        finally:
+            self._seconds += time.monotonic() - started
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written. Raises :class:`RollError` where it could not be."""
+        if self._thread is not None:
+            try:
+                self._thread.join()
+            except BaseException:  # a second Ctrl-C
+                self._given_up.set()
+                raise
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def take_seconds(self) -> float:
+        """How long saving has held the training up since this was asked before."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _write(self, state: CheckpointState, shares: _RankShares | None) -> None:
+        settings = self._settings
+        try:
+            save_checkpoint(self._folder, state, keep=settings.keep, keep_best=settings.keep_best, shares=shares)
+        finally:
+            if shares is not None:
+                shutil.rmtree(shares.folder, ignore_errors=True)
+
+    def _write_beside(self, state: CheckpointState, shares: _RankShares | None) -> None:
+        try:
+            self._write(state, shares)
+        except Exception as error:  # raised in the thread of the run
+            self._error = error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RankError):
+            self._given_up.set()
+            with contextlib.suppress(Exception):  # the ranks' loss is the error
+                self.wait()
+        else:
+            self.wait()
+
+
+def _copied(state: CheckpointState) -> CheckpointState:
+    """``state`` with tensors of its own."""
+
+    def held(source: WeightSource) -> WeightSource:
+        tensors = [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in source()]
+        return lambda: iter(tensors)
+
+    return replace(
+        state,
+        model=held(state.model),
+        others={name: held(source) for name, source in state.others.items()},
+        optimizer=kept_state(dict(state.optimizer), lambda _: True),
+    )
