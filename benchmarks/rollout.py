@@ -1,174 +1,176 @@
-"""Time and memory of playing episodes, an old checkout and this one in turns.
+"""How well rollouts use an engine: a lock-step loop beside rollout.mode sync, sync with redundancy, overlap and async.
 
-    python benchmarks/rollout.py --old ../main                   # machinery per turn, answers at once
-    python benchmarks/rollout.py --old ../main --running 10000   # many running episodes: peak memory, too
-    python benchmarks/rollout.py --old ../main --step            # quickstart's whole training step
+    python benchmarks/rollout.py                          # 256 episodes a step, 256 engine slots
+    python benchmarks/rollout.py --groups 128 --slots 1024
 
-Each measurement runs in a process of its own, in its checkout's folder, with its ``.venv`` where there is one.
-"Machinery" is all but the model: environments, prompts, scheduling; one engine thread answers at once, with an id
-that follows from the request's seed. Settings are those of configs/frozenlake_tiny.yaml.
+The same tasks and sampling seeds everywhere, so the same moves and the same latencies: FrozenLake, answered by the
+scripted engine after a lognormal time (median ``--latency``, sigma ``--sigma``). A step of learning is a sleep of
+``--learn`` seconds. Lock-step is the usual loop: all episodes of a step answer, then all are stepped.
+
+"Busy" is the time that requests were with the engine, over (seconds * slots). The bound of a mode is its time if all
+slots were busy while it plays, and, where playing waits for it, the time of learning; requests of cancelled episodes
+count as work here, so look at the seconds too. Figures are of a run that goes on: without its first and last steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
-from pathlib import Path
-
-IMPORTS = r'''
-import importlib
-
-def find(name, *modules):
-    """A name from where this commit, or one before trainer/ had rooms, has it."""
-    for module in modules:
-        try:
-            return getattr(importlib.import_module(module), name)
-        except ImportError:
-            continue
-    raise ImportError(name)
-
-load_config = find("load_config", "trainer.config.load", "trainer.config_file")
-Session = find("Session", "trainer.rollout.source", "trainer.rollout.session", "trainer.session")
-'''
-
-MEASURE = r'''
-import json, queue, resource, sys, tempfile, threading, time
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from roll_envs.policy import Policy
-from roll_envs.types import Completion
+from typing import Any
 
-mode, running, turns_wanted = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-config = load_config(Path("configs/frozenlake_tiny.yaml"))
-rollout = config.rollout.model_copy(update={"max_running": running})
-config = config.model_copy(update={"rollout": rollout})
+import roll_envs
+from roll_envs.managers.episode import sampling_seed
+from roll_envs.types import Completion, SamplingParams, Task
+from trainer.config import RunConfig
+from trainer.config.load import load_config
+from trainer.rollout.scheduler import GroupSource
+from trainer.rollout.source import Ledger, Session
 
 
-class AtOnce(Policy):
-    """An engine thread that answers whatever is queued at once."""
+class Watched:
+    """An engine of which is known how many requests it has, integrated over time."""
 
-    def __init__(self, tokenizer, stop_id):
-        words = [tokenizer(w, add_special_tokens=False)["input_ids"] for w in ("Left", "Right", "Up", "Down")]
-        self.said = [(*ids, stop_id) for ids in words]
-        self.queue = queue.SimpleQueue()
-        threading.Thread(target=self.loop, daemon=True).start()
+    def __init__(self, engine: Any) -> None:
+        self._submit, self._lock = engine.submit, threading.Lock()
+        self._running, self._since = 0, time.monotonic()
+        self._area = 0.0
+        self.requests = 0
+        engine.submit = self.submit
 
-    def loop(self):
-        while True:
-            seed, future = self.queue.get()
-            ids = self.said[seed % 4]
-            future.set_result(Completion(ids=ids, logprobs=(-1.0,) * len(ids), finish="stop", weight_version=0))
-
-    def submit(self, prompt_ids, sampling, *, timeout_s, session=None):
-        future = Future()
-        self.queue.put((sampling.seed, future))
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Completion]:
+        self.requests += 1
+        self._add(1)
+        future: Future[Completion] = self._submit(*args, **kwargs)
+        future.add_done_callback(lambda _: self._add(-1))
         return future
 
-    def generate(self, prompt_ids, sampling, *, timeout_s, session=None):
-        return self.submit(prompt_ids, sampling, timeout_s=timeout_s).result(timeout_s)
+    def _add(self, change: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._area += self._running * (now - self._since)
+            self._running, self._since = self._running + change, now
 
-    def close(self):
-        pass
-
-
-draw_tasks = find("draw_tasks", "trainer.rollout.source", "trainer.rollout.tasks", "trainer.tasks")
-
-
-def draw(first, count):
-    if "indices" in draw_tasks.__code__.co_varnames:
-        return draw_tasks(config.env, seed=0, indices=range(first, first + count))
-    return draw_tasks(config.env, seed=0, first=first, count=count)
+    def request_seconds(self) -> float:
+        """Since the last call."""
+        self._add(0)
+        area, self._area = self._area, 0.0
+        return area
 
 
-with Session(config) as session:
-    if mode == "machinery":
-        session._engine = AtOnce(session.model.tokenizer, session.settings.renderer.stop_ids[0])
-    size = config.rollout.group_size
-    groups = max(1, running // size)
-    session.collect(draw(0, min(groups, 48)), size)  # makes the environments
-    turns, first, started, cpu = 0, 1000, time.perf_counter(), time.process_time()
-    while turns < turns_wanted:
-        played = session.collect(draw(first, groups), size)
-        turns += sum(len(t.turns) for g in played for t in g.trajectories)
-        first += groups
-    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-result = {"ms_per_turn": 1e3 * seconds / turns, "cpu_ms": 1e3 * cpu / turns, "peak_gib": peak, "seconds": seconds}
-print(json.dumps(result))
-'''
-
-STEP = r"""
-import json, sys, tempfile, time
-from pathlib import Path
-RunFolder = find("RunFolder", "trainer.run.folder", "trainer.run_folder")
-read_metrics = find("read_metrics", "trainer.run.folder", "trainer.run_folder")
-train = find("train", "trainer.run.loop", "trainer.loop")
-Report = find("Report", "trainer.run.report", "trainer.report")
-config = load_config(Path("configs/frozenlake_tiny.yaml"))
-with tempfile.TemporaryDirectory() as folder:
-    config = config.model_copy(update={
-        "output": folder, "steps": 6,
-        "warm_start": config.warm_start.model_copy(update={"steps": 10}),
-        "evaluation": config.evaluation.model_copy(update={"tasks": 1, "every": 0}),
-        "checkpoint": config.checkpoint.model_copy(update={"every": 0}),
-    })
-    with RunFolder.create(config) as run:
-        train(config, run, Report.silent())
-        steps = [r for r in read_metrics(run.path, "train")][1:]
-turns = [r["time/step_s"] for r in steps]
-print(json.dumps({"ms_per_turn": 1e3 * sum(turns) / len(turns), "peak_gib": 0.0, "seconds": sum(turns)}))
-"""
+def lock_step(session: Session, learn_s: float) -> Iterator[None]:
+    """The loop to compare with: one batch, all of it turn by turn. Yields after each step."""
+    config = session.config
+    groups, size = config.rollout.groups_per_step, config.rollout.group_size
+    task = session.training_tasks([0])[0]
+    envs = [roll_envs.make(task.env_id, **task.kwargs) for _ in range(groups * size)]
+    for step in count():
+        drawn = session.training_tasks(range(step * groups, (step + 1) * groups))
+        tasks = [task for task in drawn for _ in range(size)]
+        _play_in_step(session, envs, tasks)
+        time.sleep(learn_s)
+        yield
 
 
-def measure(checkout: Path, options: argparse.Namespace) -> dict[str, float]:
-    """One process in ``checkout``."""
-    own = checkout / ".venv" / "bin" / "python"
-    python = str(own) if own.exists() else sys.executable
-    program = IMPORTS + (STEP if options.step else MEASURE)
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    done = subprocess.run(
-        [python, "-c", program, options.mode, str(options.running), str(options.turns)],
-        cwd=checkout, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{checkout}: {done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+def _play_in_step(session: Session, envs: Sequence[Any], tasks: Sequence[Task]) -> None:
+    size, sampling = session.config.rollout.group_size, session.settings.sampling
+    for env, task in zip(envs, tasks, strict=True):
+        env.reset(seed=task.seed)
+    prompt, playing, turn = (5, 6, 7), list(range(len(tasks))), 0
+    while playing:
+        futures = []
+        for i in playing:
+            seed = sampling_seed(session.settings.seed, tasks[i], i % size, turn)
+            params = SamplingParams(max_new_tokens=sampling.max_new_tokens, stop_ids=sampling.stop_ids, seed=seed)
+            futures.append(session.engine.submit(prompt, params, timeout_s=600))
+        left = []
+        for i, future in zip(playing, futures, strict=True):
+            text = session.settings.renderer.decode(future.result().ids)
+            _, _, terminated, truncated, _ = envs[i].step(text)
+            if not terminated and not truncated:
+                left.append(i)
+        playing, turn = left, turn + 1
+
+
+def scheduled(session: Session, learn_s: float) -> Iterator[None]:
+    """Our own modes: the source of groups, with a learner that sleeps. Yields after each step."""
+    ledger, version = Ledger(), count()
+    source = GroupSource(session, ledger, lambda: session.engine.update_weights(_weights(session), next(version)))
+    for step in count():
+        ledger.settle(source.next_step(step).indices)
+        time.sleep(learn_s)
+        yield
+
+
+def _weights(session: Session) -> Any:
+    return session.model.network.state_dict().items()
+
+
+def measured(name: str, config: RunConfig, steps: int, learn_s: float) -> list[float]:
+    """Seconds a step, share of the time that the engine's slots were busy, share of the mode's bound, requests a step;
+    of a run that goes on, after a first step that fills it."""
+    with Session(config) as session:
+        watched = Watched(session.engine)
+        run = (lock_step if name == "lock-step" else scheduled)(session, learn_s)
+        next(run)
+        watched.request_seconds()
+        requests, started = watched.requests, time.monotonic()
+        for _ in range(steps):
+            next(run)
+        seconds = time.monotonic() - started
+        busy_s = watched.request_seconds() / config.rollout.max_running
+        requests = watched.requests - requests
+    waits = name == "lock-step" or config.rollout.mode == "sync"
+    bound_s = busy_s + steps * learn_s if waits else max(busy_s, steps * learn_s)
+    return [seconds / steps, busy_s / seconds, bound_s / seconds, requests / steps]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old", type=Path, help="a checkout of the commit to compare with; left out: this one alone")
-    parser.add_argument("--mode", choices=["machinery", "engine"], default="machinery", help="who answers")
-    parser.add_argument("--running", type=int, default=384, help="episodes that run at the same time")
-    parser.add_argument("--turns", type=int, default=8000, help="turns of one measurement, at least")
-    parser.add_argument("--step", action="store_true", help="quickstart's whole step instead (ms are of a step)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--groups", type=int, default=32, help="groups of 8 episodes a step")
+    parser.add_argument("--slots", type=int, default=256, help="episodes that run at the same time")
+    parser.add_argument("--steps", type=int, default=6, help="measured after a first one")
+    parser.add_argument("--latency", type=float, default=0.4, help="median seconds of an answer")
+    parser.add_argument("--sigma", type=float, default=1.0, help="deviation of its logarithm")
+    parser.add_argument("--learn", type=float, default=2.0, help="seconds that a step learns")
+    parser.add_argument("--redundancy", type=int, default=8, help="groups begun beyond those a step needs")
+    parser.add_argument("--staleness", type=int, default=2, help="rollout.max_staleness of mode async")
     options = parser.parse_args()
-    checkouts = {"new": Path(__file__).resolve().parents[1]}
-    if options.old is not None:
-        checkouts["old"] = options.old.resolve()
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
-    for i in range(options.rounds):
-        for name in list(checkouts)[:: 1 if i % 2 else -1]:
-            found[name].append(measure(checkouts[name], options))
-    what = "step" if options.step else f"turn, {options.running} running, {options.mode}"
-    print(f"| Checkout | ms a {what} (median, range) | Peak GiB |\n| --- | --- | --- |")
-    for name, results in found.items():
-        ms = [r["ms_per_turn"] for r in results]
+    engine = {
+        "name": "scripted",
+        "answers": ["Left", "Down", "Right", "Up"],
+        "latency_s": options.latency,
+        "latency_sigma": options.sigma,
+        "max_tokens": 256,
+    }
+    modes: dict[str, dict[str, Any]] = {
+        "lock-step": {},
+        "sync": {},
+        f"sync, redundancy {options.redundancy}": {"redundancy": options.redundancy},
+        "overlap": {"mode": "overlap"},
+        f"async, staleness {options.staleness}": {"mode": "async", "max_staleness": options.staleness},
+    }
+    print("| Mode | s a step | to lock-step | engine busy | of the mode's bound | requests a step |")
+    print("|---|---|---|---|---|---|")
+    first = 0.0
+    for name, rollout in modes.items():
+        size = {"groups_per_step": options.groups, "group_size": 8, "max_running": options.slots}
+        limits = {"turn_timeout_s": 600.0, "episode_timeout_s": 3600.0}
+        path = Path(__file__).resolve().parents[1] / "configs" / "frozenlake_tiny.yaml"
+        config = load_config(path, [])
+        values = config.model_dump()
+        values.update(steps=1_000_000, engine=engine, rollout={**values["rollout"], **size, **limits, **rollout})
+        config = RunConfig.model_validate(values)
+        found = measured(name, config, options.steps, options.learn)
+        first = first or found[0]
         print(
-            f"| {name} | {statistics.median(ms):.3f} ({min(ms):.3f}-{max(ms):.3f}) | "
-            f"{max(r['peak_gib'] for r in results):.2f} |"
+            f"| {name} | {found[0]:.2f} | {first / found[0]:.2f} | {found[1]:.3f} | {found[2]:.3f} | {found[3]:.0f} |",
+            flush=True,
         )
-    if "old" in found:
-        old, new = (statistics.median(r["ms_per_turn"] for r in found[name]) for name in ("old", "new"))
-        print(f"| new / old | {new / old:.3f} | |")
 
 
 if __name__ == "__main__":
