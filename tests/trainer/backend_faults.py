@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from oracle_faults import CRITIC, GRADIENTS, TORCH, Fault, Suite, plant
+from oracle_faults import CRITIC, GRADIENTS, Fault, Suite, plant
 
 FSDP2, ZERO, DEEPSPEED = (f"trainer/learner/{name}.py" for name in ("fsdp2", "zero", "deepspeed"))
 STEPS = "trainer/learner/steps.py"
@@ -114,8 +114,13 @@ FAULTS = {
             "for p in self.values if not half]",
             "bfloat16 and not adapters",
         ),
-        Fault("the denominators of one rank", TORCH, OWN_DENOMINATORS, ""),
-        Fault("the critic's denominators of one rank", CRITIC, OWN_DENOMINATORS, ""),
+        Fault("the denominators of one rank", STEPS, "total = ranks.denominators(own)", "total = own"),
+        Fault(
+            "the critic's denominators of one rank",
+            CRITIC,
+            "self._ranks.denominators(denominators).tokens",
+            "denominators.tokens",
+        ),
         Fault(
             "the critic is not stepped", CRITIC, "take_step(self._optimizers, lr)", "take_step(self._optimizers, 0.0)"
         ),
@@ -268,9 +273,14 @@ FAULTS = {
             "        return found\n\n    def sum",
             "        return [value] * self.count\n\n    def sum",
         ),
-        Fault("a step is skipped on one rank", GRADIENTS, "return any(self._gather(flag))", "return flag"),
-        Fault("the denominators of one rank", TORCH, OWN_DENOMINATORS, ""),
-        Fault("the critic's denominators of one rank", CRITIC, OWN_DENOMINATORS, ""),
+        Fault("a step is skipped on one rank", GRADIENTS, "return any(self.gather(flag))", "return flag"),
+        Fault("the denominators of one rank", STEPS, "total = ranks.denominators(own)", "total = own"),
+        Fault(
+            "the critic's denominators of one rank",
+            CRITIC,
+            "self._ranks.denominators(denominators).tokens",
+            "denominators.tokens",
+        ),
         Fault(
             "the critic's gradients are not summed", CRITIC, "        self._ranks.add_gradients(self._parameters)\n", ""
         ),

@@ -64,7 +64,7 @@ FAULTS = [
         "TorchScorer(frozen, self._temperature, self._settings)",
         "TorchScorer(frozen, 1.0, self._settings)",
     ),
-    Fault("the version is never bumped", LOOP, "counters.version += 1\n        counters.ledger", "counters.ledger"),
+    Fault("the version is never bumped", LOOP, "counters.version += 1\n            counters.ledger", "counters.ledger"),
     Fault(
         "the same ids with another mask are one",
         UPDATE,

@@ -102,7 +102,8 @@ def test_memory_follows_the_backend_and_its_ranks() -> None:
     assert learner("deepspeed", 8, learner__stage=3) == pytest.approx(alone / 8)
     assert alone / 8 < learner("deepspeed", 8, learner__stage=2) < learner("deepspeed", 8, learner__stage=1) < alone
     cut = learner("megatron", 8, learner__tensor_parallel=2, learner__pipeline_parallel=2)
-    assert cut == pytest.approx(alone / 4)
+    # Float32 copies and moments, two thirds of it, are divided over replicas, too.
+    assert cut == pytest.approx(alone / 3 / 4 + alone * 2 / 3 / 8)
 
 
 def test_shares_have_no_whole_gradients_of_micro_batches() -> None:

@@ -256,7 +256,7 @@ def test_a_replay_follows_the_learning_rate_of_a_longer_resume(tmp_path: Path, m
     assert "learner/lr" in changed.differing
     opened: list[str] = []
     monkeypatch.setattr(
-        "trainer.rollout.source.env_workers", lambda config, _: (opened.append(config.manager), nullcontext())[1]
+        "trainer.rollout.source.env_workers", lambda config, *_: (opened.append(config.manager), nullcontext())[1]
     )
     evaluate_run(path, tasks=1)
     assert opened == ["process"], "workers once: the model is built without"
