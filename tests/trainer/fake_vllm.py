@@ -43,12 +43,10 @@ class FakeVLLM:
         self.aborted, self.never = asyncio.Event(), asyncio.Event()
         self.bad: dict[str, Any] = {}
         """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
-        log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``fails`` so many times,
-        ``hang_in`` never ("all": all routes), ``busy_in`` 503 so many times."""
+        log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never ("all":
+        all routes), ``busy_in`` 503 so many times."""
         self.load: dict[str, float] = {}
         self.asleep: set[str] = set()
-        self.updating = False
-        """Between the routes that start and finish an update, of which none may be called twice."""
         self.group: Any = None
         self.weights: dict[str, Any] = {}
         """What the last updates brought."""
@@ -79,9 +77,6 @@ class FakeVLLM:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.bad.get("fail_in") == path:
             return 500, {"error": f"{path} fails"}
-        if self.bad.get("fails", {}).get(path, 0) > 0:
-            self.bad["fails"][path] -= 1
-            return 500, {"error": f"{path} fails"}
         if self.bad.get("busy_in", {}).get(path, 0) > 0:
             self.bad["busy_in"][path] -= 1
             return 503, {"error": "busy"}
@@ -90,13 +85,8 @@ class FakeVLLM:
         match path:
             case "/misbehave":
                 self.bad = body
-            case "/start_weight_update" | "/finish_weight_update" if self.updating == (path == "/start_weight_update"):
-                return 500, {"error": f"an update is {'' if self.updating else 'not '}active"}
-            case "/start_weight_update":
-                self.updating = True
             case "/finish_weight_update":
                 self.leave()
-                self.updating = False
                 if body is not None:
                     self.version, self.updates = body["weight_version"], self.updates + 1
             case "/pause":

@@ -199,36 +199,6 @@ def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds
     check(ask(engine, 1), version=1)
 
 
-@pytest.mark.parametrize("route", ["/start_weight_update", "/update_weights", "/reset_prefix_cache", "/resume"])
-def test_after_an_update_that_failed_once_the_version_of_before_goes_on(
-    engine: RemoteEngine, fake: tuple[str, FakeVLLM], route: str
-) -> None:
-    fake[1].bad = {"delay_s": 0.3}
-    running = ask(engine, 2)
-    time.sleep(0.1)
-    fake[1].bad = {"fails": {route: 1}}
-    label = fake[1].version
-    with pytest.raises(EngineError, match=f"{route}.* answered 500"):
-        engine.update_weights(weights_of(blank_model().network), 1)
-    check([*running, *ask(engine, 2)], version=0)
-    assert engine.version == 0
-    assert fake[1].version != label, "the weights of before were sent again"
-    engine.health()
-    engine.update_weights(weights_of(blank_model().network), 1)
-    check(ask(engine, 1), version=1)
-
-
-def test_what_an_update_that_failed_sampled_does_not_count(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
-    fake[1].bad = {"fails": {"/resume": 1}}
-    with pytest.raises(EngineError):
-        engine.update_weights(weights_of(blank_model().network), 1)
-    sent = engine._sent
-    assert sent.version_of(sent.label) == 0
-    failed = f"1-{sent.owner}-{sent.update - 1}"
-    with pytest.raises(ValueError, match=f"'{failed}' are of an update that failed"):
-        sent.version_of(failed)
-
-
 def test_weights_with_the_number_of_the_last_ones_are_sent_all_the_same(
     engine: RemoteEngine, fake: tuple[str, FakeVLLM]
 ) -> None:

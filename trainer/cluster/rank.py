@@ -119,10 +119,13 @@ class Rank:
         """Give a part the weights of another one."""
         self._parts[name].load_weights(self._parts[source].weights())
 
-    def sees(self, name: PartName, path: str, token: bytes) -> tuple[bool, str]:
-        """Whether this process can write to a file of the driver, which begins with ``token``; and where the weights of
-        a part are."""
-        return rank_weights.sees(path, token), str(next(iter(self._parts[name].weights()))[1].device)
+    def sees(self, path: str, token: bytes) -> bool:
+        """Whether this process can write to a file of the driver, which begins with ``token``."""
+        return rank_weights.sees(path, token)
+
+    def device(self, name: PartName) -> str:
+        """Where the weights of a part are."""
+        return str(next(iter(self._parts[name].weights()))[1].device)
 
     def deliver(self, name: PartName, delivery: Delivery) -> Iterator[Word]:
         """Write and send the weights of a part."""

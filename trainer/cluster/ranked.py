@@ -142,10 +142,13 @@ class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
         found: tuple[str, torch.Tensor] = next(self._stream)
         return found
 
-    def writers(self, path: str, token: bytes) -> tuple[tuple[int, ...], torch.device]:
-        """The ranks that see the file ``path``, and where the weights are."""
-        found = self.crew.call("sees", self.name, path, token)
-        return tuple(rank for rank, (seen, _) in enumerate(found) if seen), torch.device(found[0][1])
+    def writers(self, path: str, token: bytes) -> tuple[int, ...]:
+        """The ranks that see the file ``path``."""
+        return tuple(rank for rank, seen in enumerate(self.crew.call("sees", path, token)) if seen)
+
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return torch.device(self.crew.call("device", self.name)[0])
 
     def deliver(self, delivery: Delivery) -> Iterator[Word]:
         """Have the ranks write and send them."""

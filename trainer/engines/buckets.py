@@ -55,9 +55,12 @@ class Word(NamedTuple):
 class Delivered(Protocol):
     """A stream of weights that lie in other processes, which can write and send them: only words pass this one."""
 
-    def writers(self, path: str, token: bytes) -> tuple[tuple[int, ...], torch.device]:
-        """The ranks that see the file ``path``, which begins with ``token``: none where it is on another machine. And
-        where rank 0 has the weights."""
+    def writers(self, path: str, token: bytes) -> tuple[int, ...]:
+        """The ranks that see the file ``path``, which begins with ``token``; none where it is on another machine."""
+        ...
+
+    def device(self) -> torch.device:
+        """Where rank 0 has the weights."""
         ...
 
     def deliver(self, delivery: Delivery) -> Iterator[Word]:

@@ -68,33 +68,28 @@ class SentWeights:
         self._reading = threading.Lock()  # one thread at a time asks other processes for their weights
         self._words: Iterator[Word] | None = None
         self._unread: Iterator[tuple[str, torch.Tensor]] | None = None
-        self._delivered: Delivered | None = None
-        self._writers: tuple[int, ...] = ()
+        self._delivered = source if isinstance(source, Delivered) else None
+        self._writers = self._found_by(self._delivered) if self._delivered is not None else ()
         self.device = torch.device("cpu")
         """Where the weights come from."""
-        try:
-            if isinstance(source, Delivered):
-                self._writers, self.device = self._found_by(source)
-            if isinstance(source, Delivered) and self._writers:
-                self._delivered = source
-            else:
-                stream = iter(source)
-                first = next(stream, None) if live else None
-                self.device = torch.device("cpu") if first is None else first[1].device
-                self._unread = self._written(stream if first is None else itertools.chain([first], stream))
-            if not live:
-                self.keep()
-        except BaseException:
-            self.close()
-            raise
+        if self._writers and self._delivered is not None:
+            self.device = self._delivered.device()
+        else:
+            self._delivered = None
+            stream = iter(source)
+            first = next(stream, None) if live else None
+            self.device = self.device if first is None else first[1].device
+            self._unread = self._written(stream if first is None else itertools.chain([first], stream))
+        if not live:
+            self.keep()
 
     @property
     def elsewhere(self) -> bool:
         """Whether they lie in other processes, which have not been asked for them yet."""
         return self._delivered is not None and self._words is None
 
-    def _found_by(self, delivered: Delivered) -> tuple[tuple[int, ...], torch.device]:
-        """The ranks that can write to the file, and where the weights are."""
+    def _found_by(self, delivered: Delivered) -> tuple[int, ...]:
+        """The ranks that can write to the file."""
         token = secrets.token_bytes(16)
         os.pwrite(self._file.fileno(), token, 0)
         return delivered.writers(self.path, token)

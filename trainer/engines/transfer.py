@@ -73,8 +73,8 @@ async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
     """The workers open the memory of a bucket: CUDA IPC on a GPU that they share with the learner. Weights of other
     processes, which may have other GPUs, are mapped."""
     if weights.elsewhere:
-        async with _mapped(ask, weights, options) as send_mapped:
-            yield send_mapped
+        async with _mapped(ask, weights, options) as send:
+            yield send
         return
     await ask("/init_weight_transfer_engine", {"init_info": {}})
     files: list[Any] = []
@@ -115,7 +115,7 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
         "size": 1 + workers,
         "timeout_s": options.timeout_s,
     }
-    sender: _Sender = _SenderElsewhere(weights, agreed) if weights.elsewhere else _SenderHere(weights, agreed)
+    sender: _Sender = (_SenderElsewhere if weights.elsewhere else _SenderHere)(weights, agreed)
 
     async def send() -> None:
         while (bucket := await asyncio.to_thread(sender.bucket)) is not None:
@@ -173,11 +173,8 @@ class _SenderHere:
         self._group = Group(**self._agreed, rank=0)
 
     def bucket(self) -> tuple[int, Sequence[Piece]] | None:
-        found = next(self._found, None)
-        if found is None:
-            return None
-        self._memory, pieces = found
-        return len(self._memory), pieces
+        self._memory, pieces = next(self._found, (None, []))
+        return None if self._memory is None else (len(self._memory), pieces)
 
     def send(self) -> None:
         assert self._group is not None
@@ -193,10 +190,10 @@ class _SenderElsewhere:
     """The process that the weights lie in, which says what it does; it leaves the group behind the last bucket."""
 
     def __init__(self, weights: SentWeights, agreed: dict[str, Any]) -> None:
-        self._weights = weights
-        weights.deliver(agreed, _most_bytes(weights))  # which the first word begins, whoever asks for it
+        self._weights, self._agreed = weights, agreed
 
     def join(self) -> None:
+        self._weights.deliver(self._agreed, _most_bytes(self._weights))
         self._next()
 
     def bucket(self) -> tuple[int, Sequence[Piece]] | None:
