@@ -78,9 +78,8 @@ def test_weights_that_do_not_fit_are_refused_and_named(
         ):
             with pytest.raises(EngineError, match=said):
                 engine.update_weights(iter(source), 1)
-            assert engine.version == 0
-            check(ask(engine, 1), version=0)
-            assert all(torch.equal(fake[1].weights[name], tensor) for name, tensor in good)
+            with pytest.raises(EngineError, match="update to weight version 1 failed and must be repeated"):
+                ask(engine, 1)
         engine.update_weights(iter(good), 2)
         check(ask(engine, 2), version=2)
     finally:

@@ -19,7 +19,6 @@ from trainer.cluster.seats import learner_device
 from trainer.config import CriticConfig, LossConfig, RunConfig
 from trainer.config.load import dump_config
 from trainer.data.batches import Batch, Denominators, balance, cost
-from trainer.engines.buckets import Delivery, Word
 from trainer.learner import Learner, make_learner
 from trainer.learner.gradients import Ranks
 from trainer.learner.snapshot import Keep, kept_state
@@ -131,8 +130,7 @@ def gather(
 
 
 class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
-    """The weights of a part, and whose they are: a stream through the driver, or, asked as
-    :class:`~trainer.engines.buckets.Delivered`, written and sent by the ranks."""
+    """The weights of a part, and whose they are."""
 
     def __init__(self, crew: Crew, name: PartName) -> None:
         self.crew, self.name = crew, name
@@ -141,18 +139,6 @@ class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
     def __next__(self) -> tuple[str, torch.Tensor]:
         found: tuple[str, torch.Tensor] = next(self._stream)
         return found
-
-    def writers(self, path: str, token: bytes) -> tuple[int, ...]:
-        """The ranks that see the file ``path``."""
-        return tuple(rank for rank, seen in enumerate(self.crew.call("sees", path, token)) if seen)
-
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return torch.device(self.crew.call("device", self.name)[0])
-
-    def deliver(self, delivery: Delivery) -> Iterator[Word]:
-        """Have the ranks write and send them."""
-        return self.crew.stream("deliver", self.name, delivery)
 
 
 class RankedScorer:

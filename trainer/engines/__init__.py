@@ -82,8 +82,7 @@ class Engine(Policy):
 
         Returns when requests submitted from now on are answered by ``version``. Of tensors that the model ties, one
         name is enough. Raises :class:`EngineError` for names that are unknown or missing and for shapes that do not
-        fit. The engine then answers with the weights of before where it still has them; else it refuses requests until
-        an update succeeds.
+        fit; the engine then refuses requests until an update succeeds.
         """
 
     def pause(self) -> None:

@@ -60,7 +60,7 @@ class RemoteEngine(Engine):
         self._limits = Limits(model.network.config.vocab_size, max_tokens)
         self._skeleton = skeleton_of(model.network)
         self._live = dialect.live and len(servers) == 1  # several would have to read it at the same time
-        self._owner, self._updates, self._void = secrets.token_hex(4), itertools.count(), set[int]()
+        self._owner, self._updates = secrets.token_hex(4), itertools.count()
         self._problem = ""  # why nothing is answered until an update succeeds
         self._aborts = 0  # how often everything was aborted
         self._paused = self._closed = self._asleep = False
@@ -96,13 +96,15 @@ class RemoteEngine(Engine):
 
         Running requests go on with the new weights, and their prompts and what they sampled so far are run again. A
         replica that has to be started meanwhile does not hold the others up; it gets the weights when it is there.
-
-        After an update that failed the version of before goes on serving: where servers were told of the new one, they
-        are given the old one again, and proven. Only where that fails too is nothing answered until an update succeeds.
         """
         if self._closed:
             raise EngineError("the engine is closed")
-        self._client.run(self._update(self._read(source, version)))
+        try:
+            sent = self._read(source, version)
+        except BaseException as error:
+            self._problem = _repeat(version, error)
+            raise
+        self._client.run(self._update(sent))
 
     def pause(self) -> None:
         """Stop sampling; requests are kept."""
@@ -250,31 +252,12 @@ class RemoteEngine(Engine):
         try:
             await self._bring_all()
         except BaseException as error:
-            self._void.add(sent.update)
-            await self._go_back(old, sent, error)
-            raise
-        await asyncio.to_thread(old.weights.close)
-        self._problem = ""
-
-    async def _go_back(self, old: Sent, failed: Sent, error: BaseException) -> None:
-        """After an update that failed: let the version of before serve again, or nothing."""
-        # By a label of its own, so that no server that has parts of both passes for one that has the old weights.
-        self._sent, self.version = replace(old, update=next(self._updates)), old.version
-        try:
-            if not isinstance(error, Exception):  # the engine is closed
-                raise error
-            await self._every(Replica.undo)
-            await self._bring_all()
-            self._problem = ""
-            _log.warning("the update to weight version %d failed, and %d goes on", failed.version, old.version)
-        except BaseException as second:
-            self._fail(f"the update to weight version {failed.version} failed and must be repeated: {error}")
+            self._fail(_repeat(sent.version, error))
             await self._every(Replica.silence)
-            if not isinstance(second, Exception):
-                raise
+            raise
         finally:
-            # Whoever sends them ends before anybody asks the learner for something else.
-            await asyncio.to_thread(failed.weights.settle)
+            old.weights.close()
+        self._problem = ""
 
     async def _bring_all(self, *, patient: bool = False) -> None:
         """See to it that every replica answers with the current weights.
@@ -402,11 +385,15 @@ class RemoteEngine(Engine):
             dtype=getattr(torch, self._settings.dtype),
             live=self._live,
         )
-        return Sent(weights, version, self._owner, next(self._updates), self._void)
+        return Sent(weights, version, self._owner, next(self._updates))
 
     def _raise_if_unusable(self) -> None:
         if self._closed or self._problem:
             raise EngineError("the engine is closed" if self._closed else self._problem)
+
+
+def _repeat(version: int, error: BaseException) -> str:
+    return f"the update to weight version {version} failed and must be repeated: {error}"
 
 
 def _joined(parts: Sequence[Completion]) -> Completion:

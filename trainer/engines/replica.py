@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from roll_envs.errors import EngineError
@@ -62,8 +62,6 @@ class Sent:
     """Of the label: another trainer's weights are told from ours by it."""
     update: int
     """Of the label: which update, since a version may be sent twice."""
-    void: set[int] = field(default_factory=set)
-    """Updates that failed: what their weights sampled until then does not count."""
 
     @property
     def label(self) -> str:
@@ -71,12 +69,10 @@ class Sent:
         return f"{self.version}-{self.owner}-{self.update}"
 
     def version_of(self, label: Any) -> int:
-        """The version that a label names. Raises ValueError for weights that this engine did not send, or not well."""
-        version, owner, update = str(label).split("-")
+        """The version that a label names. Raises ValueError for weights that this engine did not send."""
+        version, owner, _ = str(label).split("-")
         if owner != self.owner:
             raise ValueError(f"weights {label!r} are not of this engine")
-        if int(update) in self.void:
-            raise ValueError(f"weights {label!r} are of an update that failed")
         return int(version)
 
 
@@ -137,9 +133,8 @@ class Dialect(abc.ABC):
         """End every request with what it sampled."""
 
     @abc.abstractmethod
-    async def undo(self, ask: Ask, *, resume: bool = True) -> None:
-        """End an update that failed somewhere in the middle, and let the server go on where ``resume``, as far as it
-        can. Raises nothing."""
+    async def undo(self, ask: Ask) -> None:
+        """Let the server go on after :meth:`send` failed somewhere in the middle, as far as it can. Raises nothing."""
 
     async def sleep(self, ask: Ask) -> None:
         """Give back the memory of weights, keys and values, and keep the requests."""
@@ -276,11 +271,6 @@ class Replica:
             with contextlib.suppress(ServerFaultError):
                 await self._dialect.abort(self.ask)
             await asyncio.sleep(0.02)
-
-    async def undo(self) -> None:
-        """After an update that failed, before other weights follow: the server forgets it, and stays paused."""
-        if not self._asleep:
-            await self._dialect.undo(self.ask, resume=False)
 
     async def silence(self, *, paused: bool = False) -> None:
         """After an update that failed: it answers nothing, and no request waits for it."""

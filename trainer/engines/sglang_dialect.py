@@ -203,8 +203,8 @@ class SGLangDialect(Dialect):
             await _update(ask, "/end_weight_update", {})
             await _update(ask, "/begin_weight_update", {})
 
-    async def undo(self, ask: Ask, *, resume: bool = True) -> None:
-        for path in ("/end_weight_update", "/continue_generation")[: 1 + resume]:
+    async def undo(self, ask: Ask) -> None:
+        for path in ("/end_weight_update", "/continue_generation"):
             with contextlib.suppress(EngineError):
                 await ask(path, {})
 

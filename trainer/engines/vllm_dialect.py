@@ -108,8 +108,8 @@ class VLLMDialect(Dialect):
     async def resume(self, ask: Ask) -> None:
         await ask("/resume")
 
-    async def undo(self, ask: Ask, *, resume: bool = True) -> None:
-        for path in ("/finish_weight_update", "/resume")[: 1 + resume]:
+    async def undo(self, ask: Ask) -> None:
+        for path in ("/finish_weight_update", "/resume"):
             with contextlib.suppress(EngineError):
                 await ask(path)
 
