@@ -104,9 +104,12 @@ def test_what_a_session_leaves_running_takes_only_time_that_nobody_wants(sandbox
     with sandbox.session() as session:
         session.run("import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass'])")
         assert "2" in shares()
-        waiting = threading.Thread(target=session.run, args=("import time; time.sleep(1)",))
+        waiting = threading.Thread(target=session.run, args=("import time; time.sleep(3)",))
         waiting.start()
-        time.sleep(0.5)
+        until = time.monotonic() + 3
+        while "2" in shares() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert waiting.is_alive()
         assert "2" not in shares()
         waiting.join()
         assert "2" in shares()

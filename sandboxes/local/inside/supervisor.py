@@ -69,8 +69,10 @@ def _reset_signals_and_limits() -> None:
 def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
     # A pidfd cannot come to mean another process; the check excludes that the id was reused before it was opened.
     owner = os.pidfd_open(plan["owner"])
-    if plan["owner"] != os.getppid():
-        raise SystemExit(0)  # it ended before we could look
+    if plan["owner"] != os.getppid():  # it ended before we could look
+        if plan["workspace"] is not None:
+            Workspace(plan["workspace"]).remove()
+        raise SystemExit(0)
     kernel.subreaper()
     # Never written to: the jail notices by its hang-up that the supervisor has ended.
     alive_read, alive_write = os.pipe()
