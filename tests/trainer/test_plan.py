@@ -166,14 +166,13 @@ def test_thirty_billion_weights_fit_four_nodes() -> None:
     experts = FOLDER / "sokoban_qwen3_30b_a3b_4nodes.yaml"
     hardware = replace(NODE, nodes=4, node_gib=1024.0)
     plan = plan_cluster(load_config(experts), THIRTY, hardware, tokens=1_000_000)
-    assert not plan.colocated
-    assert plan.seats[:24] == tuple((f"learner {i}",) for i in range(24))
-    assert plan.seats[24:] == tuple((f"engine {i // 4}",) for i in range(8))
+    assert plan.placement.learner == tuple(range(24))
+    assert plan.placement.rollout == (tuple(range(24, 28)), tuple(range(28, 32)))
     assert plan.memory.parameters == pytest.approx(30.5e9, rel=0.01)
     assert plan.memory.peak("cuda")[1] < plan.memory.free["cuda"]
-    with pytest.raises(ConfigError, match="32 GPUs are needed"):
+    with pytest.raises(ConfigError, match="8 GPUs are needed beside the 24 of the learner"):
         plan_cluster(load_config(experts), THIRTY, replace(hardware, nodes=3), tokens=1_000_000)
-    cut_less = load_config(experts, ["learner.pipeline_parallel=4"])
+    cut_less = load_config(experts, ["learner.pipeline_parallel=2"])
     with pytest.raises(ConfigError, match="not enough memory"):
         plan_cluster(cut_less, THIRTY, hardware, tokens=1_000_000)
 
