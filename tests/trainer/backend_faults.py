@@ -53,7 +53,7 @@ FAULTS = {
             "torch._foreach_mul_(local, 1.0)",
         ),
         Fault("shards of another rank", FSDP2, "* self.rank  # torch", "* (self.count - 1 - self.rank)  # torch"),
-        Fault("all ranks keep the state", FSDP2, "return found if self.rank == 0 else {}", "return found"),
+        Fault("all ranks keep the state", FSDP2, "return found if keep or self.rank == 0 else {}", "return found"),
         Fault(
             "offload is ignored",
             FSDP2,

@@ -36,6 +36,7 @@ from word_env import CARD, fault_of
 import roll_envs
 import trainer.rollout.source
 import trainer.run.loop
+import trainer.run.saving
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Outcome, Task, Trajectory
 from trainer.config.load import load_config
@@ -296,7 +297,7 @@ def die_and_go_on(
         pass
 
     seen: list[tuple[str, int]] = []
-    log, save, learn = RunFolder.log, trainer.run.loop.save_checkpoint, trainer.run.loop.update
+    log, save, learn = RunFolder.log, trainer.run.saving.save_checkpoint, trainer.run.loop.update
 
     def logged(self: RunFolder, metrics: Any, *, step: int, phase: str = "train") -> None:
         log(self, metrics, step=step, phase=phase)
@@ -319,7 +320,7 @@ def die_and_go_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "log", logged)
-        patched.setattr(trainer.run.loop, "save_checkpoint", saved)
+        patched.setattr(trainer.run.saving, "save_checkpoint", saved)
         patched.setattr(trainer.run.loop, "update", updated)
         with pytest.raises(Death):
             run(tmp_path, **changes)
