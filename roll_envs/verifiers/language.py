@@ -73,7 +73,7 @@ def _script(letter: str) -> str:
 @functools.cache
 def _classifier() -> Callable[[str], str]:
     try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped,unused-ignore]
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise MissingExtraError("telling languages", "verifiers") from None
     # An instance of its own: the library's shared one may be set to other languages.
