@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import sandboxes.local.slot as slot
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox, Tier
+from sandboxes.local.inside import wire
 
 LIMITS = Limits(wall_s=10.0, memory_mb=128, processes=24, files_mb=16)
 X86 = platform.machine() == "x86_64"
@@ -336,17 +338,45 @@ def test_nothing_is_left_when_one_of_us_is_killed(sandbox: LocalSandbox, who: st
         deadline = time.monotonic() + 10
         while (alive := [p for p in family if runs(p)]) and time.monotonic() < deadline:
             time.sleep(0.05)
-        if who != "caller":  # its pool starts another slot; a folder is removed by a supervisor that knows of it
+        if who != "caller":  # its pool starts another slot, of which a supervisor knows that has begun a jail
             until = time.monotonic() + 10
             while len(descendants_of(caller.pid)) < 2 and time.monotonic() < until:
                 time.sleep(0.05)
-            time.sleep(1)
         caller.kill()
     assert alive == []
     until = time.monotonic() + 10
     while folders() != before and time.monotonic() < until:  # of the slot in its place, whose owner has just ended
         time.sleep(0.05)
     assert folders() == before
+
+
+@pytest.mark.parametrize("tier", ["full", "landlock"])
+def test_nothing_is_left_of_a_slot_whose_owner_ended_before_it_began(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor alone removes folder and cgroups then, so here the owner does not."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    made, real, find = list[Path](), wire.send, module.candidates
+
+    def send(channel: Any, message: Any, *more: Any) -> None:
+        if "owner" in message:
+            made.extend(Path(folder) for folder in message["cgroup"].values())
+            made.extend([Path(message["workspace"]["folder"])] if message["workspace"] else [])
+            assert all(folder.exists() for folder in made)
+            message = {**message, "owner": ended.pid}
+        real(channel, message, *more)
+
+    monkeypatch.setattr(wire, "send", send)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    for owner in (slot, module):
+        monkeypatch.setattr(owner, "remove_later", lambda *_: None)
+    monkeypatch.setattr(module, "candidates", lambda view: [o for o in find(view) if o.tier == tier])
+    with pytest.raises(SandboxError):
+        LocalSandbox(slots=1, minimum_isolation=tier, limits=LIMITS)
+    if not made:
+        pytest.skip(f"the tier {tier!r} cannot be had here")
+    assert not [folder for folder in made if folder.exists()]
 
 
 def runs(pid: int) -> bool:

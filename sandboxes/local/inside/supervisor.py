@@ -68,10 +68,11 @@ def _reset_signals_and_limits() -> None:
 
 def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
     # A pidfd cannot come to mean another process; the check excludes that the id was reused before it was opened.
-    owner = os.pidfd_open(plan["owner"])
-    if plan["owner"] != os.getppid():  # it ended before we could look
-        if plan["workspace"] is not None:
-            Workspace(plan["workspace"]).remove()
+    owner = -1
+    with contextlib.suppress(ProcessLookupError):
+        owner = os.pidfd_open(plan["owner"])
+    if owner < 0 or plan["owner"] != os.getppid():  # it ended before we could look
+        _clean_up(plan)
         raise SystemExit(0)
     kernel.subreaper()
     # Never written to: the jail notices by its hang-up that the supervisor has ended.
@@ -87,6 +88,11 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
     poll.poll()
     with contextlib.suppress(ProcessLookupError):
         os.kill(jail, signal.SIGKILL)
+    _clean_up(plan)
+
+
+def _clean_up(plan: Mapping[str, Any]) -> None:
+    """Remove what the owner made for the slot, when all that could use it has ended."""
     if plan["workspace"] is not None:  # without a PID namespace its processes outlive the jail's first process
         kill_all()
         Workspace(plan["workspace"]).remove()
