@@ -21,7 +21,7 @@ from test_learner_ranks import SETTINGS, config_of, some_steps
 from tiny import tiny_model
 
 from roll_envs.errors import ConfigError
-from trainer.cluster.crew import Crew
+from trainer.cluster.crew import Crew, RankError
 from trainer.cluster.rank import Rank
 from trainer.cluster.ranked import RankedLearner, make_phase_learner
 from trainer.cluster.seats import Machine
@@ -180,6 +180,24 @@ def test_a_run_is_the_same_and_devices_change_hands_in_order(
     assert text.count(step) == 3
     assert "engine wakes" in text.partition(step)[2]
     assert events.index("offload") < events.index("engine wakes")
+
+
+def test_an_error_of_learning_is_not_hidden_by_parts_that_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None
+) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise RankError("first")
+
+    def gone(self: DeviceMemory) -> None:
+        raise RankError("second")
+
+    def learn(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(DeviceMemory, "offload", gone)
+        lost()
+
+    monkeypatch.setattr(loop, "update", learn)
+    with pytest.raises(RankError, match="first"):
+        run(tmp_path, steps=1, learner=THERE_AND_BACK, placement={"learner": {"restarts": 0}})
 
 
 def test_offload_is_a_setting_of_the_torch_backend(tmp_path: Path) -> None:

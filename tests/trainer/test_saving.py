@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -202,6 +203,26 @@ def test_a_full_disk_is_an_error_at_the_next_save_at_the_latest(
     saver.save(state_of(4, learner, critic), {"policy": learner})
     saver.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+
+def test_a_share_for_whose_note_the_disk_has_no_room_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_text
+
+    def full(self: Path, text: str, **more: Any) -> int:
+        if self.name.startswith("rank-"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, text, **more)
+
+    learner, critic = parts_here()
+    saver = Saver(tmp_path, CheckpointConfig(keep=1), TwoShares(learner, critic))  # type: ignore[arg-type]
+    saver.save(state_of(1, learner, critic), {"policy": learner})
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.learner.snapshot.Path.write_text", full)
+        with pytest.raises(RollError, match=r"the disk is full .*every earlier checkpoint is still there"):
+            saver.save(state_of(2, learner, critic), {"policy": learner})
+    assert load_checkpoint(tmp_path).step == 1
 
 
 def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:

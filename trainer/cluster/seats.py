@@ -152,6 +152,11 @@ def learner_device(config: RunConfig) -> str:
     return config.learner.device
 
 
+def leaves_devices(config: RunConfig) -> bool:
+    """Whether learner, critic and reference leave their devices between steps: ``learner.offload``."""
+    return getattr(config.learner, "offload", "never") == "between_steps"  # a setting that some backends have
+
+
 def _learner(config: RunConfig, machine: Machine) -> tuple[int, ...]:
     placed = config.placement.learner
     if config.cluster == "ray":

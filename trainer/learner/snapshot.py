@@ -9,6 +9,7 @@ mapped into memory: a rank that takes slices of tensors reads those alone.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -192,11 +193,13 @@ def _filled(network: str, form: Any, tensors: Mapping[str, torch.Tensor]) -> Any
 
 
 def notes_of(folder: Path, count: int) -> Sequence[dict[str, Any] | None]:
-    """What the ranks have noted of their shares in ``folder``; None for those that are still writing."""
+    """What the ranks have noted of their shares in ``folder``; None for those that are still writing. A note without a
+    word is of a rank for which the disk had no room."""
     notes: list[dict[str, Any] | None] = []
     for rank in range(count):
         try:
-            notes.append(json.loads((folder / f"{share_name(rank)}.json").read_bytes() or b"{}"))
+            text = (folder / f"{share_name(rank)}.json").read_bytes()
+            notes.append(json.loads(text) if text else {"errno": errno.ENOSPC, "error": os.strerror(errno.ENOSPC)})
         except FileNotFoundError:
             notes.append(None)
     return notes

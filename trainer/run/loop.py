@@ -378,26 +378,23 @@ class _Run:
     def _begin_phase(self) -> StepParts:
         warm_start = self.counters.warm_steps < self.config.warm_start.steps
         parts = begin_phase(self.session, warm_start=warm_start, ranks=self.ranks)
-        for part in parts.offloading if self._offloads else ():
+        for part in parts.offloading:
             part.offload()
         return parts
 
-    @property
-    def _offloads(self) -> bool:
-        return getattr(self.config.learner, "offload", "never") == "between_steps"
-
     @contextlib.contextmanager
     def _learning(self) -> Iterator[None]:
-        """The devices that learner and engine share are the learner's for this time; new weights wake the engine."""
+        """The devices that learner and engine share are the learner's for this time; new weights wake the engine.
+
+        After an error nothing is offloaded: these parts learn no more, and lost ranks would hide the error.
+        """
         if self.session.engine.capabilities.sleep:
             self.session.engine.sleep()
-        for part in self.parts.offloading if self._offloads else ():
+        for part in self.parts.offloading:
             part.reload()
-        try:
-            yield
-        finally:
-            for part in self.parts.offloading if self._offloads else ():
-                part.offload()
+        yield
+        for part in self.parts.offloading:
+            part.offload()
 
     def _take_weights(self) -> None:
         """Bring the learner's weights to the session's model, which a learner of ranks does not train in place."""

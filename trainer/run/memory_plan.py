@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from roll_envs.errors import ConfigError
-from trainer.cluster.seats import place, placed_engine, this_machine
+from trainer.cluster.seats import leaves_devices, place, placed_engine, this_machine
 from trainer.config import RunConfig
 from trainer.config.parts import BACKENDS, ENGINES, ESTIMATORS, part_settings
 from trainer.engines import HFSettings
@@ -411,13 +411,9 @@ def _device_of(config: RunConfig, item: Item, learner: str) -> str:
     return learner if chosen is None else "cpu" if chosen == "cpu" else f"cuda:{chosen[0]}"
 
 
-def _offloads(config: RunConfig) -> bool:
-    return getattr(config.learner, "offload", "never") == "between_steps"
-
-
 def _between_steps(config: RunConfig, item: Item, where: str) -> list[Item]:
     """What is on a device always, for a learner that leaves it between steps: in the phases of a step alone."""
-    if where == "cpu" or item.when != ALWAYS or not _offloads(config):
+    if where == "cpu" or item.when != ALWAYS or not leaves_devices(config):
         return [item]
     return [item._replace(when=BACKWARD), item._replace(when=STEP)]
 
@@ -450,7 +446,7 @@ def make_plan(
             keys = (*item.keys, "placement.learner.ranks")
             item = item._replace(what=f"{item.what}, in {here} ranks", bytes=here * item.bytes, keys=keys)
         items[where] += _between_steps(config, item, where) if here else []
-        if where != "cpu" and here and _offloads(config) and item.when == ALWAYS and item.what != "gradients":
+        if where != "cpu" and here and leaves_devices(config) and item.when == ALWAYS and item.what != "gradients":
             items["cpu"].append(item._replace(what=f"{item.what}, between steps", when=SAMPLING))
     if here != 1:
         items["cpu"].append(Item("driver", "weights in float32", 4 * counted.numbers))

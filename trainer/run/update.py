@@ -19,6 +19,7 @@ from trainer.algorithms.losses.objective import Objective, StepTokens, make_obje
 from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
 from trainer.cluster.learner_ranks import LearnerRanks, move_beside
 from trainer.cluster.ranked import make_phase_learner
+from trainer.cluster.seats import leaves_devices
 from trainer.config import CriticConfig, LearnerConfig, RunConfig
 from trainer.config.parts import ESTIMATORS
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
@@ -50,6 +51,8 @@ class StepParts:
     """For estimators that need values."""
     reference: Scorer | None = None
     """For KL terms."""
+    leaves_devices: bool = False
+    """Whether the networks leave their devices between steps."""
 
     @property
     def others(self) -> dict[str, Scorer]:
@@ -59,7 +62,9 @@ class StepParts:
 
     @property
     def offloading(self) -> list[Offloads]:
-        """The networks that can leave their devices between steps."""
+        """The networks that leave their devices between steps."""
+        if not self.leaves_devices:
+            return []
         everything: tuple[object, ...] = (self.learner, self.critic, self.reference)
         return [part for part in everything if isinstance(part, Offloads)]
 
@@ -80,6 +85,7 @@ def make_parts(
         state=AlgorithmState(kl_coef=config.reward.kl_coef),
         critic=critic,
         reference=reference,
+        leaves_devices=leaves_devices(config),
     )
 
 
