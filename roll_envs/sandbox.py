@@ -19,6 +19,8 @@ from roll_envs.registry import MakerRegistry
 
 Language = Literal["python", "bash", "cpp", "javascript", "java", "go", "rust", "typescript"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
+COMPILED: frozenset[Language] = frozenset({"cpp", "java", "go", "rust", "typescript"})
+"""Languages in which a program is compiled before it is run; within a moment the same program is compiled once."""
 
 RunStatus = Literal["ok", "error", "timeout", "memory", "output"]
 """``ok``: exit code 0; ``error``: any other end of its own; the rest: the limit that ended it."""

@@ -11,29 +11,17 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plain_sandbox import NONE, PlainSandbox
 
-from roll_envs.errors import RollError
-from roll_envs.sandbox import Language, Limits, RunResult, Sandbox, SandboxSession, make_sandbox
+from roll_envs.sandbox import Language, Limits, RunResult, Sandbox, SandboxSession
 from roll_envs.verifiers import Failed, Score, make_verifier
 from roll_envs.verifiers.code import session
 from roll_envs.verifiers.code.cases import Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[Sandbox]:
-    try:
-        sandbox = make_sandbox("local", slots=2)
-    except (RollError, ImportError) as error:
-        pytest.skip(f"the local sandbox cannot be had here: {error}")
-    with sandbox:
-        yield sandbox
 
 
 def verdict(box: Sandbox, code: str, tests: Any, **kwargs: Any) -> Any:

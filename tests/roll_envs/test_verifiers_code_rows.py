@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from roll_envs.errors import ConfigError, RollError
-from roll_envs.sandbox import Language, Limits, Program, Sandbox, make_sandbox
+from roll_envs.errors import ConfigError
+from roll_envs.sandbox import Language, Limits, Program, Sandbox
 from roll_envs.verifiers import Score, make_verifier
 from sandboxes.local.host import installed_languages
 
@@ -29,16 +28,6 @@ def _benchmark() -> Any:
 
 
 rows = _benchmark()
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[Sandbox]:
-    try:
-        sandbox = make_sandbox("local", slots=2)
-    except (RollError, ImportError) as error:
-        pytest.skip(f"the local sandbox cannot be had here: {error}")
-    with sandbox:
-        yield sandbox
 
 
 def judged(box: Sandbox, answer: str, reference: Any, **options: Any) -> float:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from local_made import local_sandbox
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import LANGUAGES, Language, Limits, Program, RunResult
+from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, RunResult
 from sandboxes.languages import ROWS
 from sandboxes.local import LocalSandbox
 
@@ -349,6 +349,10 @@ def test_a_program_that_does_not_compile(sandbox: LocalSandbox) -> None:
     assert result.status == "error"
     assert result.compile is not None
     assert b"main.cpp" in result.compile.stderr
+
+
+def test_the_table_compiles_what_others_take_for_compiled() -> None:
+    assert {language for language, row in ROWS.items() if row.compile} == COMPILED
 
 
 def test_a_language_that_was_left_out() -> None:

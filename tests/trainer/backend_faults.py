@@ -37,6 +37,16 @@ SUITES = {
 
 OWN_DENOMINATORS = "        denominators = self._ranks.denominators(denominators)\n"
 
+DENOMINATORS = (
+    Fault("the denominators of one rank", STEPS, "total = ranks.denominators(own)", "total = own"),
+    Fault(
+        "the critic's denominators of one rank",
+        CRITIC,
+        "self._ranks.denominators(denominators).tokens",
+        "denominators.tokens",
+    ),
+)
+
 FAULTS = {
     "fsdp2": [
         Fault(
@@ -114,13 +124,7 @@ FAULTS = {
             "for p in self.values if not half]",
             "bfloat16 and not adapters",
         ),
-        Fault("the denominators of one rank", STEPS, "total = ranks.denominators(own)", "total = own"),
-        Fault(
-            "the critic's denominators of one rank",
-            CRITIC,
-            "self._ranks.denominators(denominators).tokens",
-            "denominators.tokens",
-        ),
+        *DENOMINATORS,
         Fault(
             "the critic is not stepped", CRITIC, "take_step(self._optimizers, lr)", "take_step(self._optimizers, 0.0)"
         ),
@@ -274,13 +278,7 @@ FAULTS = {
             "        return [value] * self.count\n\n    def sum",
         ),
         Fault("a step is skipped on one rank", GRADIENTS, "return any(self.gather(flag))", "return flag"),
-        Fault("the denominators of one rank", STEPS, "total = ranks.denominators(own)", "total = own"),
-        Fault(
-            "the critic's denominators of one rank",
-            CRITIC,
-            "self._ranks.denominators(denominators).tokens",
-            "denominators.tokens",
-        ),
+        *DENOMINATORS,
         Fault(
             "the critic's gradients are not summed", CRITIC, "        self._ranks.add_gradients(self._parameters)\n", ""
         ),

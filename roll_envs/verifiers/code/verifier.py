@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, RollError
-from roll_envs.sandbox import LANGUAGES, Language, Limits, Program, Sandbox, make_sandbox
+from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, make_sandbox
 from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
@@ -163,7 +163,7 @@ class CodeVerifier:
         numbered = list(enumerate(plan.runs, start=1))
         if len(numbered) == 1:
             return [judge(numbered[0])]
-        if self.language not in ("python", "bash", "javascript"):  # compiled once, by the first test
+        if self.language in COMPILED:  # once, by the first test
             first = judge(numbered[0])
             if first.status == "compile":
                 return [replace(first, name=f"test {number}") for number, _ in numbered]
