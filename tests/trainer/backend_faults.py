@@ -39,12 +39,7 @@ OWN_DENOMINATORS = "        denominators = self._ranks.denominators(denominators
 
 DENOMINATORS = (
     Fault("the denominators of one rank", STEPS, "total = ranks.denominators(own)", "total = own"),
-    Fault(
-        "the critic's denominators of one rank",
-        CRITIC,
-        "self._ranks.denominators(denominators).tokens",
-        "denominators.tokens",
-    ),
+    Fault("the critic's denominators of one rank", STEPS, "max(total.tokens, 1)", "max(own.tokens, 1)"),
 )
 
 FAULTS = {

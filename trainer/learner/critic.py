@@ -76,7 +76,6 @@ class TorchCritic:
         # Ranks with fewer micro-batches run empty ones, since backends that share weights exchange them in each; how
         # many, they agree on before the first.
         jobs = jobs_of(self._ranks, team, batches, denominators)
-        tokens = max(self._ranks.denominators(denominators).tokens, 1)
         self._network.zero_grad(set_to_none=True)
         sums: dict[str, float] = {}
         for batch in (b.to(self._device) for b in jobs.batches):
@@ -86,7 +85,7 @@ class TorchCritic:
             losses, metrics = value_loss(
                 self._network(batch), batch.values, batch.returns, batch.return_mask, self._config.clip
             )
-            total = losses.sum() / tokens
+            total = losses.sum() / jobs.tokens
             torch.autograd.backward(total)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
@@ -96,7 +95,7 @@ class TorchCritic:
             raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")
         take_step(self._optimizers, lr)
         counted = self._ranks.sum(sums if team.rank == 0 else {})
-        result = {name: value / tokens for name, value in counted.items()}
+        result = {name: value / jobs.tokens for name, value in counted.items()}
         return {**result, "critic/grad_norm": norm}
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -334,7 +334,6 @@ class MegatronCritic:
         if any(batch.values is None or batch.returns is None for batch in batches):
             raise ValueError("the critic needs values and returns in every batch")
         jobs = jobs_of(self._grid.all, self._grid.team, batches, denominators)
-        tokens = max(self._grid.all.denominators(denominators).tokens, 1)
         self._optimizer.masters.clear_gradients()
         sums: dict[str, float] = {}
 
@@ -348,7 +347,7 @@ class MegatronCritic:
             losses, metrics = value_loss(values, batch.values, batch.returns, batch.return_mask, self._config.clip)
             for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-            return losses.sum() / tokens
+            return losses.sum() / jobs.tokens
 
         self._stage.pipeline(len(jobs.batches), forward, self._optimizer.add_gradients)
         norm = self._optimizer.reduce_gradients()
@@ -359,7 +358,7 @@ class MegatronCritic:
         torch.nn.utils.clip_grads_with_norm_(self._optimizer.masters.values, self._config.max_grad_norm, norm)
         self._optimizer.step(lr)
         counted = self._grid.all.sum(sums if self._grid.speaks else {})
-        return {**{name: value / tokens for name, value in counted.items()}, "critic/grad_norm": float(norm)}
+        return {**{name: value / jobs.tokens for name, value in counted.items()}, "critic/grad_norm": float(norm)}
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and whole weights, body and head; all ranks iterate along."""

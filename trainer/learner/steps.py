@@ -68,6 +68,8 @@ class Jobs(NamedTuple):
     """Of each: of all ranks, with the sequences of the rank that it came from. Empty where only scores are wanted."""
     own: slice
     """Those that this rank was given."""
+    tokens: int
+    """What the mean over the tokens of all ranks divides by: at least 1."""
 
 
 def jobs_of(ranks: Ranks, team: Ranks, batches: Sequence[Batch], own: Denominators | None = None) -> Jobs:
@@ -76,12 +78,13 @@ def jobs_of(ranks: Ranks, team: Ranks, batches: Sequence[Batch], own: Denominato
     everything = [batch for given, _ in shared for batch in given]
     before = sum(len(given) for given, _ in shared[: team.rank])
     empty = ranks.empty_batches(len(everything))
-    denominators = []
+    denominators, tokens = [], 1
     if own is not None:
         total = ranks.denominators(own)
         denominators = [replace(total, sequence_tokens=lengths) for given, lengths in shared for _ in given]
         denominators += [total] * len(empty)
-    return Jobs(everything + empty, denominators, slice(before, before + len(batches)))
+        tokens = max(total.tokens, 1)
+    return Jobs(everything + empty, denominators, slice(before, before + len(batches)), tokens)
 
 
 def microbatch_loss(
