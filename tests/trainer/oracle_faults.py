@@ -710,6 +710,9 @@ def plant(faults: Sequence[Fault], chosen: Sequence[str], suite: Suite) -> int:
         for i, f in enumerate(faults)
         if not chosen or any(c == str(i) if c.isdigit() else c in f.name for c in chosen)
     ]
+    if not wanted:
+        print(f"no fault is called {', '.join(chosen)}; there are: {'; '.join(fault.name for fault in faults)}")
+        return 1
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
