@@ -23,7 +23,7 @@ class QueueLinks:
 
     def __init__(self, ranks: Sequence[object]) -> None:
         self.count = len(ranks)
-        self.ended_all = False
+        self.ended_all, self._lost = False, set[int]()
         self._sent: list[SimpleQueue[bytes]] = [SimpleQueue() for _ in ranks]
         self._said: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
         for number, rank in enumerate(ranks):
@@ -34,6 +34,7 @@ class QueueLinks:
         self._said.put((rank, bytes(frame)))
 
     def lose(self, rank: int) -> None:
+        self._lost.add(rank)
         self._said.put((rank, None))
 
     def name(self, rank: int) -> str:
@@ -47,6 +48,9 @@ class QueueLinks:
             return self._said.get(timeout=timeout_s)
         except Empty:
             return None
+
+    def gone(self, rank: int) -> bool:
+        return rank in self._lost
 
     def ended(self, rank: int) -> str:
         return "was killed by SIGKILL"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -61,6 +62,7 @@ class TwoShares:
         self.parts = {"model": learner, "policy": learner, "critic": critic}
         self.gate, self.count = threading.Event(), 2
         self.gate.set()
+        self.lost: RankError | None = None
 
     def snapshot(self, folder: Path, networks: Sequence[str], trained: Sequence[str]) -> RankSnapshot:
         self.shares, forms = [Share(rank, 2) for rank in range(2)], []
@@ -70,6 +72,11 @@ class TwoShares:
             forms.append({name: share.add_state(name, self.parts[name].optimizer_state) for name in trained})
         assert str(forms[0]) == str(forms[1]), "all ranks have the same form"
         return RankSnapshot(self, forms[0], 5.0)  # type: ignore[arg-type]
+
+    def check(self, method: str) -> None:
+        assert method == "write_share"
+        if self.lost is not None:
+            raise self.lost
 
     def call(self, method: str, folder: Path) -> None:
         assert method == "write_share"
@@ -236,8 +243,9 @@ def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:
     started = time.monotonic()
     saver = Saver(tmp_path, CheckpointConfig(asynchronous=True), two)
     saver.save(state_of(1, learner, critic), {})
+    two.lost = RankError("lost")
     with pytest.raises(RankError, match="lost"), saver:
-        raise RankError("lost")
+        raise two.lost
     assert time.monotonic() - started < 4, "the 5 s that ranks have"
     assert list(tmp_path.iterdir()) == []
     two.gate.set()
@@ -271,6 +279,40 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     assert equal(dict(loaded.others["reference"]()), dict(reference.weights()))
     assert not ranks.restore(loaded.files.__class__(tmp_path / "elsewhere"), [], []), "a folder that is not seen"
     assert json.loads((next(tmp_path.iterdir()) / "manifest.json").read_text())["format"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+def test_a_rank_that_dies_while_it_writes_its_share_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, cluster: str
+) -> None:
+    """Not by a deadline, and also where nothing is asked of the ranks any more."""
+    if cluster == "ray":
+        ray = pytest.importorskip("ray", reason="needs the optional part 'ray'")
+    write = RankSnapshot.write
+
+    def write_and_die(snapshot: RankSnapshot, folder: Path) -> None:
+        """In place of its file rank 1 finds a pipe that nobody reads."""
+        os.mkfifo(folder / share_name(1))
+        write(snapshot, folder)
+        links: Any = snapshot._crew._links
+        threading.Timer(
+            1.0, lambda: ray.kill(links._actors[1]) if cluster == "ray" else links._processes[1].kill()
+        ).start()
+
+    monkeypatch.setattr(RankSnapshot, "write", write_and_die)
+    with LearnerRanks(config_of("{ranks: 2, timeout_s: 600}", f"cluster: {cluster}\n")) as ranks:
+        learner: Any = ranks.learner(tiny_model(), warm_start=False, threads=1)
+        state = CheckpointState(step=1, version=1, model=learner.weights, optimizer={}, cursor=3, others={})
+        started = time.monotonic()
+        with (
+            pytest.raises(RankError, match=r"(?s)rank 1 of 2 .*of the learner was (killed|lost).* in 'write_share'"),
+            Saver(tmp_path, CheckpointConfig(asynchronous=asynchronous), ranks) as saver,
+        ):
+            saver.save(state, {})
+        assert time.monotonic() - started < 60
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

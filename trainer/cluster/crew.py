@@ -50,6 +50,10 @@ class Links(Protocol):
         """A rank and a frame that it sent, None for one that is gone; None when none came in time."""
         ...
 
+    def gone(self, rank: int) -> bool:
+        """Whether it has ended; may be asked in any thread."""
+        ...
+
     def ended(self, rank: int) -> str:
         """How one that is gone ended, for people."""
         ...
@@ -92,6 +96,15 @@ class Crew:
     def stream(self, method: str, *arguments: Any) -> Iterator[Any]:
         """The items that ``method`` of rank 0 gives, one at a time; the other ranks run it along."""
         yield from self._exchange(method, [arguments] * self.count, iter(()))
+
+    def check(self, method: str) -> None:
+        """Raise :class:`RankError` where a rank has ended, while it does what ``method`` has begun. May be called in
+        any thread, beside a call."""
+        if self._lost is not None:
+            raise self._lost
+        for rank in range(self.count):
+            if self._links.gone(rank):
+                raise RankError(self._gone(rank, method))
 
     def end(self) -> None:
         """End all ranks."""
@@ -260,6 +273,9 @@ class LocalLinks:
             return rank, self._pipes[rank].recv_bytes()
         except (EOFError, OSError):
             return rank, None
+
+    def gone(self, rank: int) -> bool:
+        return self._processes[rank].poll() is not None
 
     def ended(self, rank: int) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

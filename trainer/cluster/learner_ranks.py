@@ -109,8 +109,8 @@ class RankSnapshot:
     def wait(self, folder: Path, given_up: threading.Event) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of the ranks' files in ``folder``, by name, when all are whole. May be called in any thread.
 
-        Raises OSError where a rank could not write, :class:`RollError` when they take longer than
-        ``placement.learner.timeout_s`` or ``given_up`` is set.
+        Raises OSError where a rank could not write, :class:`RankError` where one has ended, :class:`RollError` when
+        they take longer than ``placement.learner.timeout_s`` or ``given_up`` is set.
         """
         until = time.monotonic() + self._timeout_s
         while True:
@@ -121,6 +121,7 @@ class RankSnapshot:
             if None not in notes:
                 return {share_name(rank): note for rank, note in enumerate(notes) if note is not None}
             late = ", ".join(str(rank) for rank, note in enumerate(notes) if note is None)
+            self._crew.check("write_share")
             if given_up.wait(_POLL_S):
                 raise RollError(f"gave up waiting for rank {late} of the learner to write its part of a checkpoint")
             if time.monotonic() > until:

@@ -15,8 +15,8 @@ from roll_envs.errors import ConfigError
 from trainer.cluster.ray_cluster import ClusterWish, check_cluster, connect
 from trainer.config import RunConfig
 
-_THREADS = 3
-"""Calls of an actor at one time: one waits for what it says, the others bring what it is told."""
+_THREADS = 4
+"""Calls of an actor at one time: one waits for what it says, one for its end, the others bring what it is told."""
 
 
 class RayLinks:
@@ -33,6 +33,7 @@ class RayLinks:
         self._ours = connect(cluster_wish(config))
         self._actors: list[Any] = []
         self._said: dict[Any, int] = {}
+        self._lives: list[Any] = []
         self._reasons: dict[int, str] = {}
         self._group: Any = None
         self._over = False
@@ -67,6 +68,7 @@ class RayLinks:
             )
             self._actors.append(options.remote(rank, self.count))
             self._said[self._actors[-1].take.remote()] = rank
+            self._lives.append(self._actors[-1].live.remote())
 
     def name(self, rank: int) -> str:
         return f"actor {self._actors[rank]._actor_id.hex()[:8]}"
@@ -93,6 +95,19 @@ class RayLinks:
             return rank, None
         self._said[self._actors[rank].take.remote()] = rank
         return rank, frame
+
+    def gone(self, rank: int) -> bool:
+        import ray
+
+        if self._over:
+            return True
+        over, _ = ray.wait([self._lives[rank]], timeout=0)
+        if over:
+            try:
+                ray.get(over)
+            except Exception as error:
+                self._reasons[rank] = str(error).strip()
+        return bool(over)
 
     def ended(self, rank: int) -> str:
         return f"was lost ({self._reasons.get(rank, 'Ray was shut down')})"
@@ -134,6 +149,10 @@ class RankActor:
     def take(self) -> bytes:
         """The next frame for the driver."""
         return self._says.get()
+
+    def live(self) -> None:
+        """Return never: the call fails when the actor is gone."""
+        threading.Event().wait()
 
     def _say(self, frame: memoryview) -> None:
         self._says.put(bytes(frame))

@@ -40,7 +40,7 @@ class _RankShares:
 
 
 class Saver(contextlib.AbstractContextManager["Saver"]):
-    """Leaving it waits for what is being written; a run that has lost ranks waits for them no more."""
+    """Leaving it waits for what is being written."""
 
     def __init__(self, folder: Path, settings: CheckpointConfig, ranks: LearnerRanks) -> None:
         """Checkpoints are in ``folder``."""
@@ -118,7 +118,6 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, RankError):
-            self._given_up.set()
             with contextlib.suppress(Exception):  # the ranks' loss is the error
                 self.wait()
         else:
