@@ -14,6 +14,7 @@ from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
+from gymnasium.utils import seeding
 from gymnasium.vector.utils.shared_memory import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 from numpy.random import Generator
 
@@ -73,6 +74,7 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     max_turns: int
     splits: ClassVar[tuple[str, ...]] = ()
     """Splits that ``reset(options={"split": name})`` draws the episode from; empty where tasks are seeds alone."""
+    _generator: np.random.Generator | None = None
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -120,8 +122,22 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
 
         Call it first in ``reset``; it also does what ``gymnasium.Env.reset`` does.
         """
+        if type(seed) is int and seed >= 0:  # a generator takes longer to make than most episodes to begin
+            self._generator, self._np_random_seed = None, seed
+            return seed
         super().reset(seed=seed)
         return int(self.np_random.integers(np.iinfo(np.int32).max)) if seed is None else int(seed)
+
+    @property
+    def _np_random(self) -> np.random.Generator | None:
+        """Where gymnasium keeps the environment's own generator; made of the last seed when it is first asked for."""
+        if self._generator is None and self._np_random_seed is not None:
+            self._generator, _ = seeding.np_random(self._np_random_seed)
+        return self._generator
+
+    @_np_random.setter
+    def _np_random(self, value: np.random.Generator | None) -> None:
+        self._generator = value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

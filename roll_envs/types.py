@@ -18,8 +18,7 @@ FinishReason = Literal["stop", "length", "abort"]
 OutcomeKind = Literal["completed", "truncated", "failed", "cancelled"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One chat message."""
 
     role: Role

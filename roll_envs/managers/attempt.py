@@ -69,17 +69,22 @@ class CallKind:
     late: int = 0
     """Calls that the driving thread was relieved of and that have not returned."""
 
-    def make(self, function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
-        """Value and error of a call in place, which is measured. Processor time is read (a system call) only where
-        calls last so long, in the mean, that waiting could matter."""
+    def make(
+        self, function: Callable[[Any], Any], argument: Any, now: float
+    ) -> tuple[tuple[Any, BaseException | None], float]:
+        """Value and error of a call in place, which is measured, and the time after it. Processor time is read (a
+        system call) only where calls last so long, in the mean, that waiting could matter."""
         measured = self.wall_s >= _WAIT_S / 2
         cpu = time.thread_time() if measured else 0.0
-        started = time.monotonic()
-        result = result_of(function, *args)
-        wall_s = time.monotonic() - started
-        if wall_s > _QUICK_S or self.wall_s > _QUICK_S:
-            self.add(wall_s, time.thread_time() - cpu if measured else wall_s)
-        return result
+        result: tuple[Any, BaseException | None]
+        try:
+            result = function(argument), None
+        except BaseException as error:  # as in result_of, which would be one more call for each
+            result = None, error
+        ended = time.monotonic()
+        if ended - now > _QUICK_S or self.wall_s > _QUICK_S:
+            self.add(ended - now, time.thread_time() - cpu if measured else ended - now)
+        return result, ended
 
     def add(self, wall_s: float, cpu_s: float) -> None:
         """Count a call in place. It begins as if 16 calls without any waiting had been seen, and one call counts as
@@ -263,12 +268,11 @@ class Attempt:
 
     def run(self) -> Done:
         """Make calls until it waits for a future, is over or pauses."""
-        until = time.monotonic() + _SLICE_S
+        now = time.monotonic()
+        until = now + _SLICE_S
         self.thread = threading.get_ident()
         while True:
-            request, now = self.request, time.monotonic()
-            if now > until:
-                return Pause.TIME_IS_UP
+            request = self.request
             kind = self.kinds[type(request)]
             in_place = self.place is Place.DRIVER
             if in_place and kind.on_worker():
@@ -276,7 +280,10 @@ class Attempt:
             self.since = now
             if self.answer[1] is None:  # an error is named after the call that raised it
                 self.kind = kind
-            made = kind.make(self._do, request) if in_place else result_of(self._do, request)
+            if in_place:
+                made, now = kind.make(self._do, request, now)
+            else:
+                made, now = result_of(self._do, request), time.monotonic()
             value, error = made
             if request is not None:
                 self.request, self.answer = None, made
@@ -289,6 +296,8 @@ class Attempt:
                 return self.ended("failed", _describe(error, self.kind.doing), _traceback_of(error))
             else:
                 self.request, self.answer = value, (None, None)
+            if now > until:
+                return Pause.TIME_IS_UP
 
     def _do(self, request: AttemptRequest | None) -> Any:
         """Do what it asks for, or go on with what came of that: its next request, or the episode that is over."""

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from gymnasium.utils.seeding import np_random
 from gymnasium.wrappers import PassiveEnvChecker
 
 import envs.frozenlake
@@ -110,6 +111,20 @@ def test_environments_do_not_disturb_each_other(card: EnvironmentCard) -> None:
         other.step(other.action_format.format([0]))
         together.append(episode(env, seed))
     assert together == alone
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda c: c.id)
+def test_the_own_generator_is_that_of_the_last_seed(card: EnvironmentCard) -> None:
+    env = build(card)
+    assert env.np_random is env.np_random, "before any seed"
+    for seed in (5, 7):
+        env.reset(seed=seed)
+        assert env.np_random_seed == seed
+        assert env.np_random.random() == np_random(seed)[0].random()
+        assert env.np_random.random() != np_random(seed)[0].random(), "it goes on"
+    env.np_random = np_random(9)[0]
+    assert env.np_random.random() == np_random(9)[0].random()
+    assert env.np_random_seed == -1
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda c: c.id)

@@ -59,15 +59,18 @@ def test_late_calls_send_others_of_their_kind_to_worker_threads() -> None:
 
 def test_a_call_is_measured_and_its_error_is_its_result() -> None:
     times = CallKind("step", 1.0)
-    assert times.make(lambda a, b: a + b, 2, 3) == (5, None)
+    now = time.monotonic()
+    result, ended = times.make(lambda a: a + 3, 2, now)
+    assert result == (5, None)
+    assert now <= ended <= time.monotonic()
     assert times.calls == 0, "a quick call decides nothing"
     for function in (time.sleep, lambda s: (time.sleep(s), leave())):
-        value, error = times.make(function, 0.01)
+        (value, error), _ = times.make(function, 0.01, time.monotonic())
         assert value is None
     assert isinstance(error, SystemExit)
     assert times.calls == 2
     assert times.wall_s > 0.001
-    times.make(int)
+    times.make(int, 0, time.monotonic())
     assert times.calls == 3, "quick calls count where the mean is longer"
 
 
