@@ -17,6 +17,7 @@ from loop_runs import configured, run, stop_when, the_run, without_times, write_
 from test_learner_ranks import rank_pids
 
 from trainer.cluster.crew import RankError
+from trainer.cluster.learner_ranks import RankSnapshot
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import RunFolder, read_metrics
 from trainer.run.loop import train
@@ -197,3 +198,15 @@ def test_without_restarts_the_loss_of_a_rank_ends_the_run_which_can_be_resumed(t
     path = the_run(tmp_path)
     assert path is not None
     assert load_checkpoint(path).progress["steps"] >= 1
+
+
+def test_a_rank_that_dies_in_the_first_save_is_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no checkpoint yet from which the run could go on."""
+
+    def die(snapshot: RankSnapshot, folder: Path) -> None:
+        os.kill(max(rank_pids()), signal.SIGKILL)
+
+    monkeypatch.setattr(RankSnapshot, "write", die)
+    with pytest.raises(RankError, match=r"rank 1 of 2 .* was killed by SIGKILL in 'write_share'"):
+        run(tmp_path, **CHANGES, **RANKS)
+    assert not rank_pids()

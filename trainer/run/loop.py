@@ -30,7 +30,7 @@ from trainer.model.network import save_model
 from trainer.rollout.scheduler import Collected, GroupSource, check_mode
 from trainer.rollout.source import Ledger, Session
 from trainer.rollout.stream import StepRecord, episodes_of
-from trainer.run.checkpoint import CheckpointState, load_checkpoint, restore_random, set_aside_after
+from trainer.run.checkpoint import CheckpointState, latest_good, load_checkpoint, restore_random, set_aside_after
 from trainer.run.evaluate import PhaseResult, evaluation_metrics, play_evaluation, summary
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
@@ -127,7 +127,7 @@ def _finished(run: _Run) -> dict[str, Any]:
         try:
             return run.go()
         except RankError as error:
-            if not left:
+            if not left or latest_good(run.folder.path) is None:
                 raise
             left -= 1
             run.report.say(
