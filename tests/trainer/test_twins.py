@@ -36,8 +36,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 # -- what is laid over the files ---------------------------------------------------------------------------------------
 
 SMALL = (
-    "steps=2", "env.kwargs.max_turns=3", "sampling.max_new_tokens=8", "rollout.groups_per_step=2", "rollout.group_size=4",
-    "evaluation.tasks=2", "optimizer.lr=0.01", "learner.device=cpu", "engine.device=cpu",
+    "steps=2", "env.kwargs.max_turns=3", "sampling.max_new_tokens=8", "rollout.groups_per_step=2",
+    "rollout.group_size=4", "evaluation.tasks=2", "optimizer.lr=0.01", "learner.device=cpu", "engine.device=cpu",
 )  # fmt: skip
 """Of every twin; and ``model.path`` and ``output``, which are folders of the test."""
 TWO_RANKS = ("placement.learner.ranks=2", "placement.learner.devices=", "placement.rollout.devices=")
@@ -102,8 +102,8 @@ MIXED: dict[str, Any] = {
 
 
 def save_policy(config: RunConfig, folder: Path) -> Path:
-    """``folder`` with a policy whose next token follows from the last one: an answer in the form that the environment of
-    ``config`` asks for, with any of its actions."""
+    """``folder`` with a policy whose next token follows from the last one: an answer in the form that the environment
+    of ``config`` asks for, with any of its actions."""
     env = roll_envs.make(config.env.id, **config.env.kwargs)
     form = env.unwrapped.action_format  # type: ignore[attr-defined]
     actions = form.actions or SHOPPING
