@@ -41,7 +41,7 @@ SMALL = (
 )  # fmt: skip
 """Of every twin; and ``model.path`` and ``output``, which are folders of the test."""
 TWO_RANKS = ("placement.learner.ranks=2", "placement.learner.devices=", "placement.rollout.devices=")
-IN_PIECES = ("learner.pack_tokens=1024", "learner.tokens_per_microbatch=1024")
+IN_PIECES = ("learner.pack_tokens=512", "learner.tokens_per_microbatch=512")
 """So that so few episodes are several micro-batches, and each rank has some."""
 ON_RAY = (
     "placement.address=", "placement.learner.ranks=2", "placement.learner.gpus=0", "placement.learner.cpus=1",
