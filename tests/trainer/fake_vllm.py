@@ -17,7 +17,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,14 +234,14 @@ def _headers(head: bytes) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def running_fake() -> Iterator[tuple[str, FakeVLLM]]:
+def running_fake(make: Callable[[], FakeVLLM] = FakeVLLM) -> Iterator[tuple[str, FakeVLLM]]:
     """A server in a thread of this process, and its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     async def start() -> tuple[FakeVLLM, asyncio.Server]:
-        fake = FakeVLLM()
+        fake = make()
         return fake, await asyncio.start_server(fake.serve, "127.0.0.1", 0, backlog=4096)
 
     async def stop() -> None:
