@@ -21,7 +21,7 @@ __all__ = ["check_arguments", "check_schema", "describe_parameters"]
 
 _MOST_SHOWN = 60
 _MOST_SAID = 300
-_PATTERN_S = 2.0
+_PATTERN_S = 5.0
 _LENGTHS = {
     "minLength": "more characters",
     "maxLength": "fewer characters",
