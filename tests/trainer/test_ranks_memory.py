@@ -48,8 +48,8 @@ SCENES: dict[str, tuple[str, str, float]] = {
     "megatron experts": ("backend: megatron, expert_parallel: 2", "experts", 0.6),
     "megatron bfloat16": ("backend: megatron, tensor_parallel: 2, precision: bfloat16", "tied", 0.75),
 }
-"""Settings, the model, and how many times its bytes in float32 each of two ranks may hold with a learner: with DeepSpeed
-weights, gradients, float32 copies and both moments are there from the start."""
+"""Settings, the model, and how many times its bytes in float32 each of two ranks may hold with a learner: DeepSpeed has
+weights, gradients, float32 copies and both moments from the start."""
 BASE = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nplacement: {learner: {ranks: 2}}\n"
 
 
