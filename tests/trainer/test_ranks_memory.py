@@ -18,7 +18,9 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
+import trainer.cluster.rank
 from trainer.cluster.rank import Rank
+from trainer.cluster.ranked import make_phase_learner
 from trainer.config import CriticConfig
 from trainer.learner import zero
 from trainer.learner.gradients import Ranks
@@ -97,7 +99,8 @@ def stream(config: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def make(rank: int, name: str) -> dict[str, Any]:
-    """Of each part: the peak while it is made, and the memory that is used then; and its weights."""
+    """Of each part: the peak while it is made, and the memory that is used then; and its weights. Of the network that
+    the learner is given: its memory."""
     settings, model, _ = SCENES[name]
     made, found = Rank(rank, 2), dict[str, Any]()
     made._ranks = Ranks(distributed.group.WORLD)
@@ -107,6 +110,11 @@ def make(rank: int, name: str) -> dict[str, Any]:
             gc.collect()
             found[part], alive.peak = (alive.peak, alive.bytes()), 0
 
+        def make_of(*arguments: Any, **named: Any) -> Any:
+            found["given"] = alive.bytes()
+            return make_phase_learner(*arguments, **named)
+
+        trainer.cluster.rank.make_phase_learner = make_of  # type: ignore[assignment]
         made.make(f"{BASE}learner: {{{settings}}}\n", False, MODELS[model], 1, stream(MODELS[model]))
         measure("learner")
         made.add_reference(False)
@@ -158,6 +166,7 @@ def test_a_rank_holds_no_more_than_its_share_while_it_is_made(tmp_path: Path, na
     few = 4 * max(weight.nbytes for weight in given.values())
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt")
+        assert found["given"] < few
         assert found["learner"][1] < held * size + few
         for peak, after in (found[part] for part in ("learner", "reference", "critic")):
             assert peak < after + few
