@@ -220,7 +220,7 @@ FAULTS = {
         Fault(
             "the reference of stage 3 is the policy",
             DEEPSPEED,
-            "_ShardedScorer(self._sharded(frozen))",
+            "_ShardedScorer(self._sharded(self._policy.form().requires_grad_(False)))",
             "_ShardedScorer(self._policy)",
             "zero3-offload",
         ),

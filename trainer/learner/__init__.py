@@ -293,7 +293,11 @@ def _shares_of_zero(settings: DeepSpeedSettings, ranks: int) -> Shares:
     )
 
 
-DEEPSPEED = BackendPart(settings=DeepSpeedSettings, make=_make_deepspeed, shares=_shares_of_zero)
+def _stage_3(settings: DeepSpeedSettings) -> bool:
+    return settings.stage == 3
+
+
+DEEPSPEED = BackendPart(settings=DeepSpeedSettings, make=_make_deepspeed, shares=_shares_of_zero, fills=_stage_3)
 """ZeRO by the DeepSpeed library (extra ``deepspeed``)."""
 
 
@@ -337,9 +341,5 @@ def _shares_of_shards(settings: FSDP2Settings, ranks: int) -> Shares:
     return Shares(weights=share, gradients=share, optimizer=share, tokens=1 / settings.context_parallel)
 
 
-def _without_adapters(settings: FSDP2Settings) -> bool:
-    return not settings.lora_rank
-
-
-FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards, fills=_without_adapters)
+FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards, fills=lambda settings: True)
 """PyTorch FSDP2: weights, gradients and the state of the optimiser are cut into one shard for each rank."""

@@ -7,7 +7,7 @@ engines, checkpoints and the saved model. Adapters that are saved apart from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ class AdaptedNetwork:
         """``targets`` are layers by the end of their names ("q_proj"); none: all linear layers but the head.
 
         The update of a layer is ``alpha / rank * B @ A``, and 0 at first. ``in_place`` puts the adapters into ``plain``
-        itself, which is then no plain network any more.
+        itself, which is then no plain network any more; its weights may be on the meta device, the adapters are not.
 
         Raises :class:`ConfigError` when a target names no linear layer, or peft is not installed.
         """
@@ -58,7 +58,7 @@ class AdaptedNetwork:
             target_modules=list(layers),
             lora_dropout=0.0,
         )
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _with_one_number(layers.values()):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, self.network, adapter_name=_ADAPTER)
         self._layers: dict[str, Any] = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
@@ -70,14 +70,19 @@ class AdaptedNetwork:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights by the names of the plain network: adapted layers merged one at a time, the others as views."""
         for full_name, value in weights_of(self.network):
-            if ".lora_" in full_name:
+            name = _plain_name(full_name)
+            if name is None:
                 continue
-            name = full_name.replace(".base_layer.", ".")
             if name != full_name and name.endswith(".weight"):
                 layer = self._layers[name.removesuffix(".weight")]
                 base = layer.get_base_layer().weight.detach()
                 value = (base.float() + layer.get_delta_weight(_ADAPTER).float()).to(base.dtype)
             yield name, value
+
+    def bases(self) -> dict[str, torch.Tensor]:
+        """The weights beside the adapters, by the names of the plain network, tied ones by all of theirs."""
+        named = ((_plain_name(name), value) for name, value in self.network.state_dict(keep_vars=True).items())
+        return {name: value for name, value in named if name is not None}
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
@@ -114,6 +119,25 @@ class AdaptedNetwork:
                 )
             for name, tensor in tensors.items():
                 tensor.copy_(saved[name])
+
+
+def _plain_name(name: str) -> str | None:
+    """What a weight of a network with adapters is called in the plain one; None for an adapter."""
+    return None if ".lora_" in name else name.replace(".base_layer.", ".")
+
+
+@contextmanager
+def _with_one_number(layers: Iterable[torch.nn.Linear]) -> Iterator[None]:
+    """Weights on the meta device are a single number of the CPU, seen as a matrix, for as long as this lasts: peft
+    makes adapters where their layer's weight is, and those are to have their numbers."""
+    empty = [(layer, layer.weight) for layer in layers if layer.weight.is_meta]
+    for layer, weight in empty:
+        layer.weight = torch.nn.Parameter(torch.zeros((), dtype=weight.dtype).expand(weight.shape))
+    try:
+        yield
+    finally:
+        for layer, weight in empty:
+            layer.weight = weight
 
 
 def _adapter_of(layer: Any) -> dict[str, torch.nn.Parameter]:

@@ -1,7 +1,8 @@
 """The learner by DeepSpeed's ZeRO: the numbers of the PyTorch learner, with its memory shared out over the ranks.
 
 Each rank runs micro-batches of its own through the whole model, whose state, gradients and (stage 3) weights stand on
-all ranks together (:mod:`trainer.learner.zero`). Adapters, and optimisers that need whole matrices, are left out.
+all ranks together (:mod:`trainer.learner.zero`). With stage 3 a model may be given without memory (on the meta device),
+and its shares filled from a stream. Adapters, and optimisers that need whole matrices, are left out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -108,6 +110,10 @@ class DeepSpeedLearner:
         """Names and current weights in Hugging Face form, put together one at a time; a collective."""
         return self._policy.weights()
 
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take first weights, the same on all ranks. Raises :class:`CheckpointError` when they do not fit."""
+        self._policy.load_weights(weights, "the driver's stream")
+
     def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
         """The state of :class:`trainer.learner.torch.TorchLearner` at the same point, on the CPU, whatever the stage
         and the number of ranks: all on rank 0 and nothing on the others, or on the ranks that ``keep`` it. A
@@ -140,15 +146,25 @@ class DeepSpeedLearner:
 
     def reference(self, *, fixed: bool = True) -> Scorer:
         """A frozen policy with the current weights: whole on every rank, or with stage 3 shared out as they are."""
-        frozen = self._policy.whole_copy().requires_grad_(False)
         if self._settings.stage == 3:
-            return _ShardedScorer(self._sharded(frozen))
+            shared = _ShardedScorer(self._sharded(self._policy.form().requires_grad_(False)))
+            shared.load_weights(self.weights())
+            return shared
+        frozen = self._policy.whole_copy().requires_grad_(False)
         settings = TorchSettings(attention=self._settings.attention, logits_mib=self._settings.logits_mib)
         return TorchScorer(frozen.to(self._device), self._temperature, settings)
 
     def critic(self, config: CriticConfig) -> DeepSpeedCritic:
         """A critic whose body begins as a copy of the current policy's."""
-        return DeepSpeedCritic(self._policy.whole_copy(), config, **self._place)
+        if self._settings.stage < 3:
+            return DeepSpeedCritic(self._policy.whole_copy(), config, **self._place)
+        network = self._policy.form()
+        prefix, width = f"{network.base_model_prefix}.", network.config.hidden_size
+        critic = DeepSpeedCritic(network, config, **self._place)
+        body = ((f"body.{n.removeprefix(prefix)}", w) for n, w in self.weights() if n.startswith(prefix))
+        head = {"head.weight": torch.zeros(1, width), "head.bias": torch.zeros(1)}
+        critic.load_weights(chain(body, head.items()))
+        return critic
 
 
 class _ShardedScorer:
@@ -173,7 +189,8 @@ class DeepSpeedCritic:
     def __init__(
         self, network: Any, config: CriticConfig, *, settings: DeepSpeedSettings, ranks: Ranks, device: torch.device
     ) -> None:
-        """The body of ``network``, a causal language model, is taken over, in float32; its head is not used."""
+        """The body of ``network``, a causal language model, is taken over, in float32; its head is not used. Where
+        it has no memory, the weights are 0."""
         self._config, self._ranks = config, ranks
         adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
         values = ValueNetwork(cast_weights(network.base_model, torch.float32))

@@ -7,14 +7,14 @@ micro-batches together (:mod:`trainer.model.context`); the shards are over all r
 the ranks, and tensor parallelism.
 
 A model may be given without memory (on the meta device); its shards are then cut of a stream of weights, so that no
-rank ever holds the whole. With adapters each rank is given the whole model, in the CPU's memory.
+rank ever holds the whole.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,12 +159,19 @@ class ShardedRanks(Ranks):
         return found
 
     @torch.no_grad()
-    def load(self, network: Any, weights: Iterable[tuple[str, torch.Tensor]], source: str) -> None:
-        """Copy this rank's shards of a stream of whole weights, which all ranks are given alike.
+    def load(
+        self,
+        network: Any,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        source: str,
+        into: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Copy this rank's shards of a stream of whole weights, which all ranks are given alike, to those of
+        ``network``; or ``into`` others of these names.
 
         Raises :class:`CheckpointError` where they do not fit.
         """
-        own = network.state_dict(keep_vars=True)
+        own = into or network.state_dict(keep_vars=True)
         for name, value in fitting(network, weights, source):
             target = own[name]
             if isinstance(target, DTensor):
@@ -313,12 +320,14 @@ class ShardedLearner(TorchLearner):
         return ((name, self._ranks.whole(value, dtype)) for name, value in super().weights())
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take first weights, the same on all ranks, in the precision that is run; there are no adapters.
+        """Take first weights, the same on all ranks, in the precision that is run; adapters stay.
 
         Raises :class:`CheckpointError` when they do not fit.
         """
         dtype = DTYPES[self._settings.precision]
-        self._ranks.load(self._network, ((name, value.to(dtype)) for name, value in weights), "the driver's stream")
+        own = self._network.state_dict(keep_vars=True) if self._adapted is None else self._adapted.bases()
+        rounded = ((name, value.to(dtype)) for name, value in weights)
+        self._ranks.load(self._plain, rounded, "the driver's stream", own)
 
     def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
         """The state as :class:`TorchLearner` has it, whatever the number of ranks: whole tensors on the CPU of rank 0

@@ -152,6 +152,7 @@ class MegatronLearner:
 
     With one rank the model that was given is kept up to date in place. With several it keeps its first weights, and
     :meth:`weights` is where the trained ones are; what is loaded into it before :meth:`load_optimizer_state` is taken.
+    A model without memory (on the meta device) gives its form alone: :meth:`load_weights` fills the shares.
     """
 
     def __init__(
@@ -184,7 +185,9 @@ class MegatronLearner:
         self._grid = Grid(self._settings, self._ranks, choose_device(device))
         self._stage = self._new_stage(parts)
         self._policy = MegatronScorer(self._stage, temperature, self._settings)
-        self._stage.load(self._stage.parameters, weights_of(model.network), "the model")
+        self._empty = next(model.network.parameters()).is_meta
+        if not self._empty:
+            self._stage.load(self._stage.parameters, weights_of(model.network), "the model")
         self._optimizer = ShardedAdamW(self._stage, optimizer, outer=True)
         self._guard = StepGuard(optimizer, self._ranks)
         self._versions = self._given_versions()
@@ -235,6 +238,12 @@ class MegatronLearner:
         """Names and whole weights in Hugging Face form, one at a time; all ranks iterate along."""
         return self._policy.weights()
 
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take first weights, of which all ranks are given all, one at a time. Raises :class:`CheckpointError` when
+        they do not fit."""
+        self._stage.load(self._stage.parameters, weights, "the driver's stream")
+        self._optimizer.masters.begin()
+
     def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:
         """State of the optimiser and of float32 copies in the form of the plain PyTorch backend, which resumes from it
         as this one does from its. All ranks take part; those but the first get an empty one, or what they ``keep``."""
@@ -268,7 +277,7 @@ class MegatronLearner:
         return {name: weight._version for name, weight in self._given.named_parameters()}
 
     def _write_back(self) -> None:
-        if self._ranks.count == 1:
+        if self._ranks.count == 1 and not self._empty:
             load_weights(self._given, self.weights(), "the trained model")
             self._versions = self._given_versions()
 

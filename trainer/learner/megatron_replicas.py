@@ -81,6 +81,13 @@ class SharedMasters(MasterWeights):
         self._pairs = []
 
     @torch.no_grad()
+    def begin(self) -> None:
+        """Take the weights, which others have written."""
+        for rows, own, parameter in zip(self.rows.values(), self.own.values(), self._parameters, strict=True):
+            if self.copies:
+                own.copy_(rows.of(parameter))
+
+    @torch.no_grad()
     def share_gradients(self) -> None:
         """Give what is stepped its part of the whole gradients."""
         for rows, own, value in zip(self.rows.values(), self.own.values(), self.values, strict=True):

@@ -105,7 +105,8 @@ class ShardedModule:
         outside: Iterable[torch.nn.Parameter] = (),
     ) -> None:
         """``module``, which is called with ``batch=``, is taken over: it is run and read through this object alone.
-        The weights have the names that they have in ``named``, a part of it or all.
+        The weights have the names that they have in ``named``, a part of it or all. Those without memory (on the meta
+        device; stage 3 alone) become shares of 0.
 
         ``optimizer`` trains the weights that need a gradient. ``outside`` are weights that ``module`` itself uses, past
         the layers that they belong to.
@@ -114,9 +115,6 @@ class ShardedModule:
         self._named, self._ranks, self._device = named, ranks, device
         self._shapes = skeleton_of(named)  # shares of weights do not have them any more
         self._half = next(named.parameters()).dtype != torch.float32
-        if settings.stage == 3:
-            for parameter in outside:
-                self._deepspeed.zero.register_external_parameter(module, parameter)
         self._trained = [p for p in named.parameters() if p.requires_grad] if optimizer is not None else []
         self._adamw: _VetoedAdamW | None = None
         if optimizer is not None:
@@ -128,6 +126,10 @@ class ShardedModule:
         configured = _configuration(settings, optimizer, half=self._half)
         # It imports more, and prints its memory.
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+            _share_out_empty(module, self._deepspeed, configured, device)
+            if settings.stage == 3:
+                for parameter in outside:
+                    self._deepspeed.zero.register_external_parameter(module, parameter)
             self._engine, self._zero, *_ = self._deepspeed.initialize(
                 model=module, optimizer=self._adamw, config=configured
             )
@@ -299,6 +301,10 @@ class ShardedModule:
         local = tools.safe_set_local_optimizer_state, tools.safe_set_local_fp32_param
         local[0](parameter, share, moment) if moment else local[1](parameter, share)
 
+    def form(self) -> Any:
+        """A module like ``named`` whose weights are on the meta device, in nobody's hands."""
+        return skeleton_of(self._shapes)
+
     def whole_copy(self) -> Any:
         """A module like ``named`` with its current weights, on the CPU of every rank, in nobody's hands."""
         filled = {
@@ -308,6 +314,28 @@ class ShardedModule:
         copied = copy.deepcopy(self._shapes, memo=filled)
         load_weights(copied, self.weights())
         return copied
+
+
+def _share_out_empty(module: torch.nn.Module, deepspeed: Any, configured: dict[str, Any], device: torch.device) -> None:
+    """Make shares of 0 of the weights of ``module`` that are on the meta device, in place and one after the other, so
+    that a rank has at most one of them whole; DeepSpeed itself takes none without memory."""
+    first: Any = None
+    for parameter in module.parameters():
+        if not parameter.is_meta:
+            continue
+        zeros = torch.zeros_like(parameter, device=device)
+        # The object stays: optimisers and ties have it already.
+        full = torch.nn.Parameter(zeros, requires_grad=parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, full)  # type: ignore[no-untyped-call]
+        if first is None:
+            first = parameter
+            deepspeed.zero.Init(torch.nn.ParameterList([parameter]), config_dict_or_path=configured)
+        else:
+            first.convert_to_zero_parameters([parameter])
+        del zeros, full
+    if first is not None:
+        for buffer in module.buffers():  # DeepSpeed moves no module that is shared out already
+            buffer.data = buffer.data.to(device)
 
 
 def _configuration(settings: DeepSpeedSettings, optimizer: OptimizerConfig | None, *, half: bool) -> dict[str, Any]:
