@@ -63,7 +63,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back() -> None:
 
 def test_a_full_queue_can_be_504_for_clients_that_only_repeat_that() -> None:
     with running(slots=1, queue=0, full_status=504) as service:
-        first = _in_thread(lambda: service.post("/run_code", _sleep(0.5)))
+        first = _in_thread(lambda: service.post("/run_code", _sleep(3)))
         service.wait_until(lambda: service.service.pool.running == 1)
         assert service.post("/run_code", QUICK).status_code == 504
         assert service.post("/v1/run", {"program": {"source": "#echo"}, "timeout_s": 5}).status_code == 429
@@ -72,7 +72,7 @@ def test_a_full_queue_can_be_504_for_clients_that_only_repeat_that() -> None:
 
 def test_the_bodies_of_all_requests_together_are_bounded() -> None:
     with running(slots=1, max_held_bytes=10_000) as service:
-        first = _in_thread(lambda: service.post("/run_code", _sleep(0.7) | {"stdin": "x" * 6000}))
+        first = _in_thread(lambda: service.post("/run_code", _sleep(3) | {"stdin": "x" * 6000}))
         service.wait_until(lambda: service.service.pool.running == 1)
         refused = service.post("/run_code", QUICK | {"stdin": "x" * 6000})
         assert (refused.status_code, refused.json()["kind"]) == (429, "queue_full")
@@ -362,7 +362,7 @@ class _Process:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(how: signal.Signals) -> None:
     service = _Process()
-    running = _in_thread(lambda: service.post(_sleep(1.5)))
+    running = _in_thread(lambda: service.post(_sleep(4)))
     service.wait_for("running", 1)
     waiting = _in_thread(lambda: service.post(QUICK))
     service.wait_for("waiting", 1)
