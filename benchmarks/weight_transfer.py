@@ -1,13 +1,15 @@
 """How long new weights take on their way into vLLM, and how much memory they take beside those of learner and server.
 
     make vllm
-    python benchmarks/weight_transfer.py              # 0.4 and 135 million parameters, all ways
-    python benchmarks/weight_transfer.py --shapes 0.4m --ways broadcast --updates 20
+    python benchmarks/weight_transfer.py              # 0.4, 10 and 135 million parameters, all sources and ways
+    python benchmarks/weight_transfer.py --shapes 10m --sources ranks --ways broadcast --updates 20
 
-A server is started here on the CPU for each line. Its first update after that of its start and the median of later ones
-are given, each with the probe, as a run does them. Memory is what trainer and server hold at the most during an update
-above what they held before, shared memory counted at the trainer, which makes it: a second copy of the weights, since
-the last one is kept until the update has succeeded, and what the way needs for a moment.
+A server is started here on the CPU for each way. The first update from each source and the median of later ones are
+given, each with the probe, as a run does them. Sources are the trainer's own process, two ranks of a learner that
+send straight to the server, and two ranks whose weights come through the trainer, one tensor at a time. Memory is what
+trainer, ranks and server hold at the most during an update above what they held before, shared memory counted at the
+trainer, which makes it: a second copy of the weights, since the last one is kept until the update has succeeded, and
+what the way needs for a moment.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 import roll_envs
+from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.config import EngineConfig, ModelConfig
+from trainer.config.load import parse_config
 from trainer.engines import make_engine
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.transfer import TRANSPORTS
@@ -31,8 +37,12 @@ from trainer.model.network import LanguageModel, build_model
 
 SHAPES = {
     "0.4m": ModelConfig(hidden_size=96, layers=3, heads=3),
+    "10m": ModelConfig(hidden_size=384, layers=4, heads=6, mlp_ratio=4),
     "135m": ModelConfig(hidden_size=576, layers=30, heads=9, mlp_ratio=1536 / 576),
 }
+SOURCES = {"trainer": "trainer", "ranks": "2 ranks", "through": "2 ranks, through the trainer"}
+RUN = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nplacement: {learner: {ranks: 2}}\n"
+Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 EVERY_S = 0.005
 
 
@@ -93,24 +103,47 @@ def server_pids(engine: RemoteEngine) -> list[int]:
     return found
 
 
-def measure(engine: RemoteEngine, model: LanguageModel, updates: int) -> str:
+def measure(engine: RemoteEngine, source: Weights, ranks: Sequence[int], updates: int) -> str:
     """Times of updates, then memory in further ones: the cells of one line of the table."""
     times = []
     for _ in range(1 + updates):
         started = time.monotonic()
-        engine.update_weights(weights_of(model.network), engine.version + 1)
+        engine.update_weights(source(), engine.version + 1)
         times.append(time.monotonic() - started)
     peaks = []
-    for pids in ([os.getpid()], server_pids(engine)):
+    for pids in ([os.getpid()], ranks, server_pids(engine)):
         with Peak(pids) as peak:
-            engine.update_weights(weights_of(model.network), engine.version + 1)
-        peaks.append(f"{peak.above:.0f}")
+            engine.update_weights(source(), engine.version + 1)
+        peaks.append(f"{peak.above:.0f}" if pids else "-")
     return f"{times[0]:.2f} | {statistics.median(times[1:]):.2f} | {' | '.join(peaks)}"
+
+
+def rank_pids() -> list[int]:
+    """The ranks of this process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"trainer.cluster.rank" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def weights_from(name: str, model: LanguageModel) -> Iterator[Weights]:
+    """The weights of ``model`` where the source ``name`` has them."""
+    if name == "trainer":
+        yield lambda: weights_of(model.network)
+        return
+    with LearnerRanks(parse_config(RUN)) as ranks:
+        learner = ranks.learner(model, warm_start=False, threads=2)
+        yield learner.weights if name == "ranks" else lambda: (item for item in learner.weights())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     parser.add_argument("--ways", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--updates", type=int, default=5, help="after the first")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the server")
@@ -119,13 +152,17 @@ def main() -> None:
         model = build_model(SHAPES[shape], roll_envs.make("roll/FrozenLake-v0"), seed=0)
         weights = sum(tensor.nbytes for _, tensor in weights_of(model.network)) / 2**20
         print(f"\n{shape} parameters, {weights:.1f} MiB of weights in the learner, server in {options.dtype}\n")
-        print("| way | first update, s | later ones, s | trainer, MiB | server, MiB |\n|---|---|---|---|---|")
+        print("| source | way | first update, s | later ones, s | trainer, MiB | ranks, MiB | server, MiB |")
+        print("|---|---|---|---|---|---|---|")
         for way in options.ways:
             settings = {"name": "vllm", "max_tokens": 256, "dtype": options.dtype, "transfer": way}
             engine = make_engine(model, EngineConfig.model_validate(settings))
             assert isinstance(engine, RemoteEngine)
             try:
-                print(f"| {way} | {measure(engine, model, options.updates)} |", flush=True)
+                for name in options.sources:
+                    with weights_from(name, model) as source:
+                        cells = measure(engine, source, rank_pids(), options.updates)
+                    print(f"| {SOURCES[name]} | {way} | {cells} |", flush=True)
             finally:
                 engine.close()
 

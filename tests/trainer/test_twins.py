@@ -25,8 +25,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 import roll_envs
 from roll_envs.errors import ConfigError
 from trainer import train
+from trainer.cluster.ranked import _WeightsOf
 from trainer.config import RunConfig
 from trainer.config.load import load_config
+from trainer.engines.buckets import Delivery, Word
 from trainer.engines.vllm import VLLMSettings, check_vllm
 from trainer.model.network import END, LanguageModel, build_tokenizer, load_model, save_model, words_of
 from trainer.run.folder import read_metrics
@@ -232,10 +234,18 @@ def test_a_cluster(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
 
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
-def test_a_cluster_with_a_real_vllm(tmp_path: Path, no_pictures: None) -> None:
+def test_a_cluster_with_a_real_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> None:
     try:
         check_vllm(VLLMSettings())
     except ConfigError as error:
         pytest.skip(str(error))
-    name = "cluster/frozenlake_qwen2.5_0.5b_8gpus"
+    name, deliveries, deliver = "cluster/frozenlake_qwen2.5_0.5b_8gpus", list[Delivery](), _WeightsOf.deliver
+
+    def counted(weights: _WeightsOf, delivery: Delivery) -> Iterator[Word]:
+        deliveries.append(delivery)
+        return deliver(weights, delivery)
+
+    monkeypatch.setattr(_WeightsOf, "deliver", counted)
     two_steps(name, policy_of(name, tmp_path))
+    assert len(deliveries) >= 2, "straight from the ranks"
+    assert all(delivery.writers == (0, 1) for delivery in deliveries)

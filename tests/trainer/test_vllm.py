@@ -333,7 +333,7 @@ def test_after_an_update_that_failed_midway_the_next_one_is_whole(
     monkeypatch.setattr(by_hand._dialect, "_transport", TRANSPORTS[way])
     monkeypatch.setattr(by_hand, "_live", True)
     use(by_hand, biased, 0)
-    whole, faults = transfer._buckets, ["layers.0.mlp.up_proj.weight"]  # vLLM has it in one layer with the one before
+    whole, faults = transfer.in_buckets, ["layers.0.mlp.up_proj.weight"]  # vLLM has it in one layer with the one before
 
     def spoilt(*arguments: Any) -> Iterator[Any]:
         for bucket, pieces in whole(*arguments):
@@ -342,7 +342,7 @@ def test_after_an_update_that_failed_midway_the_next_one_is_whole(
                 pieces = [(*piece[:4], piece[4] + 10**9) for piece in pieces]
             yield bucket, pieces
 
-    monkeypatch.setattr(transfer, "_buckets", spoilt)
+    monkeypatch.setattr(transfer, "in_buckets", spoilt)
     started = time.monotonic()
     with pytest.raises(EngineError, match="lies at bytes"):
         by_hand.update_weights(weights_of(biased[1].network), 1)

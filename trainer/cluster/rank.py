@@ -27,11 +27,13 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from roll_envs.errors import RollError
+from trainer.cluster import rank_weights
 from trainer.cluster.frames import Answer, Call, Failure, Item, Stream, Where, packed, unpacked
 from trainer.cluster.ranked import make_phase_learner
 from trainer.config import CriticConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import BACKENDS, part_settings
+from trainer.engines.buckets import Delivery, Word
 from trainer.learner import BackendPart
 from trainer.learner.gradients import Ranks
 from trainer.learner.snapshot import SavedFiles, Share
@@ -116,6 +118,15 @@ class Rank:
     def copy(self, source: PartName, name: PartName) -> None:
         """Give a part the weights of another one."""
         self._parts[name].load_weights(self._parts[source].weights())
+
+    def sees(self, name: PartName, path: str, token: bytes) -> tuple[bool, str]:
+        """Whether this process can write to a file of the driver, which begins with ``token``; and where the weights of
+        a part are."""
+        return rank_weights.sees(path, token), str(next(iter(self._parts[name].weights()))[1].device)
+
+    def deliver(self, name: PartName, delivery: Delivery) -> Iterator[Word]:
+        """Write and send the weights of a part."""
+        return rank_weights.deliver(self._parts[name].weights(), delivery, self._rank)
 
     def step(self, name: PartName, batches: Any, denominators: Any, named: dict[str, Any]) -> Any:
         """An optimiser step of a part."""

@@ -19,6 +19,7 @@ from trainer.cluster.seats import learner_device
 from trainer.config import CriticConfig, LossConfig, RunConfig
 from trainer.config.load import dump_config
 from trainer.data.batches import Batch, Denominators, balance, cost
+from trainer.engines.buckets import Delivery, Word
 from trainer.learner import Learner, make_learner
 from trainer.learner.gradients import Ranks
 from trainer.learner.snapshot import Keep, kept_state
@@ -130,7 +131,8 @@ def gather(
 
 
 class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
-    """The weights of a part, and whose they are."""
+    """The weights of a part, and whose they are: a stream through the driver, or, asked as
+    :class:`~trainer.engines.buckets.Delivered`, written and sent by the ranks."""
 
     def __init__(self, crew: Crew, name: PartName) -> None:
         self.crew, self.name = crew, name
@@ -139,6 +141,15 @@ class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
     def __next__(self) -> tuple[str, torch.Tensor]:
         found: tuple[str, torch.Tensor] = next(self._stream)
         return found
+
+    def writers(self, path: str, token: bytes) -> tuple[tuple[int, ...], torch.device]:
+        """The ranks that see the file ``path``, and where the weights are."""
+        found = self.crew.call("sees", self.name, path, token)
+        return tuple(rank for rank, (seen, _) in enumerate(found) if seen), torch.device(found[0][1])
+
+    def deliver(self, delivery: Delivery) -> Iterator[Word]:
+        """Have the ranks write and send them."""
+        return self.crew.stream("deliver", self.name, delivery)
 
 
 class RankedScorer:

@@ -254,6 +254,7 @@ class RemoteEngine(Engine):
         except BaseException as error:
             self._fail(_repeat(sent.version, error))
             await self._every(Replica.silence)
+            await asyncio.to_thread(sent.weights.settle)  # before anybody asks the learner for something else
             raise
         finally:
             old.weights.close()

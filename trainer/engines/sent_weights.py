@@ -2,15 +2,18 @@
 network that says what they answer.
 
 Nothing is copied twice: a server on the same machine reads the very bytes that are kept here for one that must be
-started again, and the probe runs the network on them.
+started again, and the probe runs the network on them. Weights that lie in other processes of this machine are written
+there by these.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import mmap
 import os
+import secrets
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,13 +22,12 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from roll_envs.errors import EngineError
+from roll_envs.errors import EngineError, RollError
+from trainer.engines.buckets import ALIGNMENT, Delivered, Delivery, Word, written
 from trainer.engines.vllm_worker.roll_transfer import Piece, views
 from trainer.model.forward import fitting
 
 _skeletons = threading.Lock()  # for the time of a call a network holds the weights of that call
-ALIGNMENT = 64
-"""Bytes at which a tensor may begin: more than any type needs."""
 
 
 def skeleton_of(network: Any) -> Any:
@@ -63,15 +65,64 @@ class SentWeights:
             self.path = self._file.name
         self.tensors: list[Piece] = []
         """What lies where in the file."""
-        stream = iter(source)
-        first = next(stream, None) if live else None
-        self.device = torch.device("cpu") if first is None else first[1].device
+        self._reading = threading.Lock()  # one thread at a time asks other processes for their weights
+        self._words: Iterator[Word] | None = None
+        self._unread: Iterator[tuple[str, torch.Tensor]] | None = None
+        self._delivered: Delivered | None = None
+        self._writers: tuple[int, ...] = ()
+        self.device = torch.device("cpu")
         """Where the weights come from."""
-        self._unread: Iterator[tuple[str, torch.Tensor]] | None = self._written(
-            stream if first is None else itertools.chain([first], stream)
-        )
-        if not live:
-            self.keep()
+        try:
+            if isinstance(source, Delivered):
+                self._writers, self.device = self._found_by(source)
+            if isinstance(source, Delivered) and self._writers:
+                self._delivered = source
+            else:
+                stream = iter(source)
+                first = next(stream, None) if live else None
+                self.device = torch.device("cpu") if first is None else first[1].device
+                self._unread = self._written(stream if first is None else itertools.chain([first], stream))
+            if not live:
+                self.keep()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether they lie in other processes, which have not been asked for them yet."""
+        return self._delivered is not None and self._words is None
+
+    def _found_by(self, delivered: Delivered) -> tuple[tuple[int, ...], torch.device]:
+        """The ranks that can write to the file, and where the weights are."""
+        token = secrets.token_bytes(16)
+        os.pwrite(self._file.fileno(), token, 0)
+        return delivered.writers(self.path, token)
+
+    def deliver(self, group: dict[str, Any] | None = None, most_bytes: int = 0) -> None:
+        """Have the processes that hold the weights write them, and broadcast them to ``group``, in buckets of
+        ``most_bytes``: :meth:`word` says how far they are."""
+        assert self._delivered is not None
+        self._words = self._delivered.deliver(Delivery(self.path, self._writers, self._dtype, group, most_bytes))
+
+    def word(self) -> Word | None:
+        """What the processes that hold the weights say next; None behind the last."""
+        with self._reading:
+            if self._words is None:
+                return None
+            try:
+                word = next(self._words, None)
+            except BaseException:
+                self._delivered = self._words = None
+                self.close()
+                raise
+            if word is None:
+                self._delivered = self._words = None
+                shapes = ((name, torch.empty(shape, device="meta")) for name, _, shape, *_ in self.tensors)
+                self._unread = self._fitting(shapes)
+            elif word.kind == "written":
+                self.tensors = list(word.pieces)
+            return word
 
     @property
     def most_bytes(self) -> int:
@@ -94,29 +145,25 @@ class SentWeights:
 
     def keep(self) -> None:
         """Read what is not read yet. Raises :class:`EngineError` where names or shapes are not those of the network."""
+        if self.elsewhere:
+            self.deliver()
+        while self._delivered is not None:
+            self.word()
         if self._unread is None:
             return
         try:
             for _ in self._unread:
                 pass
-            self._file.flush()
         except BaseException:
             self.close()
             raise
         self._unread = None
 
+    def _fitting(self, source: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return fitting(self._skeleton, source, "the update", error=EngineError)
+
     def _written(self, source: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, wide in fitting(self._skeleton, source, "the update", error=EngineError):
-            tensor = wide.detach()
-            if self._dtype is not None and tensor.is_floating_point() and tensor.element_size() > self._dtype.itemsize:
-                tensor = tensor.to(self._dtype)
-            self._file.write(bytes(-self._file.tell() % ALIGNMENT))
-            start = self._file.tell()
-            plain = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-            self._file.write(memoryview(plain.numpy()))  # type: ignore[arg-type]
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self.tensors.append((name, dtype, tuple(tensor.shape), start, self._file.tell()))
-            yield name, tensor
+        return written(self._fitting(source), self._file.fileno(), self._dtype, self.tensors, mine=lambda _: True)
 
     def _bytes(self) -> torch.Tensor:
         """All that is kept, uint8 [n]; nothing is copied."""
@@ -134,6 +181,12 @@ class SentWeights:
             logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]
         logp = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
         return logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()  # type: ignore[no-any-return]
+
+    def settle(self) -> None:
+        """Return once the processes that the weights lie in are done with what they were asked."""
+        with contextlib.suppress(RollError):  # which the next one who asks them hears, too
+            while self.word() is not None:
+                pass
 
     def close(self) -> None:
         """Give the memory back. A server that has it mapped still keeps its own hold."""

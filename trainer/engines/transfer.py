@@ -10,22 +10,20 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from roll_envs.errors import EngineError
-from trainer.engines.sent_weights import ALIGNMENT, SentWeights
+from trainer.engines.buckets import BUCKET_BYTES, Word, in_buckets
+from trainer.engines.sent_weights import SentWeights
 from trainer.engines.server import ServerFaultError
 from trainer.engines.vllm_worker.roll_transfer import Group, Piece, c10d, share_memory
-
-BUCKET_BYTES = 256 * 2**20
-"""Of the weights that are on their way at once; a tensor that is larger has a bucket of its own."""
 
 _GRACE_S = 2.0
 """For the server to say what went wrong there, once the trainer's side has failed."""
@@ -72,7 +70,12 @@ async def _mapped(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
 
 @contextlib.asynccontextmanager
 async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> AsyncIterator[Send]:
-    """The workers open the memory of a bucket: CUDA IPC on a GPU that they share with the learner."""
+    """The workers open the memory of a bucket: CUDA IPC on a GPU that they share with the learner. Weights of other
+    processes, which may have other GPUs, are mapped."""
+    if weights.elsewhere:
+        async with _mapped(ask, weights, options) as send_mapped:
+            yield send_mapped
+        return
     await ask("/init_weight_transfer_engine", {"init_info": {}})
     files: list[Any] = []
 
@@ -84,7 +87,7 @@ async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
 
     async def send() -> None:
-        found = _buckets(weights, allocate)
+        found = in_buckets(weights.read(), allocate, _most_bytes(weights))
         while (bucket := await asyncio.to_thread(next, found, None)) is not None:
             memory, pieces = bucket
             await ask("/update_weights", {"update_info": {"handle": share_memory(memory), "pieces": pieces}})
@@ -100,10 +103,11 @@ async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
 
 @contextlib.asynccontextmanager
 async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) -> AsyncIterator[Send]:
-    """The workers receive buckets through a process group: NCCL between GPUs, gloo elsewhere."""
+    """The workers receive buckets through a process group: NCCL between GPUs, gloo elsewhere. Rank 0 of it is this
+    process, or the one that the weights lie in."""
     nccl = options.on_gpu and weights.device.type == "cuda"
     workers = (await ask("/get_world_size", method="GET"))["world_size"]
-    store, group = store_at(options.address, 1 + workers, options.timeout_s), None
+    store = store_at(options.address, 1 + workers, options.timeout_s)
     agreed = {
         "backend": "nccl" if nccl else "gloo",
         "address": options.address,
@@ -111,31 +115,112 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
         "size": 1 + workers,
         "timeout_s": options.timeout_s,
     }
+    sender: _Sender = _SenderElsewhere(weights, agreed) if weights.elsewhere else _SenderHere(weights, agreed)
 
     async def send() -> None:
-        assert group is not None
-        found = _buckets(weights, partial(torch.empty, dtype=torch.uint8, device=weights.device if nccl else "cpu"))
-        while (bucket := await asyncio.to_thread(next, found, None)) is not None:
-            memory, pieces = bucket
+        while (bucket := await asyncio.to_thread(sender.bucket)) is not None:
+            size, pieces = bucket
             await together(
-                ask("/update_weights", {"update_info": {"broadcast": len(memory), "pieces": pieces}}),
-                partial(group.broadcast, memory),
+                ask("/update_weights", {"update_info": {"broadcast": size, "pieces": pieces}}),
+                sender.send,
                 "take the weights",
                 options.timeout_s,
             )
 
     try:
-        group = await together(
+        await together(
             ask("/init_weight_transfer_engine", {"init_info": {"group": agreed}}),
-            partial(Group, **agreed, rank=0),
+            sender.join,
             f"join the trainer at {options.address} (engine.transfer_address)",
             options.timeout_s,
         )
         yield send
     finally:
         del store
-        if group is not None:  # a broadcast that failed may hold it until the workers leave the group, too
-            asyncio.get_running_loop().run_in_executor(None, group.close)
+        # A broadcast that failed may hold it until the workers leave the group, too.
+        asyncio.get_running_loop().run_in_executor(None, sender.close)
+
+
+class _Sender(Protocol):
+    """Rank 0 of a process group with a server's workers. RuntimeError, as torch's errors of such groups are, says that
+    these do not take part."""
+
+    def join(self) -> None: ...
+
+    def bucket(self) -> tuple[int, Sequence[Piece]] | None:
+        """Bytes of the next bucket, and what lies where in it; None behind the last."""
+        ...
+
+    def send(self) -> None:
+        """Broadcast it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _SenderHere:
+    """This process."""
+
+    def __init__(self, weights: SentWeights, agreed: dict[str, Any]) -> None:
+        self._agreed = agreed
+        self._group: Group | None = None
+        device = weights.device if agreed["backend"] == "nccl" else "cpu"
+        allocate = partial(torch.empty, dtype=torch.uint8, device=device)
+        self._found = in_buckets(weights.read(), allocate, _most_bytes(weights))
+        self._memory: torch.Tensor | None = None
+
+    def join(self) -> None:
+        self._group = Group(**self._agreed, rank=0)
+
+    def bucket(self) -> tuple[int, Sequence[Piece]] | None:
+        found = next(self._found, None)
+        if found is None:
+            return None
+        self._memory, pieces = found
+        return len(self._memory), pieces
+
+    def send(self) -> None:
+        assert self._group is not None
+        assert self._memory is not None
+        self._group.broadcast(self._memory)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+
+class _SenderElsewhere:
+    """The process that the weights lie in, which says what it does; it leaves the group behind the last bucket."""
+
+    def __init__(self, weights: SentWeights, agreed: dict[str, Any]) -> None:
+        self._weights = weights
+        weights.deliver(agreed, _most_bytes(weights))  # which the first word begins, whoever asks for it
+
+    def join(self) -> None:
+        self._next()
+
+    def bucket(self) -> tuple[int, Sequence[Piece]] | None:
+        word = self._next()
+        if word.kind == "bucket":
+            return word.size, word.pieces
+        self._weights.keep()  # every rank has written its share, and all of it fits
+        return None
+
+    def send(self) -> None:
+        self._next()
+
+    def _next(self) -> Word:
+        word = self._weights.word()
+        assert word is not None, "a delivery ends with 'written'"
+        if word.kind == "failed":
+            raise RuntimeError(word.problem)
+        return word
+
+    def close(self) -> None: ...
+
+
+def _most_bytes(weights: SentWeights) -> int:
+    return min(BUCKET_BYTES, weights.most_bytes)
 
 
 def store_at(address: str, size: int, timeout_s: float) -> Any:
@@ -174,29 +259,6 @@ async def together(asking: Awaitable[Any], own: Callable[[], T], what: str, time
         mine.add_done_callback(lambda each: each.cancelled() or each.exception())  # which asyncio wants to be seen
         asked.cancel()
         mine.cancel()
-
-
-def _buckets(
-    weights: SentWeights, allocate: Callable[[int], torch.Tensor]
-) -> Iterator[tuple[torch.Tensor, list[Piece]]]:
-    """Weights in buckets, uint8 [n], and what lies in each. All lie in the same memory, one after the other, unless a
-    weight is too large for it."""
-    memory = allocate(min(BUCKET_BYTES, weights.most_bytes))
-    pieces: list[Piece] = []
-    end = 0
-    for name, tensor in weights.read():
-        start = end + -end % ALIGNMENT
-        if start + tensor.nbytes > len(memory):
-            if pieces:
-                yield memory[:end], pieces
-            pieces, start = [], 0
-            if tensor.nbytes > len(memory):
-                memory = allocate(tensor.nbytes)
-        end = start + tensor.nbytes
-        memory[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        pieces.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start, end))
-    if pieces:
-        yield memory[:end], pieces
 
 
 TRANSPORTS: dict[str, Transport] = {

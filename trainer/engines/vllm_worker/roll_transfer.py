@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 
 c10d: Any = torch.distributed
+_CONNECTING = datetime.timedelta(seconds=10)
 Piece = tuple[str, str, tuple[int, ...], int, int]
 """Name, type, shape, first byte and the byte after the last of a tensor in a bucket."""
 
@@ -67,7 +68,10 @@ class Group:
     ) -> None:
         """Waits for all the others, in the trainer's store at ``address`` and ``port``."""
         timeout = datetime.timedelta(seconds=timeout_s)
-        self._store = c10d.TCPStore(address, port, size, False, timeout, wait_for_workers=False)
+        # The store is there before anybody is told of it, and gone when the other side has given up.
+        connecting = min(timeout, _CONNECTING)
+        self._store = c10d.TCPStore(address, port, size, False, connecting, wait_for_workers=False)
+        self._store.set_timeout(timeout)
         self.backend, self._timeout = backend, timeout
         if backend == "nccl":
             options: Any = c10d.ProcessGroupNCCL.Options()

@@ -1,0 +1,123 @@
+"""How weights are cut and laid out on their way: in buckets, or one after the other in a file; and what processes that
+hold them and send them themselves are told, and say.
+
+The driver and the learner's ranks import it, so it needs torch alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from trainer.engines.vllm_worker.roll_transfer import Piece
+
+BUCKET_BYTES = 256 * 2**20
+"""Of the weights that are on their way at once; a tensor that is larger has a bucket of its own."""
+ALIGNMENT = 64
+"""Bytes at which a tensor may begin: more than any type needs."""
+
+Named: TypeAlias = tuple[str, torch.Tensor]
+
+
+class Delivery(NamedTuple):
+    """What the processes that hold the weights shall do with them."""
+
+    path: str
+    """The file that they are written to."""
+    writers: tuple[int, ...]
+    """The ranks that see it, which share the writing."""
+    dtype: torch.dtype | None
+    """Wider numbers are rounded to it."""
+    group: dict[str, Any] | None = None
+    """The process group that rank 0 also broadcasts them in: the arguments of
+    :class:`~trainer.engines.vllm_worker.roll_transfer.Group`."""
+    most_bytes: int = BUCKET_BYTES
+    """Of a bucket that is broadcast."""
+
+
+class Word(NamedTuple):
+    """What rank 0 says of a delivery, in this order: ``joined`` the group; of each bucket ``bucket``, just before it is
+    broadcast, and ``sent``; ``written`` when rank 0 has written its share of the file. ``failed`` ends the broadcast,
+    not the writing."""
+
+    kind: Literal["joined", "bucket", "sent", "failed", "written"]
+    pieces: Sequence[Piece] = ()
+    """What lies where in the bucket, or in the file."""
+    size: int = 0
+    """Bytes of the bucket."""
+    problem: str = ""
+
+
+@runtime_checkable
+class Delivered(Protocol):
+    """A stream of weights that lie in other processes, which can write and send them: only words pass this one."""
+
+    def writers(self, path: str, token: bytes) -> tuple[tuple[int, ...], torch.device]:
+        """The ranks that see the file ``path``, which begins with ``token``: none where it is on another machine. And
+        where rank 0 has the weights."""
+        ...
+
+    def deliver(self, delivery: Delivery) -> Iterator[Word]:
+        """Write and send them. Ends when every rank has done so."""
+        ...
+
+
+def rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """``tensor`` in ``dtype`` where that is narrower; without its gradient."""
+    tensor = tensor.detach()
+    wide = dtype is not None and tensor.is_floating_point() and tensor.element_size() > dtype.itemsize
+    return tensor.to(dtype) if wide else tensor
+
+
+def piece_of(name: str, tensor: torch.Tensor, end: int) -> Piece:
+    """Where ``tensor`` lies behind what ends at byte ``end``."""
+    start = end + -end % ALIGNMENT
+    return name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start, start + tensor.nbytes
+
+
+def write_at(fd: int, tensor: torch.Tensor, start: int) -> None:
+    """Write the bytes of ``tensor`` from byte ``start`` of a file on. Raises OSError where there is no room."""
+    plain: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    left = memoryview(plain)
+    while left:
+        count = os.pwrite(fd, left, start)
+        left, start = left[count:], start + count
+
+
+def written(
+    weights: Iterable[Named], fd: int, dtype: torch.dtype | None, pieces: list[Piece], *, mine: Callable[[int], bool]
+) -> Iterator[Named]:
+    """``weights`` in ``dtype`` as they come, each appended to ``pieces``; those whose number is ``mine`` are written to
+    the file."""
+    for number, (name, wide) in enumerate(weights):
+        tensor = rounded(wide, dtype)
+        pieces.append(piece_of(name, tensor, pieces[-1][4] if pieces else 0))
+        if mine(number):
+            write_at(fd, tensor, pieces[-1][3])
+        yield name, tensor
+
+
+def in_buckets(
+    weights: Iterable[Named], allocate: Callable[[int], torch.Tensor], most_bytes: int
+) -> Iterator[tuple[torch.Tensor, list[Piece]]]:
+    """Weights in buckets, uint8 [n], and what lies in each. All lie in the same memory of ``most_bytes``, one after the
+    other, unless a weight is too large for it."""
+    memory = allocate(most_bytes)
+    pieces: list[Piece] = []
+    end = 0
+    for name, tensor in weights:
+        piece = piece_of(name, tensor, end)
+        if piece[4] > len(memory):
+            if pieces:
+                yield memory[:end], pieces
+            pieces, piece = [], piece_of(name, tensor, 0)
+            if tensor.nbytes > len(memory):
+                memory = allocate(tensor.nbytes)
+        start, end = piece[3:]
+        memory[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        pieces.append(piece)
+    if pieces:
+        yield memory[:end], pieces
