@@ -198,7 +198,9 @@ def test_closing_leaves_no_process(make_pool: Callable[..., WorkerPool]) -> None
     value(pool, "pid")
     with ThreadPoolExecutor(1) as threads:
         busy = threads.submit(pool.call, "spin", [30], deadline_s=60)
-        time.sleep(0.3)
+        until = time.monotonic() + 30
+        while not (pool.metrics()["slow_total"] and pool._all) and time.monotonic() < until:
+            time.sleep(0.01)  # between its first pass and the slow lane it has no worker
         pids = [worker.pid for worker in pool._all]
         assert pool._template is not None
         pids.append(pool._template.process.pid)
@@ -215,8 +217,9 @@ sys.path.insert(0, {folder!r})
 from roll_envs.verifiers.workers import PoolSettings, WorkerPool
 pool = WorkerPool(PoolSettings(module='pool_tasks_here', workers=2, memory_mb=512))
 pool.call('pid', [], deadline_s=5)
-threading.Thread(target=pool.call, args=('spin', [30]), kwargs={{'deadline_s': 1.0}}, daemon=True).start()
-time.sleep(0.3)
+threading.Thread(target=pool.call, args=('spin', [30]), kwargs={{'deadline_s': 30.0}}, daemon=True).start()
+while not (pool.metrics()["slow_total"] and pool._all):
+    time.sleep(0.01)
 print(*[w.pid for w in pool._all], pool._template.process.pid, flush=True)
 {end}
 """
