@@ -22,6 +22,9 @@ LANGUAGES: tuple[Language, ...] = get_args(Language)
 COMPILED: frozenset[Language] = frozenset({"cpp", "java", "go", "rust", "typescript"})
 """Languages in which a program is compiled before it is run; within a moment the same program is compiled once."""
 
+SANDBOX_CPUS = "ROLL_SANDBOX_CPUS"
+"""Environment variable with the processors that sandboxes run on, such as ``2,3``; without it, on any."""
+
 RunStatus = Literal["ok", "error", "timeout", "memory", "output"]
 """``ok``: exit code 0; ``error``: any other end of its own; the rest: the limit that ended it."""
 

@@ -16,12 +16,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
-from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
+from roll_envs.sandbox import (
+    SANDBOX_CPUS,
+    Isolation,
+    Language,
+    Limits,
+    Program,
+    RunResult,
+    RunStatus,
+    Sandbox,
+    SandboxSession,
+)
 from sandboxes.languages import BINARY, ROWS
 from sandboxes.pool import Pool
 from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
 
-__all__ = ["FETCH_BYTES", "FLOOD", "Ended", "NotBegunError", "Slot", "SlotSandbox", "SlotSession"]
+__all__ = ["FETCH_BYTES", "FLOOD", "Ended", "NotBegunError", "Slot", "SlotSandbox", "SlotSession", "chosen_cpus"]
 
 T = TypeVar("T")
 _log = logging.getLogger("sandboxes")
@@ -33,6 +43,20 @@ FETCH_BYTES = 256 << 20
 """Limit on the files fetched from one run, together."""
 FLOOD = 64
 """A program that writes more than this many times ``output_bytes`` (taken as 1 MiB at least) is killed."""
+
+
+def chosen_cpus() -> tuple[int, ...]:
+    """The processors that :data:`SANDBOX_CPUS` lists. Raises :class:`ConfigError` for what is none of them."""
+    text = os.environ.get(SANDBOX_CPUS, "")
+    there = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    try:
+        numbers = tuple(int(number) for number in text.split(",")) if text else ()
+    except ValueError:
+        numbers = (-1,)
+    if not there.issuperset(numbers):
+        allowed = ",".join(map(str, sorted(there)))
+        raise ConfigError(f"{SANDBOX_CPUS} is {text!r}; allowed: numbers of {allowed}, with commas between them")
+    return numbers
 
 
 class NotBegunError(SandboxError):

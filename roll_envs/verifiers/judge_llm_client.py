@@ -24,7 +24,10 @@ from roll_envs.chat_api import RETRY_STATUSES, read_answer, retry_after_s
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers.types import Failed
 
-__all__ = ["ChatClient", "ChatReply", "Endpoint"]
+__all__ = ["JUDGE", "ChatClient", "ChatReply", "Endpoint", "judge_variable"]
+
+JUDGE = "judge:"
+"""How the address of a judge begins that is given by name."""
 
 T = TypeVar("T")
 
@@ -42,7 +45,8 @@ class Endpoint:
     """A model behind an API, and the limits of one request."""
 
     url: str
-    """Up to and with the version: ``http://host:8000/v1``."""
+    """Up to and with the version: ``http://host:8000/v1``; or ``judge:NAME``, for the address that the environment
+    variable ``ROLL_JUDGE_NAME`` has when it is asked. A run puts there where it serves the judges of its file."""
     model: str
     key_env: str = ""
     """Name of the environment variable with the API key; without such a variable none is sent. Empty:
@@ -68,9 +72,25 @@ class Endpoint:
         own = address.scheme == "https" and (address.host == _OPENAI or address.host.endswith("." + _OPENAI))
         return os.environ.get(self.key_env or ("OPENAI_API_KEY" if own else ""), "")
 
+    @property
+    def address(self) -> str:
+        """``url``, found by its name where it is one. Raises :class:`ConfigError` where nobody has said it."""
+        if not self.url.startswith(JUDGE):
+            return self.url
+        variable = judge_variable(self.url.removeprefix(JUDGE))
+        if not os.environ.get(variable):
+            raise ConfigError(
+                f"{self.url!r}: no such judge is served; a run serves those of its section 'judges', and elsewhere the "
+                f"environment variable {variable} holds the address"
+            )
+        return os.environ[variable]
+
     def __post_init__(self) -> None:
-        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"url must begin with http:// or https:// and end with the version, not {self.url!r}")
+        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://", JUDGE)):
+            raise ConfigError(
+                "url must begin with http:// or https:// and end with the version, or be judge:NAME for a judge that "
+                f"the run serves, not {self.url!r}"
+            )
         try:
             httpx.URL(self.url)
         except httpx.InvalidURL as error:
@@ -90,6 +110,11 @@ class Endpoint:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of 1 or more, not {value!r}")
+
+
+def judge_variable(name: str) -> str:
+    """The environment variable with the address of the judge ``name``."""
+    return f"ROLL_JUDGE_{name.upper()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,7 +272,10 @@ class ChatClient:
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
         key = self.endpoint.key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        address = self.endpoint.url.rstrip("/") + "/chat/completions"
+        try:
+            address = self.endpoint.address.rstrip("/") + "/chat/completions"
+        except ConfigError as error:
+            raise _FinalError(str(error)) from None
         try:
             async with self._http.stream("POST", address, json=body, headers=headers) as response:
                 content = await _read(response)

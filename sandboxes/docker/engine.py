@@ -17,6 +17,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError, SandboxError
 from sandboxes.docker.owner import LABEL, OWNER, is_orphan, owner_label
+from sandboxes.slots import chosen_cpus
 
 __all__ = ["HOST_IMAGE", "Engine", "Shape", "Spawned"]
 
@@ -226,6 +227,7 @@ def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
         # One more for PID 1.
         "pids_limit": shape.processes + 1,
         "nano_cpus": int(cpus * 1e9),
+        "cpuset_cpus": ",".join(map(str, chosen_cpus())),
         "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 1024, "Hard": 4096}],
         "log_config": {"type": "none", "config": {}},  # do not let the engine write output to its disk
         "tmpfs": {

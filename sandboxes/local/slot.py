@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation, Limits
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError
+from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError, chosen_cpus
 
 from .cgroups import remove_later
 from .host import executable
@@ -133,6 +133,7 @@ class LocalSlot:
     shape = None
 
     def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], isolation: Isolation) -> None:
+        cpus = chosen_cpus()
         self.isolation = isolation
         self.dead = False
         self._folders = list(cgroup.values())
@@ -162,6 +163,8 @@ class LocalSlot:
         assert self._supervisor.stdin is not None
         # If the process has ended already, the first message below fails too and is reported.
         with contextlib.suppress(OSError), self._supervisor.stdin as stdin:
+            if cpus:  # before it does anything; what it starts inherits it
+                os.sched_setaffinity(self._supervisor.pid, cpus)
             stdin.write(os.fsencode(_INSIDE))
         try:
             wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})

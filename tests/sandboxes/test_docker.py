@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from docker_place import container_ids, open_sandbox, reason_to_skip, run_python, workers
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import Limits, Program
+from roll_envs.sandbox import SANDBOX_CPUS, Limits, Program
 from sandboxes.docker import DockerSandbox
 
 pytestmark = pytest.mark.docker
@@ -50,6 +51,13 @@ def test_a_program_reads_and_writes(sandbox: DockerSandbox) -> None:
     assert result.files == {"out.bin": bytes(range(256))}
     assert result.memory_peak_mb is not None
     assert 5 < result.memory_peak_mb < 100
+
+
+def test_containers_keep_to_the_processors_that_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = max(os.sched_getaffinity(0))
+    monkeypatch.setenv(SANDBOX_CPUS, str(last))
+    with open_sandbox() as pinned:
+        assert run_python(pinned, "import os; print(os.sched_getaffinity(0))").stdout == b"{%d}\n" % last
 
 
 def test_nothing_of_a_run_is_left_for_the_next(sandbox: DockerSandbox) -> None:

@@ -12,12 +12,15 @@ import pytest
 from loop_runs import write_config
 from tiny import full_logits, tiny_model
 
+from roll_envs import make_verifier
 from roll_envs.errors import ConfigError, EngineError
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Message, SamplingParams
+from roll_envs.verifiers.types import Failed
 from trainer.config import EngineConfig
-from trainer.config.load import load_config
+from trainer.config.load import load_config, parse_config
 from trainer.engines import make_engine, vllm
+from trainer.engines.judges import served_judges
 from trainer.engines.server import Server, free_port
 from trainer.engines.vllm import VLLMSettings, check_vllm
 from trainer.model.network import LanguageModel, save_model
@@ -149,3 +152,18 @@ def test_what_a_real_server_refuses_is_told(url: str) -> None:
         assert answer.finish in ("stop", "length")
     finally:
         engine.close()
+
+
+def test_a_model_that_a_run_serves_judges_answers(url: str, tmp_path: Path) -> None:
+    """A network of random weights gives no verdict that means anything, but it is asked, and its words come back."""
+    save_model(tiny_model(0, hidden_size=64, heads=2, layers=1, max_positions=4096), tmp_path)
+    config = parse_config(
+        "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
+        f"judges: {{referee: {{model: '{tmp_path}', device: cpu, max_tokens: 4096}}}}\n"
+    )
+    judge = make_verifier("llm_judge", url="judge:referee", model="referee", max_tokens=32, asks=2, structured="never")
+    with served_judges(config, [()], [0]):
+        verdict = judge("It is Paris.", "Paris", {"prompt": "What is the capital of France?"})
+    assert judge.usage["completion_tokens"] > 0, verdict
+    assert not isinstance(verdict, Failed) or "asked 2 times; the last: '" in verdict.reason
+    judge.close()

@@ -17,12 +17,13 @@ from typing import NamedTuple
 from roll_envs.managers import EpisodeLimits
 from roll_envs.managers.processes import ProcessLink
 from roll_envs.managers.workers import EnvWorkers
+from roll_envs.sandbox import SANDBOX_CPUS
 from roll_envs.types import Task
 from trainer.cluster.ray_cluster import check_cluster
 from trainer.cluster.ray_envs import cluster_wish, ray_workers
 from trainer.config import RolloutConfig, RunConfig
 
-__all__ = ["check_manager", "env_workers", "episode_limits", "manager_words", "rank_words"]
+__all__ = ["check_manager", "env_workers", "episode_limits", "manager_words", "rank_words", "sandboxes_on"]
 
 
 def episode_limits(config: RolloutConfig) -> EpisodeLimits:
@@ -46,6 +47,22 @@ def env_workers(config: RolloutConfig, tasks: Sequence[Task], cpus: Sequence[int
     with opened as workers:
         workers.check(tasks, limits.of_env("make"), manager.remedy)
         yield workers
+
+
+@contextlib.contextmanager
+def sandboxes_on(cpus: Sequence[int]) -> Iterator[None]:
+    """Sandboxes that are made in the body, also by worker processes, run on the processors ``cpus``; none: on any."""
+    if not cpus:
+        yield
+        return
+    before = os.environ.get(SANDBOX_CPUS)
+    os.environ[SANDBOX_CPUS] = ",".join(map(str, cpus))
+    try:
+        yield
+    finally:
+        os.environ.pop(SANDBOX_CPUS)
+        if before is not None:
+            os.environ[SANDBOX_CPUS] = before
 
 
 def check_manager(config: RolloutConfig) -> None:

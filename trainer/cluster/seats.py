@@ -1,8 +1,7 @@
 """Who sits where: the GPU of each rank of the learner and of each replica of the engine, the processors of the others.
 
 Computed from the configuration and from what a machine has; nothing is started, so that a placement that cannot be met
-is refused before anything is loaded. Roles that have no process and no device of their own are not placed: judges
-answer at addresses, and sandboxes are processes of their environments.
+is refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from roll_envs.errors import ConfigError
 from trainer.config import EngineConfig, RunConfig
 from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
 from trainer.engines import HFSettings
+from trainer.engines.judges import judge_settings
 from trainer.engines.preflight import RemoteSettings
 
 
@@ -54,6 +54,12 @@ class Placement:
     """The processors of each server without a GPU; none: all of them."""
     environment_cpus: tuple[int, ...] = ()
     """The processors of environment workers; none: all of them."""
+    judges: tuple[tuple[int, ...], ...] = ()
+    """The GPUs of each judge that the run serves; () for one on processors."""
+    judge_cpus: tuple[int, ...] = ()
+    """The processors of judges without a GPU; none: all of them."""
+    sandbox_cpus: tuple[int, ...] = ()
+    """The processors of sandboxes; none: all of them."""
     reference: tuple[int, ...] | None = None
     """The GPU of each rank's share of it, () on processors; None where the policy is."""
     critic: tuple[int, ...] | None = None
@@ -114,13 +120,17 @@ def place(config: RunConfig, machine: Machine) -> Placement:
             "the learner while that learns; give one GPUs of its own (placement.rollout.devices, engine.replicas), or "
             "set rollout.mode: sync"
         )
-    served, worked = _cpus(config, settings, rollout, machine)
+    judges = _judges(config, {*learner, *(gpu for gpus in rollout for gpu in gpus)}, machine)
+    served, worked, judging, caged = _cpus(config, settings, rollout, judges, machine)
     return Placement(
         learner=learner,
         rollout=rollout,
         sleepers=sleepers,
         rollout_cpus=served,
         environment_cpus=worked,
+        judges=judges,
+        judge_cpus=judging,
+        sandbox_cpus=caged,
         reference=_beside(config, "reference", learner, machine),
         critic=_beside(config, "critic", learner, machine),
     )
@@ -284,29 +294,70 @@ def _beside(config: RunConfig, name: str, learner: tuple[int, ...], machine: Mac
     return tuple(device)
 
 
+def _judges(config: RunConfig, taken: set[int], machine: Machine) -> tuple[tuple[int, ...], ...]:
+    """The GPUs of each judge; those of learner and engine are ``taken``."""
+    devices = config.placement.judges.devices
+    widths = [
+        judge.tensor_parallel_size if machine.gpus and judge_settings(judge).on_gpu(judge.device) else 0
+        for judge in config.judges.values()
+    ]
+    need, free = sum(widths), [gpu for gpu in range(len(machine.gpus)) if gpu not in taken]
+    if devices is not None and not need:
+        raise ConfigError(
+            f"placement.judges.devices {_shown(devices)}: no judge that this run serves computes on a GPU; leave it out"
+        )
+    chosen = list(devices) if isinstance(devices, tuple) else free[: need if devices is None else devices]
+    _check_gpus("judges.devices", chosen, machine)
+    if shared := sorted(taken & set(chosen)):
+        raise ConfigError(
+            f"placement.judges.devices {chosen}: GPU {shared[0]} is the learner's or the engine's, and judges do not "
+            "sleep; choose others"
+        )
+    if len(chosen) != need:
+        given = "" if devices is None else f"placement.judges.devices {_shown(devices)}: "
+        raise ConfigError(
+            f"{given}the judges {', '.join(config.judges)} need {need} GPUs (judges.*.tensor_parallel_size) beside "
+            f"those of learner and engine, and there are {len(chosen)}; {machine.name} has {len(machine.gpus)}"
+        )
+    gpus = iter(chosen)
+    return tuple(tuple(next(gpus) for _ in range(width)) for width in widths)
+
+
 def _cpus(
-    config: RunConfig, settings: Any, rollout: Sequence[Any], machine: Machine
-) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """The processors of each server, and those of the environment workers."""
-    ours, theirs = config.placement.rollout.cpus, config.placement.environments.cpus
+    config: RunConfig, settings: Any, rollout: Sequence[Any], judges: Sequence[Any], machine: Machine
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The processors of each server, of the environment workers, of all judges, and of sandboxes."""
+    wanted = config.placement
+    ours, theirs = wanted.rollout.cpus, wanted.environments.cpus
+    judging, caged = wanted.judges.cpus, wanted.sandboxes.cpus
     remote = isinstance(settings, RemoteSettings)
     if ours is not None and (not remote or settings.urls or rollout or settings.cpus):
         raise ConfigError(
             f"placement.rollout.cpus {_shown(ours)}: engine {config.engine.name!r} starts no server that computes on "
             "processors, or engine.cpus says where; leave it out"
         )
-    listed = {cpu for cpus in (ours, theirs) if isinstance(cpus, tuple) for cpu in cpus}
-    served = _chosen_cpus("rollout.cpus", ours, machine, listed)
-    worked = _chosen_cpus("environments.cpus", theirs, machine, listed | set(served))
+    if judging is not None and all(judges):
+        raise ConfigError(
+            f"placement.judges.cpus {_shown(judging)}: no judge that this run serves computes on processors; leave "
+            "it out"
+        )
+    given = {"rollout": ours, "environments": theirs, "judges": judging, "sandboxes": caged}
+    taken = {cpu for cpus in given.values() if isinstance(cpus, tuple) for cpu in cpus}
+    found = {}
+    for role, cpus in given.items():
+        found[role] = _chosen_cpus(f"{role}.cpus", cpus, machine, taken)
+        taken |= set(found[role])
+    served, *others = found.values()
+    worked, judging, caged = others
     if not served:
-        return (), worked
+        return (), worked, judging, caged
     each, rest = divmod(len(served), settings.replicas)
     if rest:
         raise ConfigError(
             f"placement.rollout.cpus {_shown(ours)} are {len(served)}, and engine.replicas {settings.replicas} share "
             f"them evenly; give a multiple of {settings.replicas}"
         )
-    return tuple(served[i * each : (i + 1) * each] for i in range(settings.replicas)), worked
+    return tuple(served[i * each : (i + 1) * each] for i in range(settings.replicas)), worked, judging, caged
 
 
 def _chosen_cpus(key: str, wanted: Any, machine: Machine, taken: set[int]) -> tuple[int, ...]:

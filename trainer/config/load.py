@@ -124,6 +124,7 @@ def teacher_config(config: RunConfig) -> RunConfig:
         "rollout": {"manager": "thread", "workers": 0, "ray": RayConfig().model_dump(mode="json")},
         "cluster": "local",
         "placement": PlacementConfig().model_dump(mode="json"),
+        "judges": {},  # they are served by the run already
     }
     return resolve(config, sections)
 

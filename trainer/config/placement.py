@@ -96,6 +96,25 @@ class CriticPlacement(_Placed):
     is."""
 
 
+class JudgesPlacement(_Placed):
+    """The servers of the section judges, in its order."""
+
+    section: ClassVar[str] = "judges"
+    devices: Positive | Numbers | None = None
+    """GPUs, the next tensor_parallel_size for each judge: a list of numbers, or how many. Judges answer while episodes
+    are played, so that they share none with learner or engine. null: the first ones that these leave."""
+    cpus: Positive | Numbers | None = None
+    """Processors that all judges without a GPU run on: a list, or how many; null is all of them."""
+
+
+class SandboxesPlacement(_Placed):
+    """The processes of sandboxes of kind 'local', of judges of code and of tools."""
+
+    section: ClassVar[str] = "sandboxes"
+    cpus: Positive | Numbers | None = None
+    """Processors that they run on: a list, or how many beside those of the others; null is all of them."""
+
+
 class PlacementConfig(Section):
     """Which processes the parts run in, and where."""
 
@@ -106,6 +125,8 @@ class PlacementConfig(Section):
     environments: EnvironmentsPlacement = Field(default_factory=EnvironmentsPlacement)
     reference: ReferencePlacement = Field(default_factory=ReferencePlacement)
     critic: CriticPlacement = Field(default_factory=CriticPlacement)
+    judges: JudgesPlacement = Field(default_factory=JudgesPlacement)
+    sandboxes: SandboxesPlacement = Field(default_factory=SandboxesPlacement)
 
 
 def placement_problems(cluster: str, placement: PlacementConfig, *, manager: str, backend: str) -> list[str]:
@@ -126,6 +147,11 @@ def placement_problems(cluster: str, placement: PlacementConfig, *, manager: str
         problems.append(
             f"placement.environments.cpus is set, but rollout.manager {manager!r} has no worker processes of this "
             "machine; set rollout.manager to 'process' or leave it out"
+        )
+    if placement.sandboxes.cpus is not None and manager == "ray":
+        problems.append(
+            "placement.sandboxes.cpus is set, but sandboxes of rollout.manager 'ray' are on the cluster's machines; "
+            "leave it out"
         )
     for name in ("reference", "critic"):
         device: Any = getattr(placement, name).device

@@ -35,6 +35,7 @@ from trainer.config.environments import (
     check_environments,
     checked_template,
 )
+from trainer.config.judges import JudgeConfig, JudgeName
 from trainer.config.placement import LearnerPlacement, PlacementConfig, placement_problems
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "EvaluationConfig",
     "FilterConfig",
     "FilterOverrides",
+    "JudgeConfig",
     "LearnerConfig",
     "LearnerPlacement",
     "LossConfig",
@@ -421,6 +423,8 @@ class RunConfig(Section):
     reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    judges: dict[JudgeName, JudgeConfig] = Field(default_factory=dict)
+    """Language models that this run serves for its verifiers, by name; docs/verifiers.md."""
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

@@ -133,30 +133,44 @@ def command_line(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> list[
     """The arguments of a server with ``settings`` that are resolved, but for its model and port."""
     arguments = _ARGUMENTS | {"dtype": settings.dtype, "max-model-len": str(max_tokens)}
     arguments["max-num-seqs"] = str(settings.max_running + 1)  # one for the probe
-    flags = list(_FLAGS)
-    if gpu:
-        arguments["gpu-memory-utilization"] = str(settings.gpu_memory_utilization)
-        arguments["tensor-parallel-size"] = str(settings.tensor_parallel_size)
-        flags += ["enable-sleep-mode"] if settings.sleepers else []
-    else:
-        arguments |= {"distributed-executor-backend": "uni", "block-size": "32"}
-        arguments["max-num-batched-tokens"] = str(max(8192, max_tokens))
-        flags += _CPU_FLAGS
+    more, flags = hardware(settings, max_tokens=max_tokens, gpu=gpu)
+    arguments |= more
+    flags = [*_FLAGS, *flags, *(["enable-sleep-mode"] if gpu and settings.sleepers else [])]
     pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
     return [*pairs, *(f"--{flag}" for flag in flags), *settings.arguments]
+
+
+def hardware(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> tuple[dict[str, str], list[str]]:
+    """Arguments and flags of a server, of an engine or a judge, by what it computes on."""
+    if gpu:
+        used, width = str(settings.gpu_memory_utilization), str(settings.tensor_parallel_size)
+        return {"gpu-memory-utilization": used, "tensor-parallel-size": width}, []
+    batch = str(max(8192, max_tokens))
+    arguments = {"distributed-executor-backend": "uni", "block-size": "32", "max-num-batched-tokens": batch}
+    return arguments, list(_CPU_FLAGS)
 
 
 def variables(settings: VLLMSettings, *, gpu: bool, number: int = 0) -> dict[str, str]:
     """The environment variables of replica ``number``."""
     found = settings.variables(number) | _VARIABLES | {"PYTHONPATH": str(_WORKER)}
+    return found | hardware_variables(settings, gpu=gpu)
+
+
+def hardware_variables(settings: VLLMSettings, *, gpu: bool) -> dict[str, str]:
+    """The environment variables of a server by what it computes on."""
     if gpu:
-        return found
-    return found | {
+        return {}
+    return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process, not in one more
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "OMP_NUM_THREADS": str(settings.threads),
     }
+
+
+def serve_program(settings: VLLMSettings) -> list[str]:
+    """The beginning of a server's command: one that ends with this process."""
+    return [str(settings.environment("vllm") / "bin" / "python"), str(_WORKER / "serve.py")]
 
 
 def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, *, gpu: bool, number: int) -> Server:
@@ -165,12 +179,11 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
 
     folder = tempfile.TemporaryDirectory(prefix="roll-vllm-")
     config.save_pretrained(folder.name)
-    program = [str(settings.environment("vllm") / "bin" / "python"), str(_WORKER / "serve.py")]
     model = ["--model", folder.name, "--port", url.rpartition(":")[2]]
     own = settings.model_copy(update={"colocated": number in settings.sleepers})
     return Server(
         url,
-        [*program, *model, *command_line(own, max_tokens=max_tokens, gpu=gpu)],
+        [*serve_program(settings), *model, *command_line(own, max_tokens=max_tokens, gpu=gpu)],
         environment=variables(settings, gpu=gpu, number=number) | {"VLLM_RPC_BASE_PATH": folder.name},
         log=settings.log_of(number),
         folder=folder,

@@ -30,11 +30,12 @@ from roll_envs.managers import (
 )
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, Group, Outcome, SamplingParams, Task, Trajectory, Turn
-from trainer.cluster import env_workers, episode_limits
+from trainer.cluster import env_workers, episode_limits, sandboxes_on
 from trainer.cluster.seats import place, placed_engine, this_machine
 from trainer.config import EnvConfig, RunConfig
 from trainer.config.load import teacher_config
 from trainer.engines import Engine, find_engine, make_engine, not_trained_here
+from trainer.engines.judges import served_judges
 from trainer.model.network import LanguageModel, build_model, choose_device
 from trainer.model.renderer import ChatRenderer
 from trainer.rollout.mix import Mix
@@ -161,9 +162,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
         limits = episode_limits(config.rollout)
         self._open = contextlib.ExitStack()
         first = [task for env in self.mix.environments for task in held_out_tasks(env, 1)]
-        placed = plays and config.placement.environments.cpus is not None
-        cpus = place(config, this_machine()).environment_cpus if placed else ()
-        workers = self._open.enter_context(env_workers(config.rollout, first, cpus)) if plays else None
+        workers = None
+        if plays:
+            machine = this_machine()
+            placement = place(config, machine)
+            judges = [[machine.gpus[gpu] for gpu in gpus] for gpus in placement.judges]
+            self._open.enter_context(sandboxes_on(placement.sandbox_cpus))
+            self._open.enter_context(served_judges(config, judges, placement.judge_cpus))
+            opened = env_workers(config.rollout, first, placement.environment_cpus)
+            workers = self._open.enter_context(opened)
         self._local_driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), limits)
         """With environments in this process, which a teacher can ask."""
         self._driver = EpisodeDriver(workers.make, limits) if workers else self._local_driver

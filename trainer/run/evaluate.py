@@ -128,7 +128,8 @@ def evaluate_run(
 
 def _without_learner(config: RunConfig) -> RunConfig:
     """No learner takes part, so that the machine need not have its GPUs, and no replica sleeps on one of them."""
-    kept = PlacementConfig().model_copy(update={n: getattr(config.placement, n) for n in ("rollout", "environments")})
+    names = ("rollout", "environments", "judges", "sandboxes")
+    kept = PlacementConfig().model_copy(update={name: getattr(config.placement, name) for name in names})
     on_cpu = config.learner.model_copy(update={"device": "cpu"})
     return config.model_copy(update={"cluster": "local", "placement": kept, "learner": on_cpu})
 

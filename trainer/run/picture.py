@@ -31,9 +31,15 @@ def seats(config: RunConfig, placement: Placement) -> list[Seat]:
     """Every part of the run that has a device or a process, those on GPUs first."""
     found = [*_learner(config, placement), *_engine(config, placement)]
     cpus, manager = placement.environment_cpus, config.rollout.manager
-    where = f"CPUs {ranges(cpus)}" if cpus else "Ray cluster" if manager == "ray" else _ANY
+    where = "Ray cluster" if manager == "ray" else _cpus(cpus)
     kinds = {"thread": "this process", "process": "worker processes", "ray": "Ray actors"}
     found += [Seat(where, "environments", kinds[manager]), Seat(_ANY, "episodes", "this process")]
+    for judge, gpus in zip(config.judges, placement.judges, strict=True):
+        found += [Seat(place, f"judge {judge}", "a server") for place in map(str, gpus)]
+        if not gpus:
+            found.append(Seat(_cpus(placement.judge_cpus), f"judge {judge}", "a server"))
+    if placement.sandbox_cpus:
+        found.append(Seat(_cpus(placement.sandbox_cpus), "sandboxes", "processes of the environments"))
     return sorted(found, key=lambda seat: (not seat.place.isdigit(), int(seat.place) if seat.place.isdigit() else 0))
 
 
@@ -65,9 +71,13 @@ def _engine(config: RunConfig, placement: Placement) -> Iterator[Seat]:
         elif placement.rollout:
             places = [str(gpu) for gpu in placement.rollout[number]]
         elif placement.rollout_cpus:
-            places = [f"CPUs {ranges(placement.rollout_cpus[number])}"]
+            places = [_cpus(placement.rollout_cpus[number])]
         process = "a server, asleep while the learner learns" if number in placement.sleepers else "a server"
         yield from (Seat(place, f"engine {number}", process) for place in places)
+
+
+def _cpus(numbers: tuple[int, ...]) -> str:
+    return f"CPUs {ranges(numbers)}" if numbers else _ANY
 
 
 def worth_showing(found: list[Seat]) -> bool:

@@ -11,6 +11,7 @@ from trainer.cluster import check_manager
 from trainer.cluster.learner_ranks import check_ranks
 from trainer.cluster.seats import Placement, place, this_machine
 from trainer.config import RunConfig
+from trainer.engines.judges import check_judges
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
 from trainer.rollout.source import side_by_side
@@ -33,11 +34,13 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     those of this machine.
 
     Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no
-    chat template, a cluster that does not answer, a placement that cannot be met, and for a run that cannot fit.
+    chat template, a judge that nobody serves, a cluster that does not answer, a placement that cannot be met, and for a
+    run that cannot fit.
     """
     check_manager(config.rollout)
     placement = place(config, this_machine())
     check_ranks(config)
+    check_judges(config)
     for entry in config.environments:
         refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)
