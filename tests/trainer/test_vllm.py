@@ -4,6 +4,7 @@ test_vllm_contract."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -400,6 +401,34 @@ def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(tmp_path: Pa
         process.wait()
     assert all(map(ended, group))
     assert (tmp_path / "log").read_text().count("fall asleep") >= 3  # beside each step of the learner
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processors are needed")
+def test_two_servers_on_processors_of_their_own_serve_a_run(tmp_path: Path) -> None:
+    config = values(
+        output=str(tmp_path / "runs"),
+        steps=2,
+        model=WIDE,
+        engine={"name": "vllm", "max_tokens": 128, "replicas": 2, "log_file": str(tmp_path / "server.log")},
+        placement={"rollout": {"cpus": 2}},
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    process = roll_train(str(tmp_path / "run.yaml"), log=tmp_path / "output")
+    found: set[int] = set()
+    while process.poll() is None:
+        children = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == process.pid]
+        with contextlib.suppress(ProcessLookupError):
+            found |= {
+                cpu for pid in children for cpu in os.sched_getaffinity(pid) if len(os.sched_getaffinity(pid)) == 1
+            }
+        time.sleep(0.2)
+    assert process.wait() == 0, (tmp_path / "output").read_text()
+    assert len(found) == 2
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines = read_metrics(folder, "train")
+    assert [line["mismatch/kl"] < 1e-6 for line in lines] == [True, True]
+    for number in (0, 1):  # each was paused for every update
+        assert (tmp_path / f"server-{number}.log").read_text().count("PAUSED_ALL") >= 3
 
 
 def _parent(pid: int) -> int:
