@@ -68,7 +68,8 @@ class FakeSGLang:
         self.bad: dict[str, Any] = self.scheduler.bad
         """What goes wrong: ``generate``, a list of faults for the next requests; ``step_s``, seconds of a forward
         pass; ``shift`` of all log-probabilities; ``keeps_cache``; and routes: ``die_in`` ends the process, ``fail_in``
-        answers 500, ``hang_in`` never, ``half_in`` half, ``busy_in`` 503 so many times."""
+        answers 500, ``hang_in`` never, ``half_in`` half, ``busy_in`` 503 so many times; all is
+        well again when a route of ``heals_in`` is called for its nth time."""
         self.work = asyncio.Event()
         self.died = ""
         self.kill: Callable[[], None] = lambda: None
@@ -109,6 +110,11 @@ class FakeSGLang:
     async def handle(self, asked: web.Request) -> web.StreamResponse:
         path = asked.path
         self.paths.append(path)
+        healing = self.bad.get("heals_in", {})
+        if path in healing:
+            healing[path] -= 1
+            if not healing[path]:
+                self.bad.clear()
         if self.bad.get("die_in") == path:
             self.die("to order")
         if self.died:

@@ -44,7 +44,8 @@ class FakeVLLM:
         self.bad: dict[str, Any] = {}
         """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
         log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never ("all":
-        all routes), ``busy_in`` 503 so many times."""
+        all routes), ``busy_in`` 503 so many times; all is well again when a route of ``heals_in`` is called for its
+        nth time."""
         self.load: dict[str, float] = {}
         self.asleep: set[str] = set()
         self.group: Any = None
@@ -73,6 +74,10 @@ class FakeVLLM:
 
     async def answer(self, path: str, body: Any) -> tuple[int, Any]:
         self.paths.append(path)
+        healing = self.bad.get("heals_in", {})
+        if path in healing:
+            healing[path] -= 1
+            self.bad = self.bad if healing[path] else {}
         if self.bad.get("die_in") == path:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.bad.get("fail_in") == path:

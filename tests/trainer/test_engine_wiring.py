@@ -63,6 +63,17 @@ def test_a_probe_that_got_no_answer_is_asked_again(engine: RemoteEngine, fake: t
         ask(engine, 1)[0].result()
 
 
+def test_an_update_outlasts_a_connection_that_breaks_again_and_again(
+    engine: RemoteEngine, fake: tuple[str, FakeVLLM]
+) -> None:
+    fake[1].bad = {"generate": ["drop", "500"] * 4}  # more than one probe is asked for
+    engine.update_weights(weights_of(blank_model().network), 1)
+    check(ask(engine, 2), version=1)
+    fake[1].bad = {"generate": ["drop"] * 100}
+    with pytest.raises(EngineError, match="did not answer the probe of an update"):
+        engine.update_weights(weights_of(blank_model().network), 2)
+
+
 def test_a_server_that_fails_its_probe_after_an_update_answers_nothing(model: LanguageModel) -> None:
     with running_fake() as a, running_fake() as b:
         engine = connect(model, [a[0], b[0]])
@@ -137,14 +148,14 @@ def test_a_server_that_stays_busy_fails_an_update_when_the_time_of_a_route_is_ov
     with pytest.raises(EngineError, match="/update_weights answered 503"):
         engine.update_weights(weights_of(blank_model().network), 1)
     assert fake[1].paths.count("/update_weights") > 3
-    assert fake[1].paths.count("/finish_weight_update") == 1 + 1  # when it is undone nobody waits for it
+    assert fake[1].paths.count("/finish_weight_update") == 1 + 2  # when these and the old ones are undone: nobody waits
 
 
 def test_a_failure_of_another_kind_is_not_asked_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
     fake[1].bad, before = {"fail_in": "/update_weights"}, fake[1].paths.count("/update_weights")
     with pytest.raises(EngineError, match="/update_weights answered 500"):
         engine.update_weights(weights_of(blank_model().network), 1)
-    assert fake[1].paths.count("/update_weights") == before + 1
+    assert fake[1].paths.count("/update_weights") == before + 2  # these weights once, and those of before
 
 
 def test_a_revival_that_stumbles_begins_anew_with_another_process(model: LanguageModel, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from loop_runs import configured, run, the_run
 
+from envs.frozenlake.env import FrozenLakeEnv
 from roll_envs.errors import RollError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings
 from roll_envs.managers.episode import everything
@@ -115,3 +116,16 @@ def test_steps_that_were_done_are_saved_before_a_failure_ends_the_run(tmp_path: 
 
 def _record(path: Path, step: int) -> StepRecord:
     return RecordReader(path / "episodes" / "stream.jsonl.gz").find("train", step)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_environment_that_cannot_be_closed_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def close(self: FrozenLakeEnv) -> None:
+        raise StopIteration("no end")
+
+    monkeypatch.setattr(FrozenLakeEnv, "close", close)
+    _, summary = run(tmp_path, steps=1, warm_start={"steps": 0}, evaluation={"tasks": 2})
+    assert [phase["tasks"] for phase in summary["phases"]] == [2, 2]
+    assert "closing FrozenLakeEnv raised StopIteration: no end" in caplog.text

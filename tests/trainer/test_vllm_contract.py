@@ -14,6 +14,7 @@ from typing import Any
 
 import fake_vllm
 import pytest
+import torch
 from fake_vllm import VOCABULARY, FakeVLLM, running_fake
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,7 +151,7 @@ def test_pause_abort_cancel_and_close(engine: RemoteEngine, fake: tuple[str, Fak
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_that_do_not_fit_are_refused_until_others_do(engine: RemoteEngine) -> None:
+def test_weights_that_do_not_fit_are_refused_and_those_of_before_serve(engine: RemoteEngine) -> None:
     good = dict(weights_of(blank_model().network))
     name = next(iter(good))
     for bad, said in (
@@ -160,8 +161,7 @@ def test_weights_that_do_not_fit_are_refused_until_others_do(engine: RemoteEngin
     ):
         with pytest.raises(EngineError, match=said):
             engine.update_weights(bad.items(), 1)
-        with pytest.raises(EngineError, match="update to weight version 1 failed and must be repeated"):
-            ask(engine, 1)
+        check(ask(engine, 1), version=0)
     engine.update_weights(good.items(), 2)
     check(ask(engine, 1), version=2)
 
@@ -175,7 +175,7 @@ def test_weights_that_do_not_fit_are_refused_until_others_do(engine: RemoteEngin
         ({"hang_in": "/start_weight_update"}, r"gave up waiting for /start_weight_update after 0\.8 s"),
     ],
 )
-def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds(
+def test_nothing_is_answered_where_the_weights_of_before_cannot_be_given_back_until_an_update_succeeds(
     engine: RemoteEngine,
     fake: tuple[str, FakeVLLM],
     bad: dict[str, Any],
@@ -198,6 +198,64 @@ def test_an_update_that_fails_is_loud_and_nothing_is_answered_until_one_succeeds
     fake[1].bad = {}
     engine.update_weights(weights.items(), 1)
     check(ask(engine, 1), version=1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"shift": 0.01}, r"log-probabilities differ from those of the weights that were sent by up to 0\.01"),
+        ({"keeps_cache": True}, "did not reset its prefix cache"),
+        ({"fail_in": "/start_weight_update"}, "/start_weight_update answered 500"),
+        ({"fail_in": "/update_weights"}, "/update_weights answered 500"),
+        ({"hang_in": "/update_weights"}, r"gave up waiting for /update_weights after 0\.8 s"),
+        ({"fail_in": "/resume"}, "/resume answered 500"),
+    ],
+)
+def test_after_an_update_that_fails_the_weights_of_before_go_on(
+    engine: RemoteEngine,
+    fake: tuple[str, FakeVLLM],
+    bad: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "ROUTE_TIMEOUT_S", 0.8)
+    old, name = dict(weights_of(blank_model().network)), "model.layers.0.mlp.up_proj.weight"
+    new = {**old, name: torch.ones_like(old[name])}  # which answers as the fake does, too
+    fake[1].bad = {"delay_s": 1.0}
+    running = ask(engine, 2)
+    time.sleep(0.1)
+    fake[1].bad = {**bad, "heals_in": {"/start_weight_update": 2}}
+    with pytest.raises(EngineError, match=said):
+        engine.update_weights(new.items(), 1)
+    assert engine.version == 0
+    check([*running, *ask(engine, 2)], version=0)
+    engine.health()
+    assert torch.equal(fake[1].weights[name], old[name])
+    engine.update_weights(new.items(), 1)
+    check(ask(engine, 1), version=1)
+    assert torch.equal(fake[1].weights[name], new[name])
+
+
+def test_what_ran_while_some_weights_were_new_is_asked_again(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].bad = {"delay_s": 0.5}
+    running = ask(engine, 2)
+    time.sleep(0.1)
+    fake[1].bad, before = {"fail_in": "/update_weights", "heals_in": {"/start_weight_update": 2}}, fake[1].requests
+    with pytest.raises(EngineError, match="/update_weights answered 500"):
+        engine.update_weights(weights_of(blank_model().network), 1)
+    check(running, version=0)
+    assert fake[1].requests >= before + len(running)
+
+
+def test_one_server_that_fails_takes_the_others_back(model: LanguageModel) -> None:
+    with running_fake() as a, running_fake() as b:
+        engine = connect(model, [a[0], b[0]])
+        b[1].bad = {"fail_in": "/update_weights", "heals_in": {"/start_weight_update": 2}}
+        with pytest.raises(EngineError, match="/update_weights answered 500"):
+            engine.update_weights(weights_of(blank_model().network), 1)
+        check(ask(engine, 8), version=0)
+        assert [fake.version.partition("-")[0] for _, fake in (a, b)] == ["0", "0"]
+        engine.close()
 
 
 def test_weights_with_the_number_of_the_last_ones_are_sent_all_the_same(

@@ -82,7 +82,7 @@ class Engine(Policy):
 
         Returns when requests submitted from now on are answered by ``version``. Of tensors that the model ties, one
         name is enough. Raises :class:`EngineError` for names that are unknown or missing and for shapes that do not
-        fit; the engine then refuses requests until an update succeeds.
+        fit; the weights of before then go on; where they cannot, the engine refuses requests until an update succeeds.
         """
 
     def pause(self) -> None:

@@ -26,7 +26,7 @@ from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpan
 from trainer.engines import Capabilities, Engine, check_request
 from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
-from trainer.model.forward import load_weights
+from trainer.model.forward import fitting
 from trainer.model.network import LanguageModel, choose_device
 
 _GATHER_S = 0.002
@@ -82,7 +82,6 @@ class HFEngine(Engine):
         self._generator, self._bits_state = np.random.Generator(self._bits), self._bits.state
         self._queue: deque[_Request] = deque()
         self._running: list[_Request] = []
-        self._incomplete = ""  # why the weights are those of no version, after an update that failed
         self._paused = False
         self._closed = False
         self._visitors = 0  # other threads that wait for their turn between two passes
@@ -111,21 +110,26 @@ class HFEngine(Engine):
         """Take new weights between two passes.
 
         Running requests go on with them, and their next log-probs are those of the new weights. What was run for them
-        is not run again: they keep the keys and values that older weights made, which no other request reads.
+        is not run again: they keep the keys and values that older weights made, which no other request reads. After an
+        update that fails all go on with the weights of before, which the machine's memory keeps meanwhile.
         """
         with self._between_passes():
             with self._wake:
-                self._raise_if_unusable(updating=True)
+                self._raise_if_unusable()
+            own = self._network.network.state_dict(keep_vars=True)
+            before: list[tuple[torch.Tensor, torch.Tensor]] = []
+            try:
+                for name, value in fitting(self._network.network, source, "the update", error=EngineError):
+                    before.append((own[name], own[name].to("cpu", copy=True)))
+                    own[name].copy_(value)
+            except BaseException:
+                for weight, old in reversed(before):
+                    weight.copy_(old)
+                raise
             for request in self._running:
                 request.end_span(self.version)
             self._network.forget([request.sequence for request in self._running])
-            try:
-                load_weights(self._network.network, source, "the update", error=EngineError)
-            except BaseException as error:
-                self._incomplete = f"the update to weight version {version} failed and must be repeated: {error}"
-                self._fail_all(EngineError(self._incomplete))
-                raise
-            self.version, self._incomplete = version, ""
+            self.version = version
 
     def pause(self) -> None:
         """Stop between two passes; requests are kept."""
@@ -200,13 +204,11 @@ class HFEngine(Engine):
         for request in self._take_all():
             self._release(request, error)
 
-    def _raise_if_unusable(self, *, updating: bool = False) -> None:
+    def _raise_if_unusable(self) -> None:
         if self._fault is not None:
             raise EngineError(f"the engine stopped: {type(self._fault).__name__}: {self._fault}") from self._fault
         if self._closed:
             raise EngineError("the engine is closed")
-        if self._incomplete and not updating:
-            raise EngineError(self._incomplete)
 
     def _wait_for_work(self) -> bool:
         """Block until there is something to do; ``False`` once closed."""

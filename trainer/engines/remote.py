@@ -32,6 +32,8 @@ from trainer.model.network import LanguageModel
 
 _LONGEST_PAUSE_S = 2.0
 """Between two tries of a request."""
+_ROUND_S = 0.5
+"""Before a probe that got no answer is asked again by all."""
 _LOAD_EVERY_S = 1.0
 """How often replicas are asked for their load."""
 _log = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class RemoteEngine(Engine):
         self._owner, self._updates = secrets.token_hex(4), itertools.count()
         self._problem = ""  # why nothing is answered until an update succeeds
         self._aborts = 0  # how often everything was aborted
-        self._paused = self._closed = self._asleep = False
+        self._paused = self._closed = self._asleep = self._going_back = False
         self._sent = self._read(weights_of(model.network), 0)
         self._client = ServerClient()
         self._replicas = [
@@ -96,15 +98,14 @@ class RemoteEngine(Engine):
 
         Running requests go on with the new weights, and their prompts and what they sampled so far are run again. A
         replica that has to be started meanwhile does not hold the others up; it gets the weights when it is there.
+
+        After an update that fails all go on with the weights of before: replicas that took new ones, or a part of them,
+        are given the old ones again, and prove that they have them. Where that fails too nothing is answered until an
+        update succeeds.
         """
         if self._closed:
             raise EngineError("the engine is closed")
-        try:
-            sent = self._read(source, version)
-        except BaseException as error:
-            self._problem = _repeat(version, error)
-            raise
-        self._client.run(self._update(sent))
+        self._client.run(self._update(self._read(source, version)))
 
     def pause(self) -> None:
         """Stop sampling; requests are kept."""
@@ -252,18 +253,38 @@ class RemoteEngine(Engine):
         try:
             await self._bring_all()
         except BaseException as error:
-            self._fail(_repeat(sent.version, error))
-            await self._every(Replica.silence)
-            await asyncio.to_thread(sent.weights.settle)  # before anybody asks the learner for something else
+            self._sent, self.version = old, old.version
+            await self._go_back(sent, error)
             raise
-        finally:
-            old.weights.close()
+        old.weights.close()
         self._problem = ""
 
-    async def _bring_all(self, *, patient: bool = False) -> None:
+    async def _go_back(self, sent: Sent, error: BaseException) -> None:
+        """Answer with the weights of before, after the update to ``sent`` has failed."""
+        self._going_back = True  # every replica is seen to here
+        for replica in self._replicas:
+            self._router.shut(replica.lane)
+        await self._every(Replica.recede)
+        await asyncio.to_thread(sent.weights.settle)  # before anybody asks the learner for something else
+        sent.weights.close()
+        failed = f"the update to weight version {sent.version} failed and must be repeated: {error}"
+        try:
+            # One that is cancelled ends the engine; a server that does not start would not start again.
+            if not isinstance(error, Exception) or isinstance(error, ReplicaLostError):
+                self._fail(failed)
+            else:
+                await self._bring_all(patient=True)
+        except EngineError as second:
+            self._fail(f"{failed}; and version {self.version} could not be given back: {second}")
+            await self._every(Replica.silence)
+        finally:
+            self._going_back = False
+
+    async def _bring_all(self, *, patient: bool = False, rounds: int = 6) -> None:
         """See to it that every replica answers with the current weights.
 
-        One that has to be started is not waited for, unless ``patient`` or no other one is there.
+        One that has to be started is not waited for, unless ``patient`` or no other one is there. Where none answers
+        its probe, and none wrongly, all are asked again, in so many ``rounds`` at most.
         """
         self._asleep = False
         tasks = {asyncio.create_task(self._bring(each)): each for each in self._replicas if not each.drained}
@@ -278,6 +299,10 @@ class RemoteEngine(Engine):
         errors = {error: each for task, each in tasks.items() if task not in waiting and (error := task.exception())}
         severe = [error for error in errors if not isinstance(error, ReplicaLostError | UnansweredProbeError)]
         if errors and (severe or patient or len(errors) == len(tasks)):
+            if rounds > 1 and all(isinstance(error, UnansweredProbeError) for error in errors):
+                await asyncio.sleep(_ROUND_S)
+                await self._bring_all(patient=patient, rounds=rounds - 1)
+                return
             raise (severe or list(errors))[0]
         for error, replica in errors.items():
             _log.warning("an engine goes on without a server: %s", error)
@@ -293,7 +318,7 @@ class RemoteEngine(Engine):
 
     def _see_to(self, replica: Replica) -> None:
         """Something went wrong at a replica: bring it back. One task does it for all requests."""
-        if replica.drained or self._rests(replica):
+        if replica.drained or self._rests(replica) or self._going_back:
             return  # a restore, an update or a wake brings it back
         if replica.revival is None or replica.revival.done():
             replica.revival = asyncio.create_task(self._revive(replica))
@@ -391,10 +416,6 @@ class RemoteEngine(Engine):
     def _raise_if_unusable(self) -> None:
         if self._closed or self._problem:
             raise EngineError("the engine is closed" if self._closed else self._problem)
-
-
-def _repeat(version: int, error: BaseException) -> str:
-    return f"the update to weight version {version} failed and must be repeated: {error}"
 
 
 def _joined(parts: Sequence[Completion]) -> Completion:

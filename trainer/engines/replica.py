@@ -9,7 +9,7 @@ import abc
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -166,16 +166,24 @@ class Replica:
         self._dialect, self._settings, self._limits = dialect, settings, limits
         self._control = asyncio.Lock()  # updates, pauses and starts, one after the other
         self._starts = 0  # without an answer in between
-        self._unproved = self._asleep = False
+        self._unproved = self._asleep = self._torn = False
+        self._failures = 0  # to take weights: what ran then is of no version
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingParams, sent: Sent, *, patient: bool = True
     ) -> Completion:
-        """One try of a request. Raises :class:`ServerFaultError` when it may be asked again."""
-        ask = self.ask if patient else self._control_ask
+        """One try of a request. Raises :class:`ServerFaultError` when it may be asked again: also where it may have met
+        weights that are not those that were sent."""
+        ask, failures = self.ask if patient else self._control_ask, self._failures
         reply = await ask(self._dialect.generate, self._dialect.body(prompt, sampling), patient=patient)
         completion = self._dialect.completion(reply, sampling, sent)
-        self._starts = 0 if patient else self._starts
+        if patient:
+            self._starts = 0
+            if self._unproved:
+                async with self._control:  # until they are proven
+                    pass
+            if self._failures != failures:
+                raise ServerFaultError("an update failed meanwhile")
         return completion
 
     async def _control_ask(self, path: str, body: Any = None, **how: Any) -> Any:
@@ -216,7 +224,7 @@ class Replica:
                     await self._start()
                 try:
                     sent = current()
-                    if self._asleep or await self._dialect.label(self._control_ask) != sent.label:
+                    if self._asleep or self._torn or await self._dialect.label(self._control_ask) != sent.label:
                         await self._take(sent, paused=paused())
                     elif not self._unproved:
                         return
@@ -230,11 +238,13 @@ class Replica:
     async def _take(self, sent: Sent, *, paused: bool) -> None:
         """Replace the weights. Memory for keys and values comes last, when what was needed for the transfer is free."""
         asleep, dialect = self._asleep, self._dialect
+        self._torn = True  # its label is still that of what it had
         if asleep:
             await dialect.wake(self._control_ask, "weights")
         await dialect.pause(self._control_ask)
-        await dialect.send(self._control_ask, sent)
-        self._unproved = True
+        with self._counted_failure():
+            await dialect.send(self._control_ask, sent)
+        self._torn, self._unproved = False, True
         if asleep:
             await dialect.wake(self._control_ask, "kv_cache")
             self._asleep = False
@@ -272,8 +282,17 @@ class Replica:
                 await self._dialect.abort(self.ask)
             await asyncio.sleep(0.02)
 
+    async def recede(self) -> None:
+        """After an update that failed: :meth:`silence` where some of the weights are new, or all and not proven. What
+        runs there is ended, since the server may go on with it."""
+        if self._torn or self._unproved:
+            await self.silence()
+            if self.asking:
+                with contextlib.suppress(EngineError):
+                    await self._dialect.abort(self.ask)
+
     async def silence(self, *, paused: bool = False) -> None:
-        """After an update that failed: it answers nothing, and no request waits for it."""
+        """After weights that did not arrive: it answers nothing, and no request waits for it."""
         if not self.server.stop() and not self._asleep:
             await self._dialect.undo(self.ask)
             if paused:
@@ -293,7 +312,7 @@ class Replica:
             self._starts = 0
             raise ReplicaLostError(f"the {name} server died {_STARTS} times in a row. {self.server.last_words()}")
         self._starts += 1
-        self.starting, self._asleep = True, False
+        self.starting, self._asleep, self._torn = True, False, False
         try:
             self.server.start()
             async with asyncio.timeout(timeout_s):
@@ -312,8 +331,17 @@ class Replica:
     async def _go_on(self, sent: Sent) -> None:
         await self._dialect.resume(self._control_ask)
         if self._unproved:
-            await self._probe(sent)
+            with self._counted_failure():
+                await self._probe(sent)
             self._unproved = False
+
+    @contextlib.contextmanager
+    def _counted_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._failures += 1
+            raise
 
     async def _probe(self, sent: Sent) -> None:
         """Compare the server with the weights that were sent. Raises :class:`EngineError` where they differ."""

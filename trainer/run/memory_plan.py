@@ -314,7 +314,9 @@ def _hf(config: RunConfig, settings: HFSettings, counted: Counted, device: str) 
     prompts = min(PASS_TOKENS, slots * config.engine.max_tokens)
     seen = slots * config.engine.max_tokens * counted.key_values / counted.layers * stored
     running = ("engine.max_running", "engine.max_tokens")
+    before = [item("weights of before, during an update", counted.numbers * size, SAMPLING)] if device == "cpu" else []
     return [
+        *before,
         item("copy of the weights", counted.numbers * size, keys=() if size == 2 else ("learner.precision",)),
         item(f"keys and values of at most {slots} x {config.engine.max_tokens:,} tokens", cache, keys=running),
         item("logits that are kept", min(LOGITS_BYTES, 4 * KEPT_LOGITS * counted.vocabulary)),
@@ -349,7 +351,7 @@ def _server(settings: RemoteSettings, counted: Counted, device: str, memory: flo
     return [
         item("copy of the weights", settings.replicas * counted.numbers * size, keys=("engine.dtype",)),
         item("keys and values", settings.replicas * cache * GIB, keys=("engine.kv_cache_gib",)),
-        item("new weights on their way", size * counted.numbers, SAMPLING),
+        item("the weights that were sent, and new ones on their way", 2 * size * counted.numbers, SAMPLING),
     ]
 
 

@@ -14,7 +14,7 @@ from trainer.config import RunConfig
 from trainer.engines.judges import check_judges
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
-from trainer.rollout.source import side_by_side
+from trainer.rollout.source import discard, side_by_side
 from trainer.run.memory_plan import MemoryPlan, make_plan, read_model_config
 
 
@@ -59,7 +59,7 @@ def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
         for entry in config.environments:
             env = roll_envs.make(entry.id, **entry.kwargs)
             words += words_of(env)
-            env.close()
+            discard(env)
         model = small_config(config.model, build_tokenizer(words))
     else:
         found = find_model(config.model, weights=False)
