@@ -10,6 +10,7 @@ none of those packages is imported until one of its environments is made.
 ``roll_envs.managers`` (episodes), ``roll_envs.errors``, ``roll_envs.types``, ``roll_envs.policy``.
 """
 
+from roll_envs.adapting import adapt
 from roll_envs.env import AnyText, EnvironmentCard, TextEnv
 from roll_envs.env_registry import card, discover, environments, make, register, unregister
 from roll_envs.errors import (
@@ -72,6 +73,7 @@ __all__ = [
     "Verifier",
     "VersionSpan",
     "__version__",
+    "adapt",
     "card",
     "discover",
     "environments",

@@ -7,8 +7,10 @@ A TextEnv is a ``gymnasium.Env[str, str]``. It knows its rules and how an answer
 from __future__ import annotations
 
 import abc
+import copy
+import functools
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, SupportsFloat
 
@@ -75,6 +77,11 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     splits: ClassVar[tuple[str, ...]] = ()
     """Splits that ``reset(options={"split": name})`` draws the episode from; empty where tasks are seeds alone."""
     _generator: np.random.Generator | None = None
+    _begun: Mapping[str, Any] | None = None
+    """Seed, options and generator of the episode, where it is noted for the default of :meth:`snapshot`."""
+    _answers: tuple[str, ...] | list[str] = ()
+    _shown: str = ""
+    _noting = False
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -94,14 +101,36 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         """Play the answer ``action`` (any text); returns the standard five-tuple."""
 
-    @abc.abstractmethod
     def snapshot(self) -> Mapping[str, Any]:
-        """The whole episode state (generators included) as plain JSON-able data, for :meth:`restore`."""
+        """The whole episode state (generators included) as plain JSON-able data, for :meth:`restore`.
 
-    @abc.abstractmethod
+        By default how the episode began and its answers so far: an environment whose state is small, or whose steps are
+        slow, says it better by methods of its own, always both of them.
+        """
+        if self._begun is None:
+            raise gymnasium.error.ResetNeeded("there is nothing to take a snapshot of before reset()")
+        return {**self._begun, "answers": list(self._answers)}
+
     def restore(self, snapshot: Mapping[str, Any]) -> str:
         """Put the episode back to ``snapshot`` (from this or another instance with the same arguments); returns
-        the observation there."""
+        the observation there. By default it is played again."""
+        if snapshot["generator"] is not None:
+            self.np_random.bit_generator.state = snapshot["generator"]
+        shown, _ = self.reset(seed=snapshot["seed"], options=snapshot["options"])
+        for answer in snapshot["answers"]:
+            shown, *_ = self.step(answer)
+        return shown
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        defaults = {name for name in ("snapshot", "restore") if getattr(cls, name) is getattr(TextEnv, name)}
+        if len(defaults) == 1:
+            raise TypeError(f"{cls.__name__} has the {defaults.pop()}() of TextEnv, which plays the episode again; "
+                            "write both snapshot() and restore(), or neither")  # fmt: skip
+        if defaults:
+            for name, noted in (("reset", _noted_reset), ("step", _noted_step)):
+                if name in vars(cls):
+                    setattr(cls, name, noted(vars(cls)[name]))
 
     def legal_answers(self) -> list[str]:
         """Answers in form that are allowed now: one for each named action, or those that the environment lists."""
@@ -115,7 +144,9 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
 
     def render(self) -> str:
         """The current observation as text."""
-        raise gymnasium.error.Error(f"{type(self).__name__} has nothing to render before reset()")
+        if self._begun is None:
+            raise gymnasium.error.Error(f"{type(self).__name__} has nothing to render before reset()")
+        return self._shown
 
     def episode_seed(self, seed: int | None) -> int:
         """The seed of the episode to start: ``seed`` itself, or the next draw of the environment's own generator.
@@ -138,6 +169,44 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     @_np_random.setter
     def _np_random(self, value: np.random.Generator | None) -> None:
         self._generator = value
+
+
+def _noted_reset(reset: Callable[..., Any]) -> Callable[..., Any]:
+    """``reset``, which also notes how the episode began; not when another reset calls it."""
+
+    @functools.wraps(reset)
+    def noted(self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if self._noting:
+            return reset(self, seed=seed, options=options)
+        generator = copy.deepcopy(self.np_random.bit_generator.state) if seed is None else None
+        begun = {"seed": seed, "options": copy.deepcopy(options), "generator": generator}
+        self._noting, self._begun = True, None
+        try:
+            found = reset(self, seed=seed, options=options)
+        finally:
+            self._noting = False
+        self._begun, self._answers, self._shown = begun, [], found[0]
+        return found
+
+    return noted
+
+
+def _noted_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """``step``, which also notes the answer where it was played; not when another step calls it."""
+
+    @functools.wraps(step)
+    def noted(self: TextEnv, action: str) -> Any:
+        if self._noting:
+            return step(self, action)
+        self._noting = True
+        try:
+            found = step(self, action)
+        finally:
+            self._noting = False
+        self._answers, self._shown = [*self._answers, action], found[0]
+        return found
+
+    return noted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

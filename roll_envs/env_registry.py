@@ -51,7 +51,7 @@ if not TYPE_CHECKING:
         def create(**kwargs: Any) -> AnyEnv:
             return build(name, kwargs)
 
-        create.metadata = dict(environment_class(name).metadata)
+        create.metadata = dict(getattr(environment_class(name), "metadata", TextEnv.metadata))
         return create
 
 

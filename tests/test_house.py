@@ -63,6 +63,11 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
     assert _run("-W", "error", "-c", judge, cwd=tmp_path).split() == ["b'42\\n'", "True"]
 
 
+def test_the_adapted_environment_of_the_guide_speaks(tmp_path: Path) -> None:
+    (adapted,) = (b for b in _python_blocks(REPOSITORY / "docs" / "add_an_environment.md") if "adapt(" in b)
+    assert _run("-W", "error", "-c", adapted, cwd=tmp_path).startswith("The pole leans ")
+
+
 def test_the_examples_of_the_guide_register_what_they_say(tmp_path: Path) -> None:
     program = "\n".join(_python_blocks(REPOSITORY / "docs" / "write_a_part.md")) + (
         "\nfrom roll_envs.types import SamplingParams"

@@ -123,7 +123,7 @@ def _card_of(target: str | MakeEnv, given: EnvironmentCard | None) -> Environmen
     try:
         return registry.card(target)
     except UnknownNameError:
-        if target not in gymnasium.registry:
+        if target.rpartition(":")[2] not in gymnasium.registry:
             raise
         return None
 

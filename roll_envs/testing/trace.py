@@ -8,6 +8,7 @@ stdin and writes the traces as JSON on stdout.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -50,6 +51,7 @@ def takes_text(env: AnyEnv) -> bool:
 def mixed(seed: int, garbage: float = 0.2) -> Answer:
     """A random player with its own generator: legal answers, and garbage with the given probability."""
     draw = random.Random(seed)
+    spaces: dict[int, Any] = {}
 
     def answer(env: AnyEnv) -> Any:
         if draw.random() < garbage and takes_text(env):
@@ -60,9 +62,12 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
         if form is not None and hasattr(form, "actions") and hasattr(form, "format"):
             count = draw.randint(1, getattr(form, "max_actions", 1))
             return form.format([draw.randrange(len(form.actions)) for _ in range(count)])
-        # A space samples from a generator of its own, which is the environment's business but for this player.
-        env.action_space.seed(draw.randrange(2**31))
-        return env.action_space.sample()
+        # A space samples from a generator of its own, and instances may share one: this player has a copy.
+        space = spaces.get(id(env.action_space)) or spaces.setdefault(
+            id(env.action_space), copy.deepcopy(env.action_space)
+        )
+        space.seed(draw.randrange(2**31))
+        return space.sample()
 
     return answer
 
