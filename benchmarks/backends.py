@@ -4,12 +4,12 @@
     python benchmarks/backends.py --cases torch-1 fsdp2-2 trl-2 --rounds 5
 
 All cases take the same random Qwen2, rows and advantages, and whole optimiser steps (forward, backward, clipping,
-AdamW, float32), of which the first is not timed. Each process is a rank with ``--threads`` threads, over gloo. The cases
+AdamW, float32), of which the first is not timed. Each process is a rank with ``--threads`` threads, over gloo. Cases
 take turns, in the reverse order every second round. TRL is ``GRPOTrainer.train()`` on given rows (see ``learner.py``);
 accelerate does not offer FSDP on a CPU by itself, so this file tells its state that the processes may have it.
 
-Columns: *held* is the storage of all tensors that are alive between two steps, *growth* the largest resident set (VmHWM)
-less that before the model was made, both of the rank that has most.
+Columns: *held* is the storage of all tensors that are alive between two steps, *growth* the largest resident set
+(VmHWM) less that before the model was made, both of the rank that has most.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         speeds = [r["steps_per_s"] for r in results]
         cpu, held, growth = (statistics.median(r[k] for r in results) for k in ("cpu_s", "held_mib", "growth_mib"))
         peer = middle.get(f"trl-{ranks}")
+        ratio = f"{middle[case] / peer:.2f} x" if peer else "-"
         print(
-            f"| {name} | {ranks} | {middle[case]:.2f} ({min(speeds):.2f}-{max(speeds):.2f}) | {cpu:.2f} | {held:.0f} MiB | "
-            f"{growth:.0f} MiB | {results[0]['grad_norm']:.5f} | {f'{middle[case] / peer:.2f} x' if peer else '-'} |"
+            f"| {name} | {ranks} | {middle[case]:.2f} ({min(speeds):.2f}-{max(speeds):.2f}) | {cpu:.2f} | "
+            f"{held:.0f} MiB | {growth:.0f} MiB | {results[0]['grad_norm']:.5f} | {ratio} |"
         )
 
 
@@ -233,7 +234,7 @@ def allow_fsdp_on_cpu() -> None:
     from accelerate.utils import DistributedType
 
     state = PartialState()
-    assert state.device.type == "cpu" and state.backend == "gloo"
+    assert (state.device.type, state.backend) == ("cpu", "gloo")
     state.distributed_type = DistributedType.MULTI_GPU
 
 
