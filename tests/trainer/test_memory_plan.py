@@ -238,6 +238,19 @@ def test_a_model_that_is_built_here_is_planned_too() -> None:
     assert 0 < ready.plan.peak("cpu")[1] < GIB
 
 
+def test_only_ranks_that_put_layers_together_take_memory_for_it() -> None:
+    counted = count(config(), MODEL)
+    zero = ("learner.backend=deepspeed", "learner.stage=3")
+    for backend in (("learner.backend=fsdp2",), zero):
+        found = size(plan("placement.learner.ranks=2", *backend, device="cuda"), "weights of two layers", "cuda")
+        assert found == pytest.approx(2 * counted.weights / 3)
+    for cut in ("tensor_parallel", "pipeline_parallel"):
+        given = ("placement.learner.ranks=2", "learner.backend=megatron", f"learner.{cut}=2")
+        items = plan(*given, device="cuda").items["cuda"]
+        assert "weights of two layers, put together" not in [item.what for item in items]
+        assert size(plan(*given, device="cuda"), "weights", "cuda") == counted.weights / 2
+
+
 def test_ranks_that_run_micro_batches_together_keep_a_slice_each() -> None:
     two = ("placement.learner.ranks=2", "learner.backend=fsdp2", "learner.tokens_per_microbatch=5")
     assert size(plan(*two), "activations of 5 tokens, in 2 ranks") > 0

@@ -152,6 +152,8 @@ class Shares:
     """State of the optimiser, and float32 copies of weights."""
     tokens: float = 1.0
     """Tokens of a micro-batch that are run at once."""
+    gathers: bool = True
+    """Whether a rank that holds a share of the weights puts those of a layer together to run it."""
 
 
 def _everything(settings: Any, ranks: int) -> Shares:

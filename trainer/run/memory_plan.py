@@ -237,15 +237,13 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     precise = () if half else ("learner.precision",)
     backend, ranks = BACKENDS.find(settings.backend), config.placement.learner.ranks
     held = backend.shares(part_settings(settings, backend), ranks)
-    item = partial(Item, "learner")
+    gathered, item = held.gathers and held.weights < 1, partial(Item, "learner")
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
     # Of weights that are held in shares a rank has no other gradients.
     apart = counted.trained * (2 if half else 4) * (threads if half or threads > 1 else 0) * held.weights
     items = [
         item("weights", counted.weights * held.weights, keys=precise),
-        item(
-            "weights of two layers, put together", 2 * counted.weights / counted.layers * (held.weights < 1), BACKWARD
-        ),
+        item("weights of two layers, put together", 2 * counted.weights / counted.layers * gathered, BACKWARD),
         item("float32 copies of weights", counted.masters * held.optimizer, keys=smaller),
         item("gradients", 4 * counted.trained * held.gradients, keys=smaller),
         item("optimiser state", counted.optimizer * held.optimizer, keys=smaller),
