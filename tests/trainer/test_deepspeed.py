@@ -27,7 +27,7 @@ from torch import distributed
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from trainer.config import CriticConfig, LossConfig, OptimizerConfig
-from trainer.learner import DeepSpeedSettings, TorchSettings
+from trainer.learner import DeepSpeedSettings, TorchSettings, zero
 from trainer.learner.deepspeed import DeepSpeedLearner
 from trainer.learner.gradients import Ranks
 from trainer.learner.torch import TorchLearner
@@ -409,3 +409,9 @@ def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(ConfigError, match=r"pip install 'roll-envs\[deepspeed\]'"):
         DeepSpeedLearner(tiny_model(), loss=LossConfig(), optimizer=OptimizerConfig(), temperature=1.0)
+
+
+@pytest.mark.parametrize(("numbers", "bucket"), [(0, 1), (385_632, 385_632), (7_000_000_000, 500_000_000)])
+def test_a_bucket_is_no_larger_than_what_is_trained(numbers: int, bucket: int) -> None:
+    found = zero._configuration(DeepSpeedSettings(), OptimizerConfig(), half=False, numbers=numbers)
+    assert found["zero_optimization"]["reduce_bucket_size"] == bucket

@@ -28,6 +28,7 @@ from trainer.data.batches import Batch
 from trainer.data.table import TokenSequence, sequences_of
 from trainer.engines.hf import HFEngine
 from trainer.learner import BackendPart, Learner, TorchSettings, make_learner
+from trainer.learner.gradients import Ranks
 from trainer.learner.torch import TorchLearner
 from trainer.model.forward import load_weights, up_to_the_last_label, weights_of
 from trainer.model.network import LanguageModel, choose_device
@@ -707,3 +708,18 @@ def test_an_update_is_a_function_of_its_rows() -> None:
         recorded(run_config(), [groups[i] for i in order], model)
         found.append({n: w.clone() for n, w in model.network.state_dict().items()})
     assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) < 1e-3
+
+
+def test_the_norm_of_millions_of_numbers_is_exact_and_decides_the_cut() -> None:
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.empty(shape)) for shape in ((4000, 1000), (7,), (3, 5))]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape)
+    whole = torch.cat([p.grad.double().reshape(-1) for p in parameters if p.grad is not None])
+    assert Ranks().clip_gradients(parameters, 1e9) == pytest.approx(float(whole.norm()), rel=1e-12)
+    assert parameters[0].grad is not None
+    before = parameters[0].grad.clone()
+    Ranks().clip_gradients(parameters, 2.0)
+    assert torch.allclose(parameters[0].grad, before * (2.0 / (float(whole.norm()) + 1e-6)))
+    assert Ranks().clip_gradients(parameters, 1e9) == pytest.approx(2.0, rel=1e-6)
+    assert Ranks().clip_gradients([torch.nn.Parameter(torch.ones(2))], 1.0) == 0.0

@@ -13,7 +13,6 @@ rank ever holds the whole.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ from trainer.data.batches import Batch
 from trainer.learner import Critic, FSDP2Settings, NetworkSettings, Scorer
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic, ValueNetwork
-from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, cast_weights
+from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, cast_weights, clipped, squares_of
 from trainer.learner.snapshot import Keep, kept
 from trainer.learner.steps import ScoreModule, jobs_of, skeleton_of
 from trainer.learner.torch import BaseModel, TorchLearner, Worker, checkpointed_layers
@@ -94,12 +93,7 @@ class ShardedRanks(Ranks):
 
     def clip_gradients(self, parameters: Sequence[torch.nn.Parameter], limit: float) -> float:
         local = [p.grad.to_local() for p in parameters if isinstance(p.grad, DTensor)]
-        squares = torch.stack([g.double().square().sum() for g in local]).sum() if local else 0.0
-        norm = math.sqrt(self.sum({"": float(squares)})[""])
-        share = limit / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_, whose sums do not know shards on CPUs
-        if share < 1.0:
-            torch._foreach_mul_(local, share)
-        return norm
+        return clipped(local, self.sum({"": squares_of(local)})[""], limit)
 
     def shard(self, root: torch.nn.Module, compute: torch.dtype) -> None:
         """Cut the weights of ``root`` into shards, in place; layers are run in ``compute``. Weights without memory (on

@@ -16,7 +16,7 @@ from torch import distributed
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import OptimizerConfig
-from trainer.learner.gradients import Ranks
+from trainer.learner.gradients import Ranks, squares_of
 from trainer.learner.megatron_grid import Axis
 from trainer.learner.megatron_mapping import EMBEDDING, HEAD, shape_of
 from trainer.learner.megatron_replicas import Joined, SharedMasters
@@ -71,8 +71,7 @@ class ShardedAdamW:
         for name, value in self.values.items():
             self._replicas(name).ranks.add_gradients([value])
         own = [v.grad for n, v in self.values.items() if v.grad is not None and self._stage.counted(n)]
-        square = float(torch.nn.utils.get_total_norm(own)) ** 2
-        return torch.tensor(math.sqrt(grid.model.ranks.sum({"": square})[""]), device=grid.device)
+        return torch.tensor(math.sqrt(grid.model.ranks.sum({"": squares_of(own)})[""]), device=grid.device)
 
     def add_gradients(self) -> None:
         """Take what a backward pass has left in the parameters into the sum."""

@@ -33,6 +33,8 @@ from trainer.learner.steps import skeleton_of
 from trainer.model.forward import fitting, load_weights
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_BUCKET_NUMBERS = 500_000_000
+"""Of a bucket of gradients at most; DeepSpeed's default."""
 
 
 class _VetoedAdamW(torch.optim.AdamW):
@@ -123,7 +125,8 @@ class ShardedModule:
             self._groups: list[dict[str, Any]] = plain.state_dict()["param_groups"]
             self._order = [p for group in plain.param_groups for p in group["params"]]
             self._adamw = _VetoedAdamW([dict(group) for group in plain.param_groups if group["params"]])
-        configured = _configuration(settings, optimizer, half=self._half)
+        numbers = sum(parameter.numel() for parameter in self._trained)
+        configured = _configuration(settings, optimizer, half=self._half, numbers=numbers)
         # It imports more, and prints its memory.
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             _share_out_empty(module, self._deepspeed, configured, device)
@@ -338,11 +341,15 @@ def _share_out_empty(module: torch.nn.Module, deepspeed: Any, configured: dict[s
             buffer.data = buffer.data.to(device)
 
 
-def _configuration(settings: DeepSpeedSettings, optimizer: OptimizerConfig | None, *, half: bool) -> dict[str, Any]:
-    """DeepSpeed's configuration: https://www.deepspeed.ai/docs/config-json/"""
+def _configuration(
+    settings: DeepSpeedSettings, optimizer: OptimizerConfig | None, *, half: bool, numbers: int
+) -> dict[str, Any]:
+    """DeepSpeed's configuration for so many trained ``numbers``: https://www.deepspeed.ai/docs/config-json/"""
     zero: dict[str, Any] = {
         "stage": settings.stage,
         "param_persistence_threshold": settings.param_persistence_threshold,
+        # Memory that it takes whatever the model's size: two gigabytes by default.
+        "reduce_bucket_size": max(1, min(_BUCKET_NUMBERS, numbers)),
         # It would replace torch.nn.functional.linear, for other models too.
         "memory_efficient_linear": False,
     }
