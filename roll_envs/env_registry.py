@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import logging
 import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
@@ -21,6 +22,8 @@ from gymnasium.envs.registration import EnvSpec
 from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
 from roll_envs.registry import Registration, Registry, hidden_by
+
+_log = logging.getLogger(__name__)
 
 _ID = r"[\w-]+/[\w.-]+-v\d+"
 
@@ -170,6 +173,14 @@ def build(id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
         env.spec = EnvSpec(found.id, _target(found.id), kwargs=dict(kwargs))
         env.spec.order_enforce, env.spec.disable_env_checker = False, True
     return env
+
+
+def discard(env: AnyEnv) -> None:
+    """Close an environment that nobody needs any more: what goes wrong in that is logged, and ends nothing."""
+    try:
+        env.close()
+    except Exception as error:
+        _log.warning("closing %s raised %s: %s", type(env.unwrapped).__name__, type(error).__name__, error)
 
 
 def environment_class(id: str) -> type[AnyEnv]:

@@ -467,12 +467,12 @@ def test_weights_that_do_not_fit_are_refused_and_those_of_before_go_on(
     good = tiny_model(seed=5)
     weights = dict(good.network.state_dict())
     change(weights)
-    waiting = engine.submit((5, 6), params(0, n=390), timeout_s=FOREVER)
+    waiting = engine.submit((5, 6), params(0, n=60), timeout_s=FOREVER)
     with pytest.raises(EngineError, match=words):
         engine.update_weights(weights.items(), 4)
     assert engine.version == 0
     engine.health()
-    check_reference(model, (5, 6), params(0, n=390), waiting.result(FOREVER))
+    check_reference(model, (5, 6), params(0, n=60), waiting.result(FOREVER))
     check_reference(model, (5, 7), params(0), engine.generate((5, 7), params(0), timeout_s=FOREVER))
     engine.update_weights(good.network.state_dict().items(), 5)
     check_reference(good, (5, 6), params(0), engine.generate((5, 6), params(0), timeout_s=FOREVER))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 import roll_envs
+from roll_envs import env_registry as registry
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.managers import (
     EpisodeDriver,
@@ -40,8 +40,6 @@ from trainer.engines.judges import served_judges
 from trainer.model.network import LanguageModel, build_model, choose_device
 from trainer.model.renderer import ChatRenderer
 from trainer.rollout.mix import Mix
-
-_log = logging.getLogger(__name__)
 
 HELD_OUT_SEEDS = 1_000_000_000
 """Seeds from here on are held out; train seeds lie below."""
@@ -294,16 +292,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._local_driver.close()
         self._open.close()
         for env in self._envs:
-            discard(env)
+            registry.discard(env)
         gc.unfreeze()
-
-
-def discard(env: Any) -> None:
-    """Close an environment that nobody needs any more: what goes wrong in that ends no run."""
-    try:
-        env.close()
-    except Exception as error:
-        _log.warning("closing %s raised %s: %s", type(env.unwrapped).__name__, type(error).__name__, error)
 
 
 def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import roll_envs
+from roll_envs import env_registry as registry
 from roll_envs.datasets.audit import refuse_unreadable
 from trainer.cluster import check_manager
 from trainer.cluster.learner_ranks import check_ranks
@@ -14,7 +15,7 @@ from trainer.config import RunConfig
 from trainer.engines.judges import check_judges
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
-from trainer.rollout.source import discard, side_by_side
+from trainer.rollout.source import side_by_side
 from trainer.run.memory_plan import MemoryPlan, make_plan, read_model_config
 
 
@@ -59,7 +60,7 @@ def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
         for entry in config.environments:
             env = roll_envs.make(entry.id, **entry.kwargs)
             words += words_of(env)
-            discard(env)
+            registry.discard(env)
         model = small_config(config.model, build_tokenizer(words))
     else:
         found = find_model(config.model, weights=False)
