@@ -40,7 +40,7 @@ BROWSER := tests/envs/test_webshop_browser.py
 test: .venv/dev.stamp ## the quick tests
 	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm and not cluster and not megatron" $(ARGS)
 
-test-slow: .venv/dev.stamp ## the long tests, and those with real parts
+test-slow: .venv/providers.stamp ## the long tests, and those with real parts
 	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not cluster and not megatron" --ignore=$(BROWSER) $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
 
@@ -123,6 +123,11 @@ models/smollm2-135m/config.json: | .venv/train.stamp
 .venv/docker.stamp: .venv/dev.stamp
 	@echo "Installing what the Docker sandbox needs into .venv; this is done once."
 	$(PIP) -e ".[train,dev,docker]" || { echo "$$FAILED"; exit 1; }
+	@touch $@
+
+.venv/providers.stamp: .venv/dev.stamp
+	@echo "Installing packages whose environments the hub brings in into .venv; this is done once."
+	$(PIP) -e ".[reasoning-gym]" || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
 .venv/cluster.stamp: .venv/dev.stamp

@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from roll_envs import providers
 from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, PluginError, UnknownNameError
 from roll_envs.registry import Registration, Registry, hidden_by
@@ -36,7 +37,34 @@ def _accept(name: str, found: object) -> EnvironmentCard:
     return found
 
 
-ENVIRONMENTS = Registry("environment", "roll_envs", _accept, name_pattern=_ID)
+class _Environments(Registry[EnvironmentCard]):
+    """Those of packages with entry points, and those of providers, which come behind."""
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted({*super().names(), *providers.provided()}))
+
+    def __contains__(self, name: str) -> bool:
+        return super().__contains__(name) or name in providers.provided()
+
+    def _is_provided(self, name: str) -> bool:
+        return name in providers.provided() and not super().__contains__(name)
+
+    def source(self, name: str) -> str:
+        return providers.source_of(name) if self._is_provided(name) else super().source(name)
+
+    def registrations(self, *, load: bool = False) -> tuple[Registration, ...]:
+        found = super().registrations(load=load)
+        broken = [
+            Registration(id=f"{name}/...", source=f"provider {name}", state="broken", reason=why)
+            for name, why in providers.problems().items()
+        ]
+        return tuple(sorted((*found, *broken), key=lambda registration: registration.id))
+
+    def find(self, name: str) -> EnvironmentCard:
+        return _accept(name, providers.card_of(name)) if self._is_provided(name) else super().find(name)
+
+
+ENVIRONMENTS = _Environments("environment", "roll_envs", _accept, name_pattern=_ID)
 """Environment id -> its card."""
 
 
@@ -58,12 +86,13 @@ if not TYPE_CHECKING:
         return create
 
 
-def discover() -> None:
-    """Make every installed environment known to Gymnasium; ids that it knows already stay as they are.
+def discover(*, provided: bool = False) -> None:
+    """Make every installed environment known to Gymnasium, those of providers too where ``provided``; ids that it knows
+    already stay as they are.
 
     Called once when ``roll_envs`` is imported; imports nothing of any package and never raises for a broken one.
     """
-    for name in ENVIRONMENTS.names():
+    for name in ENVIRONMENTS.names() if provided else Registry.names(ENVIRONMENTS):
         if re.fullmatch(_ID, name) and name not in gymnasium.registry:
             with contextlib.suppress(gymnasium.error.Error):  # it has an unversioned id of the same name
                 gymnasium.register(name, entry_point=_target(name))
