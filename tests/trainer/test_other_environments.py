@@ -1,0 +1,68 @@
+"""Environments that were not written for this package train as ours do: adapted ones, plain ones, and provided ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from loop_runs import run
+
+import roll_envs
+from roll_envs import EnvironmentCard, TextEnv, adapt
+from trainer.run.folder import read_metrics
+
+
+def lake() -> TextEnv:
+    env = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="ansi")
+    return adapt(env, actions=("Left", "Down", "Right", "Up"), max_turns=4, action_format="word")
+
+
+class Echo(gymnasium.Env[str, str]):
+    """No instructions, no info: say the digit that is shown."""
+
+    action_space = observation_space = roll_envs.AnyText()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._digit = str(self.np_random.integers(10))
+        return self._digit, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "", float(self._digit in action), True, False, {}
+
+
+@pytest.fixture(params=[lake, Echo])
+def id_(request: pytest.FixtureRequest) -> Iterator[str]:
+    card = EnvironmentCard(
+        id="test/Other-v0", entry_point=f"{__name__}:{request.param.__name__}", summary="-", tests="-", turns="-",
+        reward_range=(0.0, 1.0), rewards="-", success="-",
+    )  # fmt: skip
+    roll_envs.register(card)
+    yield card.id
+    roll_envs.unregister(card.id)
+
+
+def trained(tmp_path: Path, id: str, **changes: Any) -> None:
+    path, summary = run(
+        tmp_path, env={"id": id}, steps=2, evaluation={"tasks": 2}, rollout={"groups_per_step": 2, "group_size": 2},
+        **changes,
+    )  # fmt: skip
+    assert [line["rollout/failed_share"] for line in read_metrics(path, "train")] == [0.0, 0.0]
+    assert summary["steps"] == 2
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_two_steps_of_an_environment_that_was_not_written_for_this(tmp_path: Path, id_: str) -> None:
+    trained(tmp_path, id_, warm_start={"steps": 0}, context={"kind": "last", "turns": 0})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs the extra reasoning-gym")
+def test_two_steps_of_a_task_of_reasoning_gym(tmp_path: Path) -> None:
+    longer = {"engine": {"max_tokens": 1024}, "model": {"max_positions": 1024, "hidden_size": 16, "layers": 1}}
+    trained(tmp_path, "reasoning_gym/chain_sum-v0", warm_start={"steps": 1}, sampling={"max_new_tokens": 40}, **longer)
