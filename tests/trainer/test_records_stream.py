@@ -315,6 +315,7 @@ def test_an_index_without_room_is_done_without() -> None:
     index.rmdir()
     writer.write(record(3))
     assert steps(path) == [("train", 1), ("train", 2), ("train", 3)]
+    assert len(index.read_text().splitlines()) == 3  # with what there was no room for
 
 
 def test_a_file_that_another_process_cut_is_not_filled_up() -> None:

@@ -135,7 +135,7 @@ class RecordWriter:
         self.members = list(_members(path))
         self.cut = _size(path) - _end(self.members)
         """Bytes at the end that were cut off."""
-        self._index_size = 0
+        self._indexed = self._index_size = 0
         self._keep(self.members)
 
     def write(self, record: StepRecord) -> Member:
@@ -146,7 +146,7 @@ class RecordWriter:
         member = Member(record.phase, record.step, len(record.episodes), offset, len(data), crc)
         _put(self._path, offset, data)
         self.members.append(member)
-        self._put_index(self.members[-1:])
+        self._put_index()
         return member
 
     def rewind(self, last_steps: Mapping[str, int]) -> None:
@@ -155,16 +155,18 @@ class RecordWriter:
         self._keep(self.members[: next(beyond, len(self.members))])
 
     def _keep(self, members: list[Member]) -> None:
-        self.members, self._index_size = members, 0
+        self.members, self._indexed, self._index_size = members, 0, 0
         if self._path.exists():
             _put(self._path, _end(self.members), b"")
-            self._put_index(self.members)
+            self._put_index()
 
-    def _put_index(self, members: Iterable[Member]) -> None:
-        data = b"".join(json.dumps(member._asdict()).encode() + b"\n" for member in members)
+    def _put_index(self) -> None:
+        """Append what the index lacks, also what there was no room for before."""
+        lines = [json.dumps(member._asdict()).encode() + b"\n" for member in self.members[self._indexed :]]
+        data = b"".join(lines)
         with contextlib.suppress(OSError):  # a reader finds what the index lacks
             _put(_index_path(self._path), self._index_size, data)
-        self._index_size += len(data)
+            self._indexed, self._index_size = len(self.members), self._index_size + len(data)
 
 
 # -- the file and its index --------------------------------------------------------------------------------------------
