@@ -11,7 +11,9 @@ import copy
 import importlib
 import logging
 import re
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from roll_envs import providers
 from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
-from roll_envs.errors import ConfigError, PluginError, UnknownNameError
+from roll_envs.errors import ConfigError, DeadlineExceededError, PluginError, UnknownNameError
 from roll_envs.registry import Registration, Registry, hidden_by
 
 _log = logging.getLogger(__name__)
@@ -167,6 +169,28 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
                 f"roll_envs.AnyText() and gymnasium.spaces.Text(80); gymnasium.make({id!r}) makes any environment"
             )
     return env
+
+
+def make_within(seconds: float, id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[str, str]:
+    """:func:`make` in a thread, which is left behind where it takes more than ``seconds``.
+
+    Raises :class:`DeadlineExceededError` then, and what :func:`make` raises.
+    """
+    done: Future[gymnasium.Env[str, str]] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(make(id, **kwargs))
+        except BaseException as error:  # handed to who waits for it
+            done.set_exception(error)
+
+    threading.Thread(target=work, name=f"making {id}", daemon=True).start()
+    try:
+        return done.result(seconds)
+    except TimeoutError:
+        if done.done():  # its own
+            raise
+        raise DeadlineExceededError(f"the making of {id}", seconds) from None
 
 
 def build(id: str, kwargs: Mapping[str, Any]) -> AnyEnv:

@@ -418,14 +418,13 @@ def _load(options: argparse.Namespace) -> RunConfig:
 
 def _check_trainable(config: RunConfig) -> None:
     """Fail before a folder is made where an environment cannot be built, or the engine has no model of ours."""
-    import roll_envs
     from roll_envs import env_registry as registry
     from trainer.engines import find_engine, not_trained_here
 
     if find_engine(config.engine.name).prompts(config) is not None:
         raise not_trained_here(config.engine.name)
     for env in config.environments:
-        registry.discard(roll_envs.make(env.id, **env.kwargs))
+        registry.discard(registry.make_within(config.rollout.longest_make_s, env.id, env.kwargs))
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import sys
+import time
+import types
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,8 @@ import gymnasium
 import pytest
 
 import roll_envs
-from roll_envs import registry
+from roll_envs import EnvironmentCard, registry
+from roll_envs.env_registry import make_within
 from roll_envs.testing import COUNTER_CARD, CounterEnv, EchoEnv
 
 SOKOBAN = "roll/SimpleSokoban-v0"
@@ -255,3 +259,36 @@ def test_a_text_longer_than_the_shared_memory_names_the_way_out() -> None:
         _ = view[2]
     with pytest.raises(ValueError, match="'shared_memory': False"):
         write_to_shared_memory(space, 0, "x" * (MAX_BYTES + 1), memory)
+
+
+# -- a making that hangs -----------------------------------------------------------------------------------------------
+
+
+def test_a_making_that_hangs_or_fails_is_told_within_its_time() -> None:
+    class Hangs(CounterEnv):
+        def __init__(self, *, how: str) -> None:
+            if how == "hang":
+                time.sleep(60)
+            if how == "late":
+                raise TimeoutError("of its own")
+            super().__init__()
+
+    module = types.ModuleType("hanging")
+    module.Hangs = Hangs  # type: ignore[attr-defined]
+    sys.modules["hanging"] = module
+    card = EnvironmentCard(
+        id="test/Hangs-v0", entry_point="hanging:Hangs", summary="-", tests="-", turns="-", reward_range=(0.0, 1.0),
+        rewards="-", success="-",
+    )  # fmt: skip
+    roll_envs.register(card)
+    try:
+        assert isinstance(make_within(5, card.id, {"how": "well"}), CounterEnv)
+        with pytest.raises(roll_envs.DeadlineExceededError, match=r"the making of test/Hangs-v0 after 0\.2 s"):
+            make_within(0.2, card.id, {"how": "hang"})
+        with pytest.raises(TimeoutError, match="of its own"):
+            make_within(5, card.id, {"how": "late"})
+        with pytest.raises(roll_envs.UnknownNameError):
+            make_within(5, card.id, {"what": 1})
+    finally:
+        roll_envs.unregister(card.id)
+        del sys.modules["hanging"]

@@ -288,6 +288,11 @@ class RolloutConfig(Section):
     """Workers of manager 'process' or 'ray', each with many environments; 0 is one per processor."""
     ray: RayConfig = Field(default_factory=RayConfig)
 
+    @property
+    def longest_make_s(self) -> float:
+        """Longest making of an environment."""
+        return self.env_timeout_s if self.make_timeout_s is None else self.make_timeout_s
+
     @model_validator(mode="after")
     def _workers_fit_manager(self) -> Self:
         if self.manager == "thread" and self.workers:

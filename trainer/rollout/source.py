@@ -136,7 +136,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.config = config
         prompts = find_engine(config.engine.name).prompts(config)
         self.mix = Mix(config)
-        self._envs = [roll_envs.make(env.id, **env.kwargs) for env in self.mix.environments]
+        longest_s = config.rollout.longest_make_s
+        self._envs = [registry.make_within(longest_s, env.id, env.kwargs) for env in self.mix.environments]
         self._model = model if model or prompts else build_model(config.model, self._envs, config.seed)
         self.threads = side_by_side(config, self._model.parameters if self._model else 0)
         torch.set_num_threads(self.threads)

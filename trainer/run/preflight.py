@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import roll_envs
 from roll_envs import env_registry as registry
 from roll_envs.datasets.audit import refuse_unreadable
 from trainer.cluster import check_manager
@@ -58,7 +57,7 @@ def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
     if config.model.path is None:
         words: list[str] = []
         for entry in config.environments:
-            env = roll_envs.make(entry.id, **entry.kwargs)
+            env = registry.make_within(config.rollout.longest_make_s, entry.id, entry.kwargs)
             words += words_of(env)
             registry.discard(env)
         model = small_config(config.model, build_tokenizer(words))
