@@ -46,8 +46,8 @@ def adapt(
     ``actions``: the names of a Discrete space's actions in their order, or names with the action each stands for, of
     any space. ``describe``: by default what ``env`` renders as text, else the observation itself. ``max_turns``: by
     default the limit that ``env`` was registered with. ``success``: by default ``info["success"]`` or
-    ``info["is_success"]`` where there is one, else an end with a reward above 0. An answer that names no action costs
-    ``format_penalty`` and a turn in which ``env`` is left alone.
+    ``info["is_success"]``, and never where there is neither, since a reward may be for winning or for lasting. An
+    answer that names no action costs ``format_penalty`` and a turn in which ``env`` is left alone.
 
     Snapshots play the episode again, so ``env`` must follow its seed. Raises :class:`ConfigError` for names that do not
     fit the action space, and where no turn limit is known.
@@ -193,7 +193,4 @@ def _plain(seen: Any) -> str:
 
 
 def _solved(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
-    for key in ("success", "is_success"):
-        if key in info:
-            return bool(info[key])
-    return terminated and reward > 0
+    return bool(info.get("success", info.get("is_success", False)))

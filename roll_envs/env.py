@@ -79,7 +79,7 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     _generator: np.random.Generator | None = None
     _begun: Mapping[str, Any] | None = None
     """Seed, options and generator of the episode, where it is noted for the default of :meth:`snapshot`."""
-    _answers: tuple[str, ...] | list[str] = ()
+    _answers: list[str]
     _shown: str = ""
     _noting = False
 
@@ -196,14 +196,15 @@ def _noted_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def noted(self: TextEnv, action: str) -> Any:
-        if self._noting:
+        if self._noting or self._begun is None:
             return step(self, action)
         self._noting = True
         try:
             found = step(self, action)
         finally:
             self._noting = False
-        self._answers, self._shown = [*self._answers, action], found[0]
+        self._answers.append(action)
+        self._shown = found[0]
         return found
 
     return noted

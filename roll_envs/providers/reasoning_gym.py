@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 
 from roll_envs.env import AnyText, EnvironmentCard, TextEnv
-from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
 from roll_envs.parsing import FreeFormat, make_free_format
 
 __all__ = ["ReasoningGymEnv", "card", "ids"]
@@ -94,7 +94,7 @@ class ReasoningGymEnv(TextEnv):
         self.observation_space = AnyText()
         self._entry: dict[str, Any] = {}
         self._dataset: Any = None
-        self._turns, self._over = 0, True
+        self._turns, self._over, self._trouble = 0, True, ""
         with _isolated(0):
             _make(task, self._config, 0)  # what is wrong with the settings is said now
 
@@ -124,6 +124,7 @@ class ReasoningGymEnv(TextEnv):
             raise gymnasium.error.ResetNeeded("the episode is over; call reset() first")
         said = self.action_format.read(action)
         self._turns += 1
+        self._trouble = ""
         score = 0.0 if said is None else self._worth(said)
         success, penalty = score >= 1.0, self._penalty if said is None else 0.0
         over = success or self._turns >= self.max_turns
@@ -135,6 +136,7 @@ class ReasoningGymEnv(TextEnv):
             "action_is_effective": said is not None,
             "format_penalty": penalty,
             "reward_parts": {"score": score, "format": penalty},
+            **({"scorer_error": self._trouble} if self._trouble else {}),
         }
         return shown, score + penalty, over, False, info
 
@@ -144,11 +146,17 @@ class ReasoningGymEnv(TextEnv):
         return score if score >= 1.0 or score > self._score(_NOTHING) else 0.0
 
     def _score(self, said: str) -> float:
+        """0 to 1. An answer that the scorer cannot read, where it reads the task's own, is worth 0, and the error is in
+        ``info``. Raises :class:`EnvironmentFaultError` for a scorer that fails at both."""
         with _isolated(self._turns):
             try:
                 score = float(self._dataset.score_answer(said, self._entry))
-            except Exception:  # scorers read what a model wrote, and not all of them expect anything
-                return 0.0
+            except Exception as error:  # not all scorers expect whatever a model writes
+                try:
+                    self._dataset.score_answer(self._entry["answer"], self._entry)
+                except Exception:
+                    raise EnvironmentFaultError(f"the scorer of reasoning-gym's {self.task}: {error!r}") from error
+                self._trouble, score = repr(error), 0.0
         return min(1.0, max(0.0, score)) if score == score else 0.0
 
     def oracle(self) -> list[str] | None:

@@ -128,7 +128,8 @@ def cartpole() -> TextEnv:
 
 def lake() -> TextEnv:
     env = gymnasium.make("FrozenLake-v1", is_slippery=True, render_mode="ansi")
-    return adapt(env, actions=("Left", "Down", "Right", "Up"), format_penalty=-0.5)
+    won = {"success": lambda reward, terminated, info: reward > 0}
+    return adapt(env, actions=("Left", "Down", "Right", "Up"), format_penalty=-0.5, **won)
 
 
 def blackjack() -> TextEnv:
@@ -199,6 +200,34 @@ def test_an_answer_that_names_no_action_leaves_the_environment_alone() -> None:
     for _ in range(env.max_turns - 1):
         *_, terminated, truncated, _ = env.step("jump")
     assert (terminated, truncated) == (False, True)
+
+
+def test_success_is_what_info_or_the_user_says_and_no_guess() -> None:
+    fallen = adapt(gymnasium.make("CartPole-v1"), actions=("Left", "Right"))
+    fallen.reset(seed=0)
+    steps = [fallen.step("<answer>Left</answer>")]
+    while not steps[-1][2]:
+        steps.append(fallen.step("<answer>Left</answer>"))
+    assert steps[-1][1] == 1.0  # the pole is down, and the step is paid
+    assert not any(step[4]["success"] for step in steps)
+    env = switches()
+    env.reset(seed=1)
+    ended, names = False, iter(("First", "Second", "First"))
+    while not ended:
+        *_, terminated, truncated, info = env.step(f"<answer>{next(names)}</answer>")
+        ended = terminated or truncated
+        assert info["success"] == terminated
+
+
+def test_a_long_episode_keeps_its_answers_in_one_list() -> None:
+    env = lake()
+    env.reset(seed=0)
+    before = env._answers
+    for _ in range(5):
+        env.step("x")
+    assert env._answers is before
+    assert len(env.snapshot()["answers"]) == 5
+    assert env.snapshot()["answers"] is not before
 
 
 def test_what_an_observation_is_called_without_words_for_it() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import roll_envs
-from roll_envs import ConfigError, EnvironmentCard, MissingExtraError, TextEnv, providers
+from roll_envs import ConfigError, EnvironmentCard, EnvironmentFaultError, MissingExtraError, TextEnv, providers
 from roll_envs.env_registry import ENVIRONMENTS
 from roll_envs.providers import reasoning_gym
 from roll_envs.providers.reasoning_gym import ReasoningGymEnv
@@ -137,6 +137,27 @@ def test_what_any_answer_gets_is_not_paid() -> None:
     env.reset(seed=0)
     assert env._score("nothing at all") == 0.01
     assert env.step("<answer>nothing at all</answer>")[1] == 0.0
+
+
+@needs_reasoning_gym
+def test_a_scorer_that_fails_is_no_score_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = roll_envs.make("reasoning_gym/chain_sum-v0")
+    assert isinstance(env, ReasoningGymEnv)
+    env.reset(seed=0)
+    right = env._entry["answer"]
+
+    def choosy(answer: str, entry: Any) -> float:
+        if answer != right:
+            raise ValueError("no number")
+        return 1.0
+
+    monkeypatch.setattr(env._dataset, "score_answer", choosy)
+    _, reward, *_, info = env.step("<answer>many</answer>")
+    assert (reward, info["scorer_error"]) == (0.0, "ValueError('no number')")
+    env.reset(seed=0)
+    monkeypatch.setattr(env._dataset, "score_answer", lambda answer, entry: 1 / 0)
+    with pytest.raises(EnvironmentFaultError, match="the scorer of reasoning-gym's chain_sum: ZeroDivisionError"):
+        env.step("<answer>many</answer>")
 
 
 @needs_reasoning_gym
