@@ -278,6 +278,11 @@ class _Metadata(NamedTuple):
     """When the folders on the path were last changed."""
 
 
+def declared_in(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group by name, of packages whose metadata can be read."""
+    return {name: each[0].point for name, each in _installed(again=True).entries.get(group, {}).items()}
+
+
 def _installed(*, again: bool = False) -> _Metadata:
     """The metadata, read once for a ``sys.path``; with ``again`` once more if a folder on it has changed since."""
     found = _read_metadata(tuple(sys.path))

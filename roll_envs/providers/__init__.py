@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from roll_envs.env import EnvironmentCard
-from roll_envs.registry import error_and_place
+from roll_envs.registry import declared_in, error_and_place
 
 __all__ = ["card_of", "problems", "provided", "source_of"]
 
+_GROUP = "roll_envs.providers"
 _problems: dict[str, str] = {}
 
 
@@ -24,11 +25,11 @@ _problems: dict[str, str] = {}
 def provided() -> Mapping[str, str]:
     """Every id that some provider has -> the provider's name. One that fails is in :func:`problems`."""
     found: dict[str, str] = {}
-    for point in entry_points(group="roll_envs.providers"):
+    for name in declared_in(_GROUP):
         try:
-            found |= dict.fromkeys(_module(point.name).ids(), point.name)
+            found |= dict.fromkeys(_module(name).ids(), name)
         except (Exception, SystemExit) as error:  # code of others
-            _problems[point.name] = error_and_place(error)
+            _problems[name] = error_and_place(error)
     return found
 
 
@@ -55,5 +56,4 @@ def card_of(id: str) -> EnvironmentCard:
 
 @functools.cache
 def _module(name: str) -> Any:
-    (point,) = entry_points(group="roll_envs.providers", name=name)
-    return importlib.import_module(point.value)
+    return importlib.import_module(declared_in(_GROUP)[name].value)

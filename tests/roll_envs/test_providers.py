@@ -31,10 +31,8 @@ def provide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Puts modules in the place of the installed providers."""
 
     def use(**modules: Any) -> None:
-        points = [EntryPoint(name, f"nowhere_{name}", "roll_envs.providers") for name in modules]
-        monkeypatch.setattr(
-            providers, "entry_points", lambda *, group, name=None: [p for p in points if name in (None, p.name)]
-        )
+        points = {name: EntryPoint(name, f"nowhere_{name}", "roll_envs.providers") for name in modules}
+        monkeypatch.setattr(providers, "declared_in", lambda group: points)
         monkeypatch.setattr(providers, "_module", modules.__getitem__)
         clear()
 

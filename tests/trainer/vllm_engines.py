@@ -103,7 +103,7 @@ def process(engine: RemoteEngine) -> int:
     return found.pid
 
 
-def until(reached: Callable[[], object], within_s: float = 10.0) -> None:
+def until(reached: Callable[[], object], within_s: float = 40.0) -> None:
     deadline = time.monotonic() + within_s
     while not reached():
         assert time.monotonic() < deadline

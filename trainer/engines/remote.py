@@ -334,6 +334,8 @@ class RemoteEngine(Engine):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except Exception as error:  # nobody else would hear of it
+                if self._going_back:
+                    return
                 others = (each for each in self._replicas if each is not replica)
                 if not isinstance(error, ReplicaLostError) or not any(each.may_answer for each in others):
                     self._fail(f"the engine gave up: {error}")
