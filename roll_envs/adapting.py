@@ -30,18 +30,8 @@ Success = Callable[[float, bool, Mapping[str, Any]], bool]
 """From the reward of a step, ``terminated`` and ``info`` to whether the task is solved."""
 
 
-def adapt(
-    env: AnyEnv,
-    *,
-    actions: Sequence[str] | Mapping[str, Any],
-    describe: Describe | None = None,
-    instructions: str = "",
-    max_turns: int | None = None,
-    success: Success | None = None,
-    action_format: str = "answer",
-    format_penalty: float = 0.0,
-) -> AdaptedEnv:
-    """``env`` as a :class:`~roll_envs.env.TextEnv` that is played by the names of its actions, one each turn.
+class AdaptedEnv(TextEnv):
+    """``adapt(env, ...)``: ``env`` as a text environment that is played by the names of its actions, one each turn.
 
     ``actions``: the names of a Discrete space's actions in their order, or names with the action each stands for, of
     any space. ``describe``: by default what ``env`` renders as text, else the observation itself. ``max_turns``: by
@@ -52,20 +42,6 @@ def adapt(
     Snapshots play the episode again, so ``env`` must follow its seed. Raises :class:`ConfigError` for names that do not
     fit the action space, and where no turn limit is known.
     """
-    return AdaptedEnv(
-        env,
-        actions=actions,
-        describe=describe,
-        instructions=instructions,
-        max_turns=max_turns,
-        success=success,
-        action_format=action_format,
-        format_penalty=format_penalty,
-    )
-
-
-class AdaptedEnv(TextEnv):
-    """What :func:`adapt` makes; the arguments are the same."""
 
     action_format: ActionFormat
 
@@ -137,6 +113,9 @@ class AdaptedEnv(TextEnv):
 
     def close(self) -> None:
         self.env.close()
+
+
+adapt = AdaptedEnv
 
 
 def _named(env: AnyEnv, actions: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,6 @@ def takes_text(env: AnyEnv) -> bool:
 def mixed(seed: int, garbage: float = 0.2) -> Answer:
     """A random player with its own generator: legal answers, and garbage with the given probability."""
     draw = random.Random(seed)
-    spaces: dict[int, Any] = {}
 
     def answer(env: AnyEnv) -> Any:
         if draw.random() < garbage and takes_text(env):
@@ -63,9 +62,7 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
             count = draw.randint(1, getattr(form, "max_actions", 1))
             return form.format([draw.randrange(len(form.actions)) for _ in range(count)])
         # A space samples from a generator of its own, and instances may share one: this player has a copy.
-        space = spaces.get(id(env.action_space)) or spaces.setdefault(
-            id(env.action_space), copy.deepcopy(env.action_space)
-        )
+        space = copy.deepcopy(env.action_space)
         space.seed(draw.randrange(2**31))
         return space.sample()
 

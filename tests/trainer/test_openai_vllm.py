@@ -164,6 +164,6 @@ def test_a_model_that_a_run_serves_judges_answers(url: str, tmp_path: Path) -> N
     judge = make_verifier("llm_judge", url="judge:referee", model="referee", max_tokens=32, asks=2, structured="never")
     with served_judges(config, [()], [0]):
         verdict = judge("It is Paris.", "Paris", {"prompt": "What is the capital of France?"})
+        judge.close()
     assert judge.usage["completion_tokens"] > 0, verdict
-    assert not isinstance(verdict, Failed) or "asked 2 times; the last: '" in verdict.reason
-    judge.close()
+    assert not isinstance(verdict, Failed) or "asked 2 times; the last: " in verdict.reason

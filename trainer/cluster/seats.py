@@ -121,16 +121,18 @@ def place(config: RunConfig, machine: Machine) -> Placement:
             "set rollout.mode: sync"
         )
     judges = _judges(config, {*learner, *(gpu for gpus in rollout for gpu in gpus)}, machine)
-    served, worked, judging, caged = _cpus(config, settings, rollout, judges, machine)
+    cpus = _cpus(config, settings, rollout, judges, machine)
+    served = cpus["rollout"]
+    each = len(served) // settings.replicas if served else 1
     return Placement(
         learner=learner,
         rollout=rollout,
         sleepers=sleepers,
-        rollout_cpus=served,
-        environment_cpus=worked,
+        rollout_cpus=tuple(served[i : i + each] for i in range(0, len(served), each)),
+        environment_cpus=cpus["environments"],
         judges=judges,
-        judge_cpus=judging,
-        sandbox_cpus=caged,
+        judge_cpus=cpus["judges"],
+        sandbox_cpus=cpus["sandboxes"],
         reference=_beside(config, "reference", learner, machine),
         critic=_beside(config, "critic", learner, machine),
     )
@@ -325,39 +327,34 @@ def _judges(config: RunConfig, taken: set[int], machine: Machine) -> tuple[tuple
 
 def _cpus(
     config: RunConfig, settings: Any, rollout: Sequence[Any], judges: Sequence[Any], machine: Machine
-) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The processors of each server, of the environment workers, of all judges, and of sandboxes."""
-    wanted = config.placement
-    ours, theirs = wanted.rollout.cpus, wanted.environments.cpus
-    judging, caged = wanted.judges.cpus, wanted.sandboxes.cpus
+) -> dict[str, tuple[int, ...]]:
+    """The processors of each role that has some of its own: all servers of the engine, environment workers, all judges
+    and sandboxes."""
+    roles = ("rollout", "environments", "judges", "sandboxes")
+    given = {role: getattr(config.placement, role).cpus for role in roles}
     remote = isinstance(settings, RemoteSettings)
-    if ours is not None and (not remote or settings.urls or rollout or settings.cpus):
+    if given["rollout"] is not None and (not remote or settings.urls or rollout or settings.cpus):
         raise ConfigError(
-            f"placement.rollout.cpus {_shown(ours)}: engine {config.engine.name!r} starts no server that computes on "
-            "processors, or engine.cpus says where; leave it out"
+            f"placement.rollout.cpus {_shown(given['rollout'])}: engine {config.engine.name!r} starts no server that "
+            "computes on processors, or engine.cpus says where; leave it out"
         )
-    if judging is not None and all(judges):
+    if given["judges"] is not None and all(judges):
         raise ConfigError(
-            f"placement.judges.cpus {_shown(judging)}: no judge that this run serves computes on processors; leave "
-            "it out"
+            f"placement.judges.cpus {_shown(given['judges'])}: no judge that this run serves computes on processors; "
+            "leave it out"
         )
-    given = {"rollout": ours, "environments": theirs, "judges": judging, "sandboxes": caged}
     taken = {cpu for cpus in given.values() if isinstance(cpus, tuple) for cpu in cpus}
     found = {}
     for role, cpus in given.items():
         found[role] = _chosen_cpus(f"{role}.cpus", cpus, machine, taken)
         taken |= set(found[role])
-    served, *others = found.values()
-    worked, judging, caged = others
-    if not served:
-        return (), worked, judging, caged
-    each, rest = divmod(len(served), settings.replicas)
-    if rest:
+    served = len(found["rollout"])
+    if served and served % settings.replicas:
         raise ConfigError(
-            f"placement.rollout.cpus {_shown(ours)} are {len(served)}, and engine.replicas {settings.replicas} share "
-            f"them evenly; give a multiple of {settings.replicas}"
+            f"placement.rollout.cpus {_shown(given['rollout'])} are {served}, and engine.replicas "
+            f"{settings.replicas} share them evenly; give a multiple of {settings.replicas}"
         )
-    return tuple(served[i * each : (i + 1) * each] for i in range(settings.replicas)), worked, judging, caged
+    return found
 
 
 def _chosen_cpus(key: str, wanted: Any, machine: Machine, taken: set[int]) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ class JudgesPlacement(_Placed):
 
 
 class SandboxesPlacement(_Placed):
-    """The processes of sandboxes of kind 'local', of judges of code and of tools."""
+    """The processes of sandboxes: of judges of code and of tools."""
 
     section: ClassVar[str] = "sandboxes"
     cpus: Positive | Numbers | None = None
