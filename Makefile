@@ -127,7 +127,7 @@ models/smollm2-135m/config.json: | .venv/train.stamp
 
 .venv/providers.stamp: .venv/dev.stamp
 	@echo "Installing packages whose environments the hub brings in into .venv; this is done once."
-	$(PIP) -e ".[reasoning-gym]" || { echo "$$FAILED"; exit 1; }
+	$(PIP) -e ".[reasoning-gym,textarena]" || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
 .venv/cluster.stamp: .venv/dev.stamp

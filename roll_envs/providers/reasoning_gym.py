@@ -1,26 +1,20 @@
-"""reasoning-gym's tasks (arXiv:2505.24760): one question an episode, drawn by the seed, graded by the task's scorer.
-
-Global generators are put back after every call of the package, and one thread at a time is in it.
-"""
+"""reasoning-gym's tasks (arXiv:2505.24760): one question an episode, drawn by the seed, graded by the task's scorer."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
-import random
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from roll_envs.env import AnyText, EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
 from roll_envs.parsing import FreeFormat, make_free_format
+from roll_envs.providers.isolation import isolated
 
 __all__ = ["ReasoningGymEnv", "card", "ids"]
 
@@ -28,7 +22,6 @@ _PACKAGE = "reasoning_gym"
 _NAME = re.compile(r"""(?:DATASET_NAME\s*=|register_dataset\()\s*["'](\w+)["']""")
 _NOTHING = "I do not know."
 """An answer for which many scorers still give 0.01."""
-_ONE_THREAD = threading.RLock()
 
 
 def ids() -> list[str]:
@@ -95,7 +88,7 @@ class ReasoningGymEnv(TextEnv):
         self._entry: dict[str, Any] = {}
         self._dataset: Any = None
         self._turns, self._over, self._trouble = 0, True, ""
-        with _isolated(0):
+        with isolated(0):
             _make(task, self._config, 0)  # what is wrong with the settings is said now
 
     @property
@@ -109,7 +102,7 @@ class ReasoningGymEnv(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         start = self.episode_seed(seed)
-        with _isolated(start):
+        with isolated(start):
             self._dataset = _make(self.task, self._config, start)
             self._entry = self._dataset[0]
         self._turns, self._over = 0, False
@@ -148,7 +141,7 @@ class ReasoningGymEnv(TextEnv):
     def _score(self, said: str) -> float:
         """0 to 1. An answer that the scorer cannot read, where it reads the task's own, is worth 0, and the error is in
         ``info``. Raises :class:`EnvironmentFaultError` for a scorer that fails at both."""
-        with _isolated(self._turns):
+        with isolated(self._turns):
             try:
                 score = float(self._dataset.score_answer(said, self._entry))
             except Exception as error:  # not all scorers expect whatever a model writes
@@ -178,17 +171,3 @@ def _make(task: str, config: Mapping[str, Any], seed: int) -> Any:
         return package.create_dataset(task, seed=seed, size=1, **config)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"reasoning-gym's task {task!r} refuses the config {dict(config)}: {error}") from error
-
-
-@contextlib.contextmanager
-def _isolated(seed: int) -> Iterator[None]:
-    """One thread at a time, with global generators that follow from ``seed`` and are put back in the end."""
-    with _ONE_THREAD:
-        plain, numbers = random.getstate(), np.random.get_state(legacy=False)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(plain)
-            np.random.set_state(numbers)

@@ -1,9 +1,9 @@
-"""Environments that other packages bring in: what providers are asked; reasoning-gym's tasks, where it is installed."""
+"""Environments that other packages bring in: what providers are asked, and what keeps packages to themselves."""
 
 from __future__ import annotations
 
-import importlib.util
 import random
+import threading
 import types
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -14,16 +14,10 @@ import numpy as np
 import pytest
 
 import roll_envs
-from roll_envs import ConfigError, EnvironmentCard, EnvironmentFaultError, MissingExtraError, TextEnv, providers
+from roll_envs import EnvironmentCard, providers
 from roll_envs.env_registry import ENVIRONMENTS
-from roll_envs.providers import reasoning_gym
-from roll_envs.providers.reasoning_gym import ReasoningGymEnv
-from roll_envs.testing import CounterEnv, check_env
-
-INSTALLED = importlib.util.find_spec("reasoning_gym") is not None
-needs_reasoning_gym = pytest.mark.skipif(not INSTALLED, reason="needs reasoning-gym: make .venv/providers.stamp")
-
-# -- providers ---------------------------------------------------------------------------------------------------------
+from roll_envs.providers.isolation import isolated
+from roll_envs.testing import CounterEnv
 
 
 @pytest.fixture
@@ -83,120 +77,21 @@ def test_an_id_of_a_package_goes_before_that_of_a_provider(provide: Any) -> None
     assert roll_envs.card("roll/FrozenLake-v0").summary != "from far away"
 
 
-# -- reasoning-gym -----------------------------------------------------------------------------------------------------
+def test_packages_keep_their_generators_and_their_prints_to_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    def draws(*seed: int) -> tuple[float, float]:
+        with isolated(*seed):
+            print("puzzle made")
+            other = threading.Thread(target=print, args=("of another thread",))
+            other.start()
+            other.join()
+            return random.random(), float(np.random.random())
 
-
-def test_nothing_is_brought_in_where_the_package_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert reasoning_gym.ids() == []
-    monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
-    with pytest.raises((MissingExtraError, ModuleNotFoundError)):
-        ReasoningGymEnv(task="chain_sum")
-
-
-@needs_reasoning_gym
-def test_every_task_of_the_package_has_an_id() -> None:
-    import reasoning_gym as package
-    from reasoning_gym.factory import DATASETS
-
-    assert package.__name__
-    assert {id.split("/")[1].removesuffix("-v0") for id in reasoning_gym.ids()} == set(DATASETS) - {"composite"}
-    assert len(reasoning_gym.ids()) > 100
-
-
-@needs_reasoning_gym
-def test_an_episode_by_hand() -> None:
-    env = roll_envs.make("reasoning_gym/chain_sum-v0", config={"min_terms": 2, "max_terms": 2}, max_attempts=2)
-    assert isinstance(env, TextEnv)
-    question, _ = env.reset(seed=5)
-    assert question == env.reset(seed=5)[0] != env.reset(seed=6)[0]
-    env.reset(seed=5)
-    (right,) = env.oracle() or ()
-    shown, reward, terminated, truncated, info = env.step("no tag")
-    assert (shown, reward, terminated, truncated) == (question, 0.0, False, False)
-    assert info["action_is_valid"] is False
-    _, reward, terminated, truncated, info = env.step(right)
-    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
-    assert env.oracle() is None
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.step(right)
-
-
-@needs_reasoning_gym
-def test_gymnasium_makes_a_task_too() -> None:
-    env = gymnasium.make("roll_envs.everything:reasoning_gym/chain_sum-v0")
-    assert env.reset(seed=5)[0] == roll_envs.make("reasoning_gym/chain_sum-v0").reset(seed=5)[0]
-
-
-@needs_reasoning_gym
-def test_what_any_answer_gets_is_not_paid() -> None:
-    env = roll_envs.make("reasoning_gym/advanced_geometry-v0")
-    assert isinstance(env, ReasoningGymEnv)
-    env.reset(seed=0)
-    assert env._score("nothing at all") == 0.01
-    assert env.step("<answer>nothing at all</answer>")[1] == 0.0
-
-
-@needs_reasoning_gym
-def test_a_scorer_that_fails_is_no_score_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = roll_envs.make("reasoning_gym/chain_sum-v0")
-    assert isinstance(env, ReasoningGymEnv)
-    env.reset(seed=0)
-    right = env._entry["answer"]
-
-    def choosy(answer: str, entry: Any) -> float:
-        if answer != right:
-            raise ValueError("no number")
-        return 1.0
-
-    monkeypatch.setattr(env._dataset, "score_answer", choosy)
-    _, reward, *_, info = env.step("<answer>many</answer>")
-    assert (reward, info["scorer_error"]) == (0.0, "ValueError('no number')")
-    env.reset(seed=0)
-    monkeypatch.setattr(env._dataset, "score_answer", lambda answer, entry: 1 / 0)
-    with pytest.raises(EnvironmentFaultError, match="the scorer of reasoning-gym's chain_sum: ZeroDivisionError"):
-        env.step("<answer>many</answer>")
-
-
-@needs_reasoning_gym
-def test_a_config_that_the_task_refuses_is_an_error_at_once() -> None:
-    for config in ({"no_such": 1}, {"min_terms": 5, "max_terms": 2}):
-        with pytest.raises(ConfigError, match="task 'chain_sum' refuses the config"):
-            roll_envs.make("reasoning_gym/chain_sum-v0", config=config)
-    with pytest.raises(ConfigError, match="max_attempts is 0"):
-        roll_envs.make("reasoning_gym/chain_sum-v0", max_attempts=0)
-
-
-@needs_reasoning_gym
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # packages that it uses leave files to the garbage collector
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_every_task_asks_by_its_seed_and_its_own_answer_is_right() -> None:
-    before = random.getstate(), np.random.get_state(legacy=False)
-    unsolved = set()
-    for id in reasoning_gym.ids():
-        env, other = roll_envs.make(id), roll_envs.make(id)
-        assert isinstance(env, TextEnv)
-        questions = [env.reset(seed=seed)[0] for seed in range(4)]
-        assert questions == [other.reset(seed=seed)[0] for seed in range(4)], id
-        assert len(set(questions)) > 1, id
-        plan = env.oracle()
-        if plan is None:
-            unsolved.add(id)
-        else:
-            assert env.step(plan[0])[4]["success"], id
-        env.reset(seed=1)
-        assert 0.0 <= float(env.step("<answer>0</answer>")[1]) <= 1.0, id
-    # Their data have no answer, or for some seeds one that their own scorer does not take for right.
-    known = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
-    assert unsolved <= {f"reasoning_gym/{name}-v0" for name in known}
-    assert random.getstate() == before[0]
-    assert str(np.random.get_state(legacy=False)) == str(before[1])
-
-
-@needs_reasoning_gym
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["chain_sum", "sudoku", "word_sorting"])
-def test_tasks_pass_the_check(name: str) -> None:
-    report = check_env(f"reasoning_gym/{name}-v0", seeds=(0, 1, 2))
-    assert report.ok, str(report)
+    random.seed(1)
+    np.random.seed(1)
+    expected = random.random(), float(np.random.random())
+    random.seed(1)
+    np.random.seed(1)
+    first = draws(5, 2)
+    assert first == draws(5, 2) != draws(5, 3)
+    assert (random.random(), float(np.random.random())) == expected
+    assert capsys.readouterr().out == "of another thread\n" * 3

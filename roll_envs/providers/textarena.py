@@ -1,0 +1,194 @@
+"""TextArena's games for one player (arXiv:2504.11442): the package's rules, words and rewards, a move each turn."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from roll_envs.env import AnyText, EnvironmentCard, TextEnv
+from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
+from roll_envs.parsing import FreeFormat, make_free_format
+from roll_envs.providers.isolation import isolated
+
+__all__ = ["TextArenaEnv", "card", "ids"]
+
+_PACKAGE = "textarena"
+_REGISTERED = re.compile(r'^register\w*\(id="([\w.-]+?)-v(\d+)([\w.-]*)",\s*entry_point="([\w.]+):', re.MULTILINE)
+_TURNS = 100
+"""Of a game that has no limit of its own."""
+
+
+def ids() -> list[str]:
+    """Of the games for one player of the installed release that need no model as a partner."""
+    return sorted(_games())
+
+
+@functools.cache
+def _games() -> Mapping[str, str]:
+    """Each id here -> the package's own, read from its source: importing it takes half a second."""
+    found = importlib.util.find_spec(_PACKAGE)
+    if found is None or found.origin is None:
+        return {}
+    root = Path(found.origin).parent
+    games = {}
+    for base, version, variant, module in _REGISTERED.findall((root / "envs/__init__.py").read_text(encoding="utf-8")):
+        file = root.parent.joinpath(*module.split(".")).with_suffix(".py")
+        source = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if "SinglePlayerState(" in source and "OpenRouter" not in source:
+            games[f"{_PACKAGE}/{base}{variant}-v{version}"] = f"{base}-v{version}{variant}"
+    return games
+
+
+def card(id: str) -> EnvironmentCard:
+    """The card of a game."""
+    game = _games()[id]
+    version = f"v{id.rpartition('-v')[2]}"
+    return EnvironmentCard(
+        id=id,
+        entry_point=f"{__name__}:TextArenaEnv",
+        kwargs={"game": game},
+        summary=f"{game}: a game of TextArena for one player.",
+        tests="Rules, memory and planning, as the game asks for them; its settings are its own (config).",
+        turns="A move each; the game's own limit.",
+        reward_range=(-1.0, float("inf")),
+        rewards="game: what the game pays at its end, in most games the part that was solved, 1 for all of it; an "
+        "invalid move in a row with another ends most games.",
+        success="The game ends with a reward of 1 or more.",
+        versions={version: "TextArena's."},
+        citation="Guertler et al., TextArena, arXiv:2504.11442. MIT.",
+        differences=(
+            "A move stands in a tag (action_format); brackets around it are added where the game wants them.",
+            "An observation has what is new, without the moves that were made: the conversation has them.",
+            "An answer without a tag is no move: the game does not see it, and it costs a turn.",
+        ),
+    )
+
+
+class TextArenaEnv(TextEnv):
+    """A game of TextArena. ``config``: settings of the game, as the package names them. ``max_turns``: by default twice
+    the game's own limit, since most games forgive an invalid move after each valid one."""
+
+    def __init__(
+        self,
+        *,
+        game: str,
+        config: Mapping[str, Any] | None = None,
+        action_format: str = "answer",
+        max_turns: int | None = None,
+        format_penalty: float = 0.0,
+    ) -> None:
+        if not format_penalty <= 0:
+            raise ConfigError(f"format_penalty is {format_penalty!r}; give 0 or less")
+        with isolated(0):
+            self._game, self._brackets = _make(game, dict(config or {}))
+        limit = 2 * (getattr(self._game, "max_turns", None) or _TURNS) if max_turns is None else max_turns
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ConfigError(f"max_turns is {max_turns!r}; give a whole number of 1 or more")
+        self.game, self.max_turns, self._penalty = game, limit, float(format_penalty)
+        self.action_format: FreeFormat = make_free_format(action_format, example="your move")
+        self.action_space = AnyText(tuple(self.legal_answers()))
+        self.observation_space = AnyText()
+        self._seed, self._turns, self._over, self._shown = 0, 0, True, ""
+
+    @property
+    def instructions(self) -> str:
+        return f"Play the game, one move in each answer. {self.action_format.instructions}"
+
+    def legal_answers(self) -> list[str]:
+        """Any text is one, and the game says what it takes for a move; these are two of them."""
+        return [self.action_format.write(text) for text in ("[0 0]", "[up]")]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self._seed = self.episode_seed(seed)
+        with isolated(self._seed):
+            self._game.reset(num_players=1, seed=self._seed)
+            self._shown = self._news()
+        self._turns, self._over = 0, False
+        return self._shown, {"success": False}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._over:
+            raise gymnasium.error.ResetNeeded("the episode is over; call reset() first")
+        said = self.action_format.read(action)
+        self._turns += 1
+        paid, penalty, terminated, valid = 0.0, 0.0, False, False
+        told: dict[str, str] = {}
+        if said is None:
+            penalty = self._penalty
+        else:
+            terminated, valid = self._play(said)
+            if terminated:
+                paid, told = self._end()
+        truncated = not terminated and self._turns >= self.max_turns
+        self._over = terminated or truncated
+        info = {
+            "success": terminated and paid >= 1.0,
+            "action_is_valid": valid,
+            "action_is_effective": valid,
+            "format_penalty": penalty,
+            "reward_parts": {"game": paid, "format": penalty},
+            **told,
+        }
+        return self._shown, paid + penalty, terminated, truncated, info
+
+    def _play(self, said: str) -> tuple[bool, bool]:
+        """Whether the game is over after the move ``said``, and whether it was a valid one."""
+        move = f"[{said}]" if self._brackets and not ("[" in said and "]" in said) else said
+        with isolated(self._seed, self._turns):
+            try:
+                over, _ = self._game.step(move)
+            except Exception as error:
+                raise EnvironmentFaultError(
+                    f"TextArena's {self.game} failed at the move {move!r}: {error!r}"
+                ) from error
+            state = self._game.state
+            self._shown = self._news()
+        return bool(over), not (state.made_invalid_move or state.game_info[0].get("invalid_move"))
+
+    def _end(self) -> tuple[float, dict[str, str]]:
+        """The reward at the end of the game, and its reason."""
+        state = self._game.state
+        paid, reason = (state.rewards or {}).get(0, 0.0), state.game_info[0].get("reason")
+        if not isinstance(paid, int | float):  # a few games of 0.7.4 have them the wrong way round
+            raise EnvironmentFaultError(f"TextArena's {self.game} paid {paid!r}, for the reason {reason!r}")
+        return float(paid), {"reason": str(reason or "")}
+
+    def _news(self) -> str:
+        """What the game said since it was last asked, without the player's own moves."""
+        _, messages = self._game.get_observation()
+        texts = (str(text).strip() for _, text, kind in messages if getattr(kind, "name", None) != "PLAYER_ACTION")
+        return "\n".join(filter(None, texts)) or "The game says nothing."
+
+
+def _make(game: str, config: Mapping[str, Any]) -> tuple[Any, bool]:
+    """The bare game, and whether the package puts brackets around its moves. Raises :class:`ConfigError` for settings
+    that it refuses, and for a game that cannot be had here."""
+    try:
+        package: Any = importlib.import_module(_PACKAGE)
+    except ModuleNotFoundError as error:
+        if error.name != _PACKAGE:
+            raise
+        raise MissingExtraError(f"{_PACKAGE}/{game}", "textarena") from error
+    try:
+        made = package.make(game, **config)
+    except LookupError as error:  # NLTK's own, with a page of words
+        raise ConfigError(
+            f"TextArena's {game} needs word lists of NLTK, which are not here; where there is a network, run once: "
+            "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+        ) from error
+    except SyntaxError as error:
+        raise ConfigError(f"TextArena's {game} is written for a newer Python: {error}") from error
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"TextArena's {game} refuses the config {dict(config)}: {error}") from error
+    brackets = False
+    while isinstance(made, package.Wrapper):
+        brackets |= type(made).__name__ == "ActionFormattingWrapper"
+        made = made.env
+    return made, brackets
