@@ -50,10 +50,10 @@ class AnyText(gymnasium.Space[str]):
         return f"AnyText(examples={self.examples!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyText) and other.examples == self.examples
+        return isinstance(other, AnyText)  # the same texts, whatever the examples
 
     def __hash__(self) -> int:
-        return hash(self.examples)
+        return hash(AnyText)
 
 
 class TextEnv(gymnasium.Env[str, str], abc.ABC):

@@ -54,6 +54,10 @@ class PluginError(RollError):
     """An entry point of another installed package could not be loaded."""
 
 
+_SHOWN = 40
+"""Names that a message lists."""
+
+
 class UnknownNameError(RollError):
     """A name that is not registered; carries the nearest registered ones."""
 
@@ -66,7 +70,9 @@ class UnknownNameError(RollError):
         if near:
             advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
         else:
-            advice = "known: " + (", ".join(repr(n) for n in sorted(self.known)) or "none")
+            names = sorted(self.known)
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            advice = "known: " + (", ".join(map(repr, names[:_SHOWN])) or "none") + more
         return f"no {self.kind} {self.name!r}; {advice}" + (f" {self.hint}" if self.hint else "")
 
 

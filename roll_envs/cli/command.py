@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import os
 import re
 import sys
@@ -100,6 +101,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 done, 1 a check failed, 2 an error, 130 interrupted)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what the terminal's encoding has not is no error
     name, *given = (sys.argv[1:] if argv is None else argv) or [""]
     try:
         code = _help() if name in ("-h", "--help") else _run(name, given)

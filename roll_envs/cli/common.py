@@ -48,6 +48,13 @@ def _value(text: str) -> Any:
     return text
 
 
+def seed_number(text: str) -> int:
+    """The ``type`` of an argument that is a seed."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; give a whole number of 0 or more")
+    return int(text)
+
+
 def make_env(id: str, pairs: Iterable[str]) -> AnyEnv:
     """The bare environment; whatever is wrong with the id, the package or the arguments is a RollError."""
     kwargs = parse_kwargs(pairs)

@@ -15,8 +15,9 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json, silent
+from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json, seed_number, silent
 from roll_envs.cli.session import Session
+from roll_envs.errors import ConfigError
 
 SUMMARY = "play an environment yourself"
 
@@ -27,7 +28,9 @@ _COMMANDS_SAID = "u undo, h hint, r new episode, ? rules, q quit"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``ID [--seed N] [--options ...] [--typed] [--kwargs ...]``."""
     parser.add_argument("id", metavar="ID")
-    parser.add_argument("--seed", type=int, help="seed of the first episode (default: a random one, which is shown)")
+    parser.add_argument(
+        "--seed", type=seed_number, help="seed of the first episode (default: a random one, which is shown)"
+    )
     parser.add_argument(
         "--options", nargs="+", default=[], metavar="KEY=VALUE", help="options of the first reset, such as session=5"
     )
@@ -39,6 +42,11 @@ def run(options: argparse.Namespace) -> int:
     """Play until q or the end of the input; with --json the last episode is printed as JSON."""
     reset_options = parse_kwargs(options.options, "--options")
     with contextlib.closing(make_env(options.id, options.kwargs)) as env, silent(options.json):
+        if not isinstance(env.action_space.sample(), str):
+            raise ConfigError(
+                f"{options.id} is not played with text, but with actions of {env.action_space}; roll_envs.adapt makes "
+                "a text environment of it"
+            )
         session = Session(env, options.seed, reset_options)
         keys = action_keys(session.format.actions) if session.format is not None else {}
         # On systems without Unix terminals answers are typed as lines.

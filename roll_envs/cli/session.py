@@ -239,7 +239,9 @@ class Session:
         choices = self.choices
         # In a form with tags a person may type the whole answer, tags and all, or the action alone.
         inner = self.free.read(typed) if self.free is not None else typed
-        if not choices or (inner is not None and inner != typed.strip() and choices.read(inner) is not None):
+        if not choices:
+            return self.free.write(typed) if self.free is not None and inner is None else typed
+        if inner is not None and inner != typed.strip() and choices.read(inner) is not None:
             return typed
         action = choices.read(typed)
         return self.free.write(action) if action is not None and self.free is not None else action

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 
 from roll_envs import env_registry as registry
-from roll_envs.cli.common import add_kwargs, make_env, paint, print_json
+from roll_envs.cli.common import add_kwargs, make_env, paint, print_json, seed_number
 from roll_envs.env import EnvironmentCard, TextEnv
 from roll_envs.settings import settings_model
 
@@ -16,7 +16,7 @@ SUMMARY = "the card of an environment, its arguments and an example"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``ID [--seed N] [--kwargs ...]``."""
     parser.add_argument("id", metavar="ID")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the example (default 0)")
+    parser.add_argument("--seed", type=seed_number, default=0, help="seed of the example (default 0)")
     add_kwargs(parser)
 
 

@@ -21,7 +21,7 @@ from roll_envs.cli import common, listing, main
 from roll_envs.cli.common import parse_kwargs
 from roll_envs.cli.play import action_keys, draw, legend
 from roll_envs.cli.session import Session
-from roll_envs.parsing import make_action_format
+from roll_envs.parsing import make_action_format, make_free_format
 from roll_envs.testing import COUNTER_CARD, CounterEnv
 
 COUNTER = COUNTER_CARD.id
@@ -283,3 +283,37 @@ def test_keys_in_a_terminal() -> None:
         child.kill()
         child.wait()
         os.close(terminal)
+
+
+# -- what cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["play", "show"])
+def test_a_seed_below_0_is_refused(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command, COUNTER, "--seed", "-1"]) == 2
+    assert "'-1' is no seed; give a whole number of 0 or more" in capsys.readouterr().err
+
+
+def test_an_environment_of_numbers_is_not_played(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "CartPole-v1"]) == 2
+    said = capsys.readouterr().err
+    assert "CartPole-v1 is not played with text, but with actions of Discrete(2); roll_envs.adapt" in said
+
+
+def test_a_free_answer_is_played_in_the_form_of_the_environment() -> None:
+    env = CounterEnv()
+    env.action_format = make_free_format("answer", example="5")  # type: ignore[assignment]
+    session = Session(env, 0)
+    assert session.read("blue shoes") == "<answer>blue shoes</answer>"
+    assert session.read("<answer>blue shoes</answer>") == "<answer>blue shoes</answer>"
+
+
+def test_a_terminal_of_few_letters_shows_the_rest_as_question_marks() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", f"import sys, roll_envs.cli as cli; sys.exit(cli.main(['show', {SOKOBAN!r}]))"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "?: box on target" in said.stdout

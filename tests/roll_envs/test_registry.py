@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import json
 import sys
@@ -16,7 +17,7 @@ import gymnasium
 import pytest
 
 import roll_envs
-from roll_envs import EnvironmentCard, registry
+from roll_envs import AnyText, EnvironmentCard, registry
 from roll_envs.env_registry import make_within
 from roll_envs.testing import COUNTER_CARD, CounterEnv, EchoEnv
 
@@ -292,3 +293,16 @@ def test_a_making_that_hangs_or_fails_is_told_within_its_time() -> None:
     finally:
         roll_envs.unregister(card.id)
         del sys.modules["hanging"]
+
+
+def test_vector_environments_may_mix_environments_of_text() -> None:
+    """Gymnasium compares their spaces, and examples are not part of one."""
+    assert AnyText(("a",)) == AnyText(("b",)) != gymnasium.spaces.Text(5)
+    assert hash(AnyText(("a",))) == hash(AnyText())
+    forms = ("answer", "word")
+    both = gymnasium.vector.SyncVectorEnv(
+        [functools.partial(roll_envs.make, "roll/SimpleSokoban-v0", action_format=form) for form in forms]
+    )
+    assert len(both.reset(seed=0)[0]) == 2
+    assert list(both.step(("<answer>Up</answer>", "Up"))[4]["action_is_valid"]) == [True, True]
+    both.close()
