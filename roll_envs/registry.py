@@ -156,6 +156,9 @@ class Registry(Generic[T]):
         """What ``point`` leads to, imported for the part ``name``. Raises :class:`PluginError` that names the package
         and the cause, or the error of the import itself where it is meant for users."""
         declared = self.declared(name)
+        if not point.pattern.match(point.value):
+            self._failed[name] = f"its entry point {point.value!r} is not of the form module:NAME"
+            raise PluginError(self.broken(name, self._failed[name]))
         try:
             found = point.load()
         except (Exception, SystemExit) as error:  # the import runs code of others

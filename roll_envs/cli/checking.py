@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from roll_envs import env_registry as registry
 from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json, silent
-from roll_envs.errors import ConfigError, MissingExtraError, PluginError, UnknownNameError
+from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
 
 SUMMARY = "validate environments; exit code 1 when a rule fails"
@@ -45,7 +45,7 @@ def _check(env_id: str, options: argparse.Namespace) -> CheckReport:
     print(paint(env_id, "bold"), flush=True)
     try:
         make_env(env_id, options.kwargs).close()
-    except (PluginError, MissingExtraError) as error:
+    except RollError as error:
         if not options.all:  # asked for by its id, so that it cannot be checked at all
             raise
         broken = CheckResult(rule="load", status="fail", detail=str(error))

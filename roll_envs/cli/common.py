@@ -62,7 +62,7 @@ def make_env(id: str, pairs: Iterable[str]) -> AnyEnv:
         return registry.build(id, kwargs)
     except RollError:
         raise
-    except Exception as error:  # the constructor is code of others
+    except (Exception, SystemExit) as error:  # the constructor is code of others
         said = f"{type(error).__name__}: {error}"
         raise ConfigError(f"environment {id!r} with {kwargs} cannot be made: {said}") from error
 

@@ -63,14 +63,26 @@ def test_broken_packages_are_isolated_and_reported(tmp_path: Path) -> None:
 
 
 def test_check_all_reports_a_broken_package_and_checks_the_others(tmp_path: Path) -> None:
-    modules = {"raises": "1 / 0", "good_game": CARD.format(id="good/Game-v0")}
-    install(tmp_path, "bad-game", {"bad/Raises-v0": "raises:CARD", "good/Game-v0": "good_game:CARD"}, modules)
+    exits = CARD.format(id="bad/Exits-v0").replace("roll_envs.testing.fakes:CounterEnv", "exits:make")
+    modules = {
+        "raises": "1 / 0",
+        "good_game": CARD.format(id="good/Game-v0"),
+        "exits": f"{exits}def make(**kwargs): raise SystemExit(3)",
+    }
+    points = {
+        "bad/Raises-v0": "raises:CARD", "bad/Exits-v0": "exits:CARD", "bad/Point-v0": "not a module::CARD",
+        "good/Game-v0": "good_game:CARD",
+    }  # fmt: skip
+    install(tmp_path, "bad-game", points, modules)
     arguments = ["check", "--all", "--rules", "floor", "--seeds", "1", "--json"]
     alone = "import sys; sys.modules |= dict.fromkeys(('reasoning_gym', 'textarena')); "  # their ids would be checked
     said = run_python(f"{alone}from roll_envs.cli import main; sys.exit(main({arguments}))", tmp_path, fails=True)
     reports = {report["id"]: report for report in json.loads(said)}
-    assert [name for name, report in reports.items() if not report["ok"]] == ["bad/Raises-v0"]
-    assert "ZeroDivisionError" in reports["bad/Raises-v0"]["results"][0]["detail"]
+    bad = {name: report["results"][0]["detail"] for name, report in reports.items() if not report["ok"]}
+    assert set(bad) == set(points) - {"good/Game-v0"}
+    assert "ZeroDivisionError" in bad["bad/Raises-v0"]
+    assert "cannot be made: SystemExit: 3" in bad["bad/Exits-v0"]
+    assert "its entry point 'not a module::CARD' is not of the form module:NAME" in bad["bad/Point-v0"]
     assert {"good/Game-v0", "roll/SimpleSokoban-v0"} < set(reports)
     said = run_python(
         "import sys; from roll_envs.cli import main; sys.exit(main(['check', 'bad/Raises-v0']))", tmp_path, fails=True
