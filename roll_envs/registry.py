@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -347,6 +348,8 @@ def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
     top = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
+        if PathFinder.find_spec(top) is None:  # found by the finder of an editable installation, or not at all
+            return None
     except (ImportError, ValueError):
         return None
     # The folder of a package, or the file of a module.

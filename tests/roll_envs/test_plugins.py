@@ -90,6 +90,27 @@ def test_check_all_reports_a_broken_package_and_checks_the_others(tmp_path: Path
     assert "roll-envs: error: environment 'bad/Raises-v0' of bad-game 1.0 cannot be loaded" in said
 
 
+def test_a_missing_import_of_an_editable_package_is_not_blamed_on_a_folder(tmp_path: Path) -> None:
+    """setuptools finds such packages by a finder of its own, where they are not on ``sys.path``."""
+    install(tmp_path / "site", "far-game", {"far/Game-v0": "far_game:CARD"}, {})
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "far_game.py").write_text("import no_such_library")
+    finder = f"""
+import importlib.util, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "far_game":
+            return importlib.util.spec_from_file_location(name, {str(tmp_path / "src" / "far_game.py")!r})
+sys.meta_path.append(Finder)
+import roll_envs
+roll_envs.make("far/Game-v0")
+"""
+    said = run_python(finder, tmp_path / "site", fails=True)
+    assert "No module named 'no_such_library'" in said
+    assert "hides" not in said
+
+
 def test_two_packages_with_one_id_are_both_named(tmp_path: Path) -> None:
     modules = {"one": CARD.format(id="dup/Game-v0"), "two": CARD.format(id="dup/Game-v0")}
     install(tmp_path, "one-game", {"dup/Game-v0": "one:CARD"}, modules)
