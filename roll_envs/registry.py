@@ -213,6 +213,8 @@ class Registry(Generic[T]):
             return ""
         if not self._pattern.fullmatch(name):
             return f"the name {name!r} does not fit; allowed: {self._pattern.pattern}"
+        if name.startswith("roll/") and declared.package != OUR_PACKAGE:
+            return "the namespace 'roll' is that of roll-envs; the package needs one of its own"
         packages = sorted({each.source for each in self._declarations(name)})
         if len(packages) > 1 and declared.package != OUR_PACKAGE:
             # Either of the two would be a guess.

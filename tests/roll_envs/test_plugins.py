@@ -121,6 +121,15 @@ def test_two_packages_with_one_id_are_both_named(tmp_path: Path) -> None:
     assert "uninstall" in run_python("import roll_envs; roll_envs.make('dup/Game-v0')", tmp_path, fails=True)
 
 
+def test_nobody_takes_our_namespace(tmp_path: Path) -> None:
+    new = "roll/Stranger-v1"
+    install(tmp_path, "a-stranger", {new: "stranger:CARD"}, {"stranger": CARD.format(id=new)})
+    (entry,) = _listed(tmp_path)[new]
+    assert (entry["state"], entry["reason"]) == (
+        "broken", "the namespace 'roll' is that of roll-envs; the package needs one of its own"
+    )  # fmt: skip
+
+
 def test_nobody_takes_an_id_of_ours(tmp_path: Path) -> None:
     ours = "roll/SimpleSokoban-v0"
     install(tmp_path, "a-thief", {ours: "thief:CARD"}, {"thief": CARD.format(id=ours)})
