@@ -1,8 +1,8 @@
 """How an answer must look, and how it is read: one small object shared by every environment with named actions.
 
 ``make_action_format("answer", ("Up", "Down"))`` reads ``<answer>Up</answer>`` (ROLL); the other forms are those of
-RAGEN (several actions a turn), verl-agent, and the bare word. Reading never raises, whatever the text, and takes time
-linear in its length.
+RAGEN (several actions a turn), verl-agent and GEM, and the bare word. Reading never raises, whatever the text, and
+takes time linear in its length.
 """
 
 from __future__ import annotations
@@ -44,15 +44,18 @@ NOTHING = ParsedAnswer(actions=(), content="")
 class ActionFormat:
     """A way to write one or more named actions in text.
 
-    ``tag`` is the XML-like tag around the answer (empty: the whole text is the answer); ``think`` says whether a
-    ``<think>`` part is asked for (it is never required to parse); up to ``max_actions`` names joined by
-    ``separator`` are read.
+    ``tag`` is the XML-like tag around the answer, of which the first counts, or a TeX command (``\\boxed``), of which
+    the last does; empty: the whole text is the answer. ``think`` says whether a ``<think>`` part is asked for. With
+    ``after_thought`` the answer must follow the end of one, and what is quoted in it is no answer; the opening
+    ``<think>`` may be missing, since it may be part of the prompt. Up to ``max_actions`` names joined by ``separator``
+    are read.
     """
 
     name: str
     actions: tuple[str, ...]
     tag: str = "answer"
     think: bool = False
+    after_thought: bool = False
     max_actions: int = 1
     separator: str = "||"
     _lookup: dict[str, int] = field(init=False, repr=False, compare=False)
@@ -76,12 +79,12 @@ class ActionFormat:
         object.__setattr__(self, "_cache", {})
 
     def parse(self, text: str) -> ParsedAnswer:
-        """Read an answer (any text); the first tagged part counts, names match whatever their case."""
+        """Read an answer (any text); names match whatever their case."""
         found = self._cache.get(text)
         return self._read(text) if found is None else found
 
     def _read(self, text: str) -> ParsedAnswer:
-        content = _tagged(text, self.tag)
+        content = _tagged(text, self.tag, self.after_thought)
         answer = NOTHING
         if content is not None:
             # One part more than can be used, so that a huge answer is not split to the end.
@@ -123,6 +126,7 @@ class FreeFormat:
     """An action, shown in the instructions."""
     tag: str = "answer"
     think: bool = False
+    after_thought: bool = False
     actions: tuple[str, ...] = field(default=(), init=False)
     """No action has a name here; :meth:`roll_envs.env.TextEnv.legal_answers` lists what can be done now."""
     max_actions: int = field(default=1, init=False)
@@ -130,7 +134,7 @@ class FreeFormat:
 
     def read(self, text: str) -> str | None:
         """The action in an answer (any text), stripped; ``None`` when the tags are missing or nothing is in them."""
-        return _tagged(text, self.tag) or None
+        return _tagged(text, self.tag, self.after_thought) or None
 
     def write(self, action: str, thought: str = "") -> str:
         """The text of an answer that plays ``action``."""
@@ -142,21 +146,29 @@ class FreeFormat:
         return f"Answer with one action, in this form: {self.write(self.example, thought='...')}"
 
 
+def tag_marks(tag: str) -> tuple[str, str]:
+    """What stands before and after an answer in ``tag``."""
+    return (f"{tag}{{", "}") if tag.startswith("\\") else (f"<{tag}>", f"</{tag}>")
+
+
 @functools.lru_cache(maxsize=64)
-def _tag_patterns(tag: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _tag_patterns(tag: str, after_thought: bool) -> tuple[re.Pattern[str], re.Pattern[str]]:
     flags = re.IGNORECASE | re.ASCII
-    return re.compile(f"<{re.escape(tag)}>", flags), re.compile(f"</{re.escape(tag)}>", flags)
+    opens, closes = map(re.escape, tag_marks(tag))
+    return re.compile(r"</think>\s*" * after_thought + opens, flags), re.compile(closes, flags)
 
 
-def _tagged(text: str, tag: str) -> str | None:
-    """What stands in the first tags (the whole text where there are none to look for), stripped."""
+def _tagged(text: str, tag: str, after_thought: bool) -> str | None:
+    """What stands in the tags (the whole text where there are none to look for), stripped."""
     if not isinstance(text, str):
         raise TypeError(f"an answer is a text (str), not {type(text).__name__}: {text!r}")
     content = text[:MAX_ANSWER_CHARS]
+    if tag.startswith("\\"):
+        return _last_braces(content, tag_marks(tag)[0])
     if tag:
         # Opening and closing tag are sought one after the other: one pattern with `.*?` between them would take
         # quadratic time on a text of many opening tags.
-        opens, closes = _tag_patterns(tag)
+        opens, closes = _tag_patterns(tag, after_thought)
         opening = opens.search(content)
         closing = closes.search(content, opening.end()) if opening else None
         if opening is None or closing is None:
@@ -165,18 +177,35 @@ def _tagged(text: str, tag: str) -> str | None:
     return content.strip()
 
 
+def _last_braces(text: str, opening: str) -> str | None:
+    """What stands between the last ``opening``, which ends with a brace, and the brace that closes it."""
+    start = text.rfind(opening) + len(opening)
+    depth = 1
+    for brace in _BRACES.finditer(text, start) if opening in text else ():
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth:
+            return text[start : brace.start()].strip()
+    return None
+
+
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+"""Escaped ones are passed over."""
+
+
 def _wrapped(body: str, tag: str, thought: str | None) -> str:
-    answer = f"<{tag}>{body}</{tag}>" if tag else body
+    before, after = tag_marks(tag) if tag else ("", "")
+    answer = f"{before}{body}{after}"
     return answer if thought is None else f"<think>{thought}</think>{answer}"
 
 
 ACTION_FORMATS: dict[str, dict[str, Any]] = {
     "answer": {"tag": "answer"},
-    "think-answer": {"tag": "answer", "think": True},
+    "think-answer": {"tag": "answer", "think": True, "after_thought": True},
     "action": {"tag": "action", "think": True},
+    "boxed": {"tag": "\\boxed"},
     "word": {"tag": ""},
 }
-"""Named forms: ROLL, RAGEN, verl-agent, and the bare word."""
+"""Named forms: ROLL, RAGEN, verl-agent, GEM, and the bare word."""
 
 
 def make_action_format(name: str, actions: Sequence[str], *, max_actions: int = 1) -> ActionFormat:

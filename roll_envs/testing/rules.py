@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from roll_envs.env import AnyEnv, TextEnv
-from roll_envs.parsing import FreeFormat
+from roll_envs.parsing import FreeFormat, tag_marks
 from roll_envs.testing import trace
 from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, mixed, need, steps
 
@@ -73,7 +73,8 @@ def prompt(subject: Subject) -> str:
             own = form.format([i])
             need(form.parse(own).actions == (i,), f"action_format does not read its own answer for {name!r}")
     if form.tag:
-        need(f"<{form.tag}>" in text, f"instructions never show the tag <{form.tag}>; add action_format.instructions")
+        mark = tag_marks(form.tag)[0]
+        need(mark in text, f"instructions never show {mark}; add action_format.instructions")
     # Many actions are described rather than listed ("a number from 1 to 100").
     named = form.actions if len(form.actions) <= _MOST_NAMED else ()
     missing = [name for name in named if name.lower() not in text.lower()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import time
 
 import pytest
@@ -56,6 +57,7 @@ def test_content_is_what_stood_between_the_tags() -> None:
     [
         ("<answer>Up</answer>", (UP,)),
         ("<answer>Up || Right||down</answer>", (UP, RIGHT, DOWN)),
+        ("<think><answer>Left</answer></think> <answer>Up</answer>", (LEFT,)),
         ("<answer>Up || Up || Up || Left</answer>", (UP, UP, UP)),  # no more than three
         ("<answer>Up || Jump</answer>", ()),
         ("<answer>Up ||</answer>", ()),
@@ -63,7 +65,49 @@ def test_content_is_what_stood_between_the_tags() -> None:
     ],
 )
 def test_several_actions(text: str, actions: tuple[int, ...]) -> None:
-    assert make_action_format("think-answer", ACTIONS, max_actions=3).parse(text).actions == actions
+    assert make_action_format("answer", ACTIONS, max_actions=3).parse(text).actions == actions
+
+
+@pytest.mark.parametrize(
+    ("text", "actions"),
+    [
+        ("<think>hm</think><answer>Up || Right</answer>", (UP, RIGHT)),
+        ("<think>hm</think> \n <answer>Up</answer>", (UP,)),
+        ("hm</think><answer>Up</answer>", (UP,)),  # the prompt has opened the thought
+        ("<think>Is <answer>Left</answer> right? No.</think><answer>Up</answer>", (UP,)),
+        ("<think>Is <answer>Left</answer> right?</think>", ()),
+        ("<think>Is</think> it <answer>Left</answer>? </think><answer>Up</answer>", (UP,)),
+        ("<answer>Up</answer>", ()),
+        ("<answer>Up</answer><think>hm</think>", ()),
+        ("<think>hm</think><answer>Up</answer><answer>Left</answer>", (UP,)),
+        ("<think>hm</think>so: <answer>Up</answer>", ()),
+    ],
+)
+def test_an_answer_after_a_thought(text: str, actions: tuple[int, ...]) -> None:
+    """As RAGEN's pattern has it, before which RAGEN puts the opening tag."""
+    pattern = re.search(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>", f"<think>{text}", re.DOTALL)
+    assert (pattern is not None) == bool(actions)
+    reader = make_action_format("think-answer", ACTIONS, max_actions=3)
+    assert reader.parse(text).actions == actions
+    assert reader.parse(text).content == (pattern[2] if pattern else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        (r"So \boxed{ Up }.", "Up"),
+        (r"\boxed{Left}, no: \boxed{Up}", "Up"),  # the last counts
+        (r"\boxed{\boxed{Up}}", "Up"),
+        (r"\boxed{f\{x\}{y}z}", r"f\{x\}{y}z"),
+        (r"\boxed{Up", None),
+        (r"\boxed{}", None),
+        ("boxed{Up}", None),
+        ("Up", None),
+    ],
+)
+def test_an_answer_in_a_box(text: str, action: str | None) -> None:
+    assert make_free_format("boxed", example="x").read(text) == action
+    assert make_action_format("boxed", ACTIONS).parse(text).actions == ((UP,) if action == "Up" else ())
 
 
 def test_other_forms() -> None:
@@ -90,7 +134,24 @@ def test_what_is_written_is_read(name: str, actions: list[int], thought: str) ->
     assert reader.parse(reader.format(actions, thought=thought)).actions == tuple(actions)
 
 
-pieces = st.sampled_from(["<answer>", "</answer>", "<action>", "Up", "||", " ", "\n", "<think>", "İ", "\ud800", "\x00"])
+pieces = st.sampled_from(
+    [
+        "<answer>",
+        "</answer>",
+        "</think>",
+        "\\\\boxed{",
+        "}",
+        "<action>",
+        "Up",
+        "||",
+        " ",
+        "\n",
+        "<think>",
+        "İ",
+        "\ud800",
+        "\x00",
+    ]
+)
 
 
 @given(formats, st.integers(1, 4), st.one_of(st.text(), st.lists(pieces).map("".join)))
@@ -102,11 +163,14 @@ def test_any_text_is_read_the_same_twice(name: str, most: int, text: str) -> Non
     assert all(0 <= a < 4 for a in found.actions)
 
 
-@pytest.mark.parametrize("piece", ["<answer>", "</answer>", "<answer>Up", "||", "Up||", "<", " ", "<think>"])
-def test_huge_answers_cost_no_time(piece: str) -> None:
-    text = "<answer>" + piece * (2_000_000 // len(piece))
+@pytest.mark.parametrize("form", ["answer", "think-answer", "boxed"])
+@pytest.mark.parametrize(
+    "piece", ["<answer>", "</answer>", "<answer>Up", "||", "Up||", "<", " ", "<think>", "</think> ", "\\\\boxed{", "{"]
+)
+def test_huge_answers_cost_no_time(piece: str, form: str) -> None:
+    text = "</think><answer>" + piece * (2_000_000 // len(piece))
     for most in (1, 5):
-        reader = make_action_format("answer", ACTIONS, max_actions=most)
+        reader = make_action_format(form, ACTIONS, max_actions=most)
         start = time.thread_time()
         assert not reader.parse(text).valid
         assert time.thread_time() - start < 0.2
@@ -155,7 +219,7 @@ def test_wrong_formats_are_refused() -> None:
 @given(action=st.text(min_size=1, max_size=40), thought=st.text(max_size=20))
 def test_a_free_action_is_read_back(name: str, action: str, thought: str) -> None:
     form = make_free_format(name, example="do it")
-    if "<" not in action + thought and action.strip():
+    if not set("<{}\\\\") & set(action + thought) and action.strip():
         assert form.read(form.write(action, thought)) == action.strip()
 
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from transformers.utils.logging import disable_progress_bar
 
 from roll_envs.errors import ConfigError
-from roll_envs.parsing import FreeFormat
+from roll_envs.parsing import FreeFormat, tag_marks
 from trainer.config import ModelConfig
 from trainer.model.hub import check_model_folder, find_model
 
@@ -94,7 +94,7 @@ def words_of(env: gymnasium.Env[str, str]) -> tuple[str, ...]:
     form = getattr(env.unwrapped, "action_format", None) or FreeFormat(name="text", example="", tag="")
     instructions, vocabulary = getattr(env.unwrapped, "instructions", ""), getattr(env.unwrapped, "vocabulary", ())
     tags = [t for t in (form.tag, "think" if form.think else "") if t]
-    marks = [w for t in tags for w in (f"<{t}>", f"</{t}>")]
+    marks = [mark for tag in tags for mark in tag_marks(tag)]
     joiner = [f" {form.separator} "] if form.max_actions > 1 else []
     symbols = sorted({c for c in instructions if not c.isascii() and not c.isspace()})
     return tuple(dict.fromkeys([*marks, *joiner, *form.actions, *vocabulary, *symbols]))
