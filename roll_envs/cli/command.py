@@ -56,6 +56,7 @@ COMMANDS = Registry(
         "check": "roll_envs.cli.checking",
         "bench": "roll_envs.cli.bench",
         "data": "roll_envs.cli.data",
+        "init": "roll_envs.cli.init",
     },
     name_pattern=r"[a-z][a-z0-9-]*",
 )

@@ -1,4 +1,4 @@
-"""The example packages of an environment and of parts, installed into one fresh virtual environment.
+"""The example packages of an environment and of parts, and one of ``roll-envs init``, in one fresh virtual environment.
 
 Each is found, checked or explained, and trained with. Starting a process costs more than what is asked of it here, and
 loading PyTorch costs most: so the commands that need no training share one process, and both trainings another.
@@ -6,6 +6,7 @@ loading PyTorch costs most: so the commands that need no training share one proc
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,24 @@ from typing import Any
 import pytest
 from fresh_environment import REPOSITORY, install, run
 
+from roll_envs.cli import main
+
 ENV = REPOSITORY / "examples" / "custom_env"
 PARTS = REPOSITORY / "examples" / "custom_parts"
 ENV_ID = "example/Brackets-v0"
+NEW_ID = "my-game/MyGame-v0"
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install([ENV, PARTS], tmp_path_factory.mktemp("fresh"))
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with contextlib.chdir(tmp_path_factory.mktemp("new")):
+        assert main(["init", "my-game"]) == 0
+        return Path("my-game").resolve()
+
+
+@pytest.fixture(scope="module")
+def fresh(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install([ENV, PARTS, new], tmp_path_factory.mktemp("fresh"))
 
 
 # -- the environment ---------------------------------------------------------------------------------------------------
@@ -35,7 +46,7 @@ def said(*arguments):
         assert main([*arguments, "--json"]) == 0, out.getvalue()
     return json.loads(out.getvalue())
 
-found = {{"list": said("list"), "check": said("check", {ENV_ID!r}, "--seeds", "3")}}
+found = {{"list": said("list"), "check": said("check", {ENV_ID!r}, {NEW_ID!r}, "--seeds", "3")}}
 env = gymnasium.make("roll_envs:{ENV_ID}", length=4)
 env.reset(seed=1)
 for answer in env.unwrapped.oracle():
@@ -59,9 +70,9 @@ def test_the_environment_is_found(commands: dict[str, Any]) -> None:
     assert {entry["state"] for entry in found.values()} == {"ready"}
 
 
-def test_the_environment_passes_the_check(commands: dict[str, Any]) -> None:
-    (report,) = commands["check"]
-    assert {result["status"] for result in report["results"]} == {"pass"}
+def test_the_environments_pass_the_check(commands: dict[str, Any]) -> None:
+    assert [report["id"] for report in commands["check"]] == [ENV_ID, NEW_ID]
+    assert {result["status"] for report in commands["check"] for result in report["results"]} == {"pass"}
 
 
 def test_the_environment_is_played_through_gymnasium(commands: dict[str, Any]) -> None:
@@ -87,8 +98,8 @@ SMALL = [
     "steps=2", "warm_start.steps=2", "warm_start.episodes_per_step=4", "rollout.groups_per_step=2",
     "rollout.group_size=4", "evaluation.tasks=4",
 ]  # fmt: skip
-TRAINED = {example.name: str(example / "train.yaml") for example in (ENV, PARTS)}
 TRAININGS = f"""
+import sys
 from trainer.cli import main
 from trainer.config.load import load_config
 
@@ -99,17 +110,17 @@ try:
 except Exception as error:
     print(error)
 print("=== trainings")
-for name, config in {TRAINED!r}.items():
-    assert main([config, *{SMALL!r}, f"output={{name}}"]) == 0
+for folder in sys.argv[1:]:
+    assert main([f"{{folder}}/train.yaml", *{SMALL!r}, f"output={{folder.rpartition('/')[2]}}"]) == 0
 """
 
 
 @pytest.fixture(scope="module")
-def trainings(fresh: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder where both configurations were trained, and what was printed: settings explained, then mistakes."""
+def trainings(fresh: Path, new: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder where the configurations were trained, and what was printed: settings explained, then mistakes."""
     pytest.importorskip("torch", reason="training needs the optional part 'train'")
     folder = tmp_path_factory.mktemp("trainings")
-    return folder, run(fresh, "-c", TRAININGS, cwd=folder, timeout_s=240)
+    return folder, run(fresh, "-c", TRAININGS, *map(str, (ENV, PARTS, new)), cwd=folder, timeout_s=240)
 
 
 def test_the_settings_of_each_part_are_keys_like_any_other(trainings: tuple[Path, str]) -> None:
@@ -125,9 +136,10 @@ def test_the_settings_of_each_part_are_keys_like_any_other(trainings: tuple[Path
     ]
 
 
-def test_the_environment_is_trained_on(trainings: tuple[Path, str]) -> None:
-    (summary,) = (json.loads(path.read_text()) for path in (trainings[0] / ENV.name).rglob("summary.json"))
-    assert (summary["env"], summary["steps"]) == (ENV_ID, 2)
+@pytest.mark.parametrize(("folder", "id"), [(ENV.name, ENV_ID), ("my-game", NEW_ID)])
+def test_the_environments_are_trained_on(trainings: tuple[Path, str], folder: str, id: str) -> None:
+    (summary,) = (json.loads(path.read_text()) for path in (trainings[0] / folder).rglob("summary.json"))
+    assert (summary["env"], summary["steps"]) == (id, 2)
     assert [(phase["tasks"], phase["failed"]) for phase in summary["phases"]] == [(4, 0), (4, 0)]
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,3 +318,54 @@ def test_a_terminal_of_few_letters_shows_the_rest_as_question_marks() -> None:
     )
     assert (said.returncode, said.stderr) == (0, "")
     assert "?: box on target" in said.stdout
+
+
+# -- a package of one's own --------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_package(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/examples installs, checks and trains it."""
+    monkeypatch.chdir(tmp_path)
+    assert _json(capsys, "init", "word-hunt") == {"folder": "word-hunt", "id": "word-hunt/WordHunt-v0"}
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    inside = ("README.md", "pyproject.toml", "test_env.py", "train.yaml", "word_hunt/__init__.py", "word_hunt/env.py")
+    assert files == {f"word-hunt/{name}" for name in inside}
+    assert not any("$" in (tmp_path / file).read_text() for file in files)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("My_Game", "NAME is 'My_Game'; give small letters"),
+        ("../up", "NAME is '../up'; give small letters"),
+        ("trainer", "Python has a module 'trainer' already"),
+        ("here", "here exists already; choose another NAME"),
+    ],
+)
+def test_init_writes_nothing_where_it_cannot(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").touch()
+    assert main(["init", name]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_init_leaves_no_half_of_a_package(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write = Path.write_text
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> int:
+        if path.name == "train.yaml":
+            raise OSError("no space left on device")
+        return write(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["init", "word-hunt"]) == 2
+    assert "word-hunt cannot be written: no space left" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
