@@ -19,9 +19,12 @@ from roll_envs.env import AnyEnv, EnvironmentCard
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
 from roll_envs.testing.rules import GAME_RULES, INTERFACE_RULES
 from roll_envs.testing.rules_determinism import DETERMINISM_RULES
+from roll_envs.testing.rules_effects import EFFECT_RULES
 from roll_envs.testing.trace import Failure, MakeEnv, Rule, Skip, Subject
 
-RULES: dict[str, Rule] = {rule.__name__: rule for rule in (*INTERFACE_RULES, *DETERMINISM_RULES, *GAME_RULES)}
+RULES: dict[str, Rule] = {
+    rule.__name__: rule for rule in (*INTERFACE_RULES, *DETERMINISM_RULES, *EFFECT_RULES, *GAME_RULES)
+}
 """Every rule by name, in the order they are applied."""
 
 Status = Literal["pass", "fail", "skip"]

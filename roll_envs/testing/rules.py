@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from roll_envs.env import AnyEnv, TextEnv
-from roll_envs.parsing import FreeFormat, tag_marks
+from roll_envs.parsing import ActionFormat, FreeFormat, tag_marks
 from roll_envs.testing import trace
 from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, mixed, need, steps
 
@@ -40,9 +40,10 @@ def spaces(subject: Subject) -> str:
     env = subject.make()
     for seed in subject.seeds:
         _need_text(env, env.reset(seed=seed)[0], f"reset(seed={seed})")
-        said = mixed(seed)(env)
+        said = env.action_space.sample()
         need(isinstance(said, str), f"action_space.sample() gives a {type(said).__name__}; use a space of text")
-        _need_text(env, env.step(said)[0], f"step after reset(seed={seed})")
+        for _, result in steps(env, mixed(seed)):
+            _need_text(env, result[0], f"step after reset(seed={seed})")
     if isinstance(env, TextEnv):
         for text in ("", "é √ \u202e", "\x00", "\ud800", "a" * 10_000):
             need(text in env.action_space, f"action_space refuses {text[:9]!a}; use roll_envs.AnyText()")
@@ -234,6 +235,7 @@ def _random_episodes(env: AnyEnv, seed: int) -> list[_Played]:
 def strange_answers(subject: Subject) -> str:
     """Empty, garbage, huge and non-text-like answers neither crash nor pay, nor take long."""
     env = subject.text_taker()
+    named = isinstance(getattr(env, "action_format", None), ActionFormat)
     for name, text in STRANGE_ANSWERS.items():
         env.reset(seed=subject.seeds[0])
         started = time.perf_counter()
@@ -248,6 +250,8 @@ def strange_answers(subject: Subject) -> str:
         need(took < _SLOWEST_ANSWER_S, f"the answer {name!r} takes {took:.1f} s; cut long answers before reading them")
         need(float(reward) <= 0, f"the answer {name!r} is paid {reward}; only what the rules ask for may pay")
         need(not info.get("success", False), f"the answer {name!r} counts as success")
+        if named:
+            need(not info.get("action_is_valid"), f"the answer {name!r} names no action, and action_is_valid is True")
         need(isinstance(observation, str), f"after the answer {name!r} the observation is no text")
     return f"{len(STRANGE_ANSWERS)} answers"
 
@@ -335,6 +339,26 @@ def oracle(subject: Subject) -> str:
     return f"solves {len(returns)} of {len(subject.seeds)} seeds, best return {max(returns):g}"
 
 
+def oracle_midway(subject: Subject) -> str:
+    """Asked after a random answer, the oracle solves the rest or says that it cannot (None)."""
+    env = subject.text_env("oracle()")
+    asked = 0
+    for seed in subject.seeds:
+        env.reset(seed=seed)
+        result = env.step(mixed(seed, garbage=0)(env))
+        way = None if result[2] or result[3] else env.oracle()
+        if way is None:
+            continue
+        last = [result for _, result in steps(env, _script(way), len(way))][-1:]
+        solved = bool(last and last[0][4].get("success"))
+        need(solved, f"after a random answer in seed {seed} the oracle's {len(way)} answers do not solve the episode; "
+                     "find the way from where the episode stands, or return None")  # fmt: skip
+        asked += 1
+    if not asked:
+        raise Skip("oracle() gives None after a random answer in every seed")
+    return f"solves {asked} of {len(subject.seeds)} seeds"
+
+
 def reward_range(subject: Subject) -> str:
     """No episode leaves the reward range of the card."""
     if subject.card is None:
@@ -370,4 +394,4 @@ INTERFACE_RULES: tuple[Rule, ...] = (
     close_twice,
     step_outside_an_episode,
 )
-GAME_RULES: tuple[Rule, ...] = (strange_answers, floor, ends, oracle, reward_range)
+GAME_RULES: tuple[Rule, ...] = (strange_answers, floor, ends, oracle, oracle_midway, reward_range)

@@ -182,6 +182,24 @@ def snapshots(subject: Subject) -> str:
     return "an episode goes on identically in this and in a new instance"
 
 
+def ended_snapshots(subject: Subject) -> str:
+    """An episode that is over is over after ``restore`` too."""
+    env = subject.text_env("snapshot()")
+    for seed in subject.seeds:
+        *_, last = play(env, seed, mixed(seed))
+        if len(last) < 6 or not (last[3] or last[4]):
+            continue
+        again = subject.text_env("snapshot()")
+        shown = again.restore(json.loads(json.dumps(env.snapshot())))
+        need(shown == env.render(), f"restore of the ended episode of seed {seed} returns another observation")
+        try:
+            again.step(mixed(0, garbage=0)(again))
+        except Exception:  # any error will do, as at the end of any episode
+            return "an ended episode stays ended"
+        raise Failure(f"the ended episode of seed {seed} can be played on after restore; save that it is over")
+    raise Skip("no episode ended")
+
+
 def _play_on(env: TextEnv, answer: Answer) -> Trace:
     """The rest of the running episode, and the first observation of the next one (drawn from the own generator)."""
     rest = [plain([said, *result]) for said, result in trace.steps(env, answer)]
@@ -209,5 +227,6 @@ DETERMINISM_RULES: tuple[Rule, ...] = (
     global_generators,
     resets,
     snapshots,
+    ended_snapshots,
     queries,
 )

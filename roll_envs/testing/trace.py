@@ -12,10 +12,11 @@ import copy
 import functools
 import json
 import math
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,15 @@ def json_text(value: Any, what: str) -> str:
         ) from error
 
 
+def surroundings() -> dict[str, Any]:
+    """What playing an environment leaves alone."""
+    return {
+        "working directory": os.getcwd(),
+        "environment variables": dict(os.environ),
+        "files of the working directory": set(os.listdir()),
+    }
+
+
 @dataclass(eq=False)
 class Subject:
     """The environment under test."""
@@ -185,6 +195,8 @@ class Subject:
     card: EnvironmentCard | None = None
     varied: bool = False
     """Made with arguments other than the card's, for which its reward range need not hold."""
+    before: dict[str, Any] = field(default_factory=surroundings)
+    """The process before the first instance was made."""
 
     @functools.cached_property
     def reference(self) -> list[Trace]:

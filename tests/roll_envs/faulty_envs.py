@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -359,6 +362,67 @@ class DetourOracle(CounterEnv):
         return way and ["<answer>Less</answer>", "<answer>More</answer>", *way]
 
 
+class FixedOracle(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        found = super().reset(seed=seed, options=options)
+        self._way = super().oracle()
+        return found
+
+    def oracle(self) -> list[str] | None:
+        return self._way
+
+
+class AnswersWithNothing(CounterEnv):
+    """Some steps later than the first."""
+
+    def step(self, action: str) -> Any:
+        _, *rest = super().step(action)
+        return [None if self.snapshot()["turns"] > 1 else _, *rest]
+
+
+class AllValid(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "action_is_valid": True}
+
+
+class ForgetsTheEnd(CounterEnv):
+    def restore(self, snapshot: Any) -> str:
+        return super().restore({**snapshot, "over": False})
+
+    def snapshot(self) -> Any:
+        return super().snapshot()
+
+
+class Moves(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        os.chdir("/")
+        return super().reset(seed=seed, options=options)
+
+
+class SetsVariables(CounterEnv):
+    def step(self, action: str) -> Any:
+        os.environ["COUNTER_TURN"] = action[:20]
+        return super().step(action)
+
+
+class LeavesFiles(CounterEnv):
+    def close(self) -> None:
+        Path("counter.log").touch()
+
+
+class Prints(CounterEnv):
+    def step(self, action: str) -> Any:
+        print("turn")
+        return super().step(action)
+
+
+class LeavesThreads(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        threading.Thread(target=time.sleep, args=(5,), name="watcher", daemon=True).start()
+
+
 class BreaksInReset(CounterEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         raise RuntimeError("no display")
@@ -370,6 +434,7 @@ FAULTS = (
     Fault("spaces", NarrowSpace, "not in observation_space"),
     Fault("spaces", LatinActionsOnly, "use roll_envs.AnyText()"),
     Fault("prompt", SilentAboutTheForm, "<answer>"),
+    Fault("spaces", AnswersWithNothing, "step after reset(seed=0) gives a NoneType; return text (str)"),
     Fault("spaces", ShowsNumbers, "step after reset(seed=0) gives a int; return text (str)"),
     Fault("prompt", SilentAboutAnAction, "never name the actions ['Less']"),
     Fault("prompt", NothingToSay, "legal_answers() is empty"),
@@ -402,6 +467,12 @@ FAULTS = (
     Fault("snapshots", StaysTired, "after restore in the same instance the episode goes on differently"),
     Fault("snapshots", LiveSnapshot, "changes while the episode goes on"),
     Fault("snapshots", TuplesAndArrays, "not plain JSON-able"),
+    Fault("ended_snapshots", ForgetsTheEnd, "can be played on after restore"),
+    Fault("side_effects", Moves, "changes the working directory: / instead of"),
+    Fault("side_effects", SetsVariables, "changes the environment variables: COUNTER_TURN"),
+    Fault("side_effects", LeavesFiles, "changes the files of the working directory: counter.log"),
+    Fault("side_effects", Prints, "prints 'turn"),
+    Fault("side_effects", LeavesThreads, "leaves the thread 'watcher' running"),
     Fault("queries", OracleMoves, "asked for oracle"),
     Fault("strange_answers", PaysForLength, "is paid"),
     Fault("strange_answers", WinsByLength, "counts as success"),
@@ -416,6 +487,8 @@ FAULTS = (
     Fault("oracle", WrongOracle, "do not solve"),
     Fault("oracle", TalkativeOracle, "of the oracle's"),
     Fault("oracle", DetourOracle, "a random player earns"),
+    Fault("oracle_midway", FixedOracle, "after a random answer in seed"),
+    Fault("strange_answers", AllValid, "names no action, and action_is_valid is True"),
     Fault("reward_range", CounterEnv, "mend it", replace(COUNTER_CARD, reward_range=(-0.6, 0.5))),
     Fault("reward_range", CounterEnv, "mend it", replace(COUNTER_CARD, reward_range=(-0.3, 0.9))),
     Fault("reward_range", CounterEnv, "must be below the highest", replace(COUNTER_CARD, reward_range=(1.0, 1.0))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -16,7 +17,9 @@ SEEDS = (0, 1, 2)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.rule}-{f.env.__name__}")
-def test_a_rule_catches_its_fault(fault: Fault) -> None:
+def test_a_rule_catches_its_fault(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COUNTER_TURN", "")  # so that it is put back
     report = check_env(fault.env, seeds=range(6), rules=[fault.rule], card=fault.card)
     assert [r.status for r in report.results] == ["fail"]
     assert fault.says in report.results[0].detail
