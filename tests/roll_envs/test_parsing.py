@@ -90,6 +90,7 @@ def test_an_answer_after_a_thought(text: str, actions: tuple[int, ...]) -> None:
     reader = make_action_format("think-answer", ACTIONS, max_actions=3)
     assert reader.parse(text).actions == actions
     assert reader.parse(text).content == (pattern[2] if pattern else "")
+    assert make_free_format("think-answer", example="x").read(text) == (pattern[2] if pattern else None)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,18 @@ def test_an_episode(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("package")
+def test_what_a_game_draws_follows_from_the_seed_and_the_turn() -> None:
+    env = TextArenaEnv(game="Guess-v0")
+    said, secrets = [], set()
+    for seed in range(8):
+        env.reset(seed=seed)
+        secrets.add(env._game.secret)
+        said += [env.step("<answer>x</answer>")[0] for _ in range(3)]
+    assert len(secrets) > 1
+    assert len(set(said)) == len(said)
+
+
+@pytest.mark.usefixtures("package")
 def test_brackets_where_the_game_wants_them_and_a_last_turn() -> None:
     env = TextArenaEnv(game="Guess-v0", max_turns=2)
     env.reset(seed=0)
