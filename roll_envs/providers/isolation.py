@@ -22,26 +22,29 @@ def isolated(*seed: int) -> Iterator[None]:
 
     What the thread prints meanwhile is dropped: stdout is for what commands report.
     """
-    with _ONE_THREAD, contextlib.redirect_stdout(_OfOthers()):
+    with _ONE_THREAD:
         plain, numbers = random.getstate(), np.random.get_state(legacy=False)
         start = int(np.random.SeedSequence(seed).generate_state(1)[0])
         random.seed(start)
         np.random.seed(start)
+        sys.stdout = without_ours = _OfOthers()
         try:
             yield
         finally:
             random.setstate(plain)
             np.random.set_state(numbers)
+            if sys.stdout is without_ours:  # another thread may have put its own there meanwhile
+                sys.stdout = without_ours.out
 
 
 class _OfOthers:
     """Today's stdout without what this thread writes."""
 
     def __init__(self) -> None:
-        self._out, self._thread = sys.stdout, threading.get_ident()
+        self.out, self._thread = sys.stdout, threading.get_ident()
 
     def write(self, text: str) -> int:
-        return len(text) if threading.get_ident() == self._thread else self._out.write(text)
+        return len(text) if threading.get_ident() == self._thread else self.out.write(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
+        return getattr(self.out, name)

@@ -40,8 +40,9 @@ def _played(subject: Subject, seed: int) -> None:
 def _apart(was: Any, now: Any) -> str:
     if isinstance(was, str):
         return f"{now} instead of {was}"
-    changed = set(dict.items(was)) ^ set(dict.items(now)) if isinstance(was, dict) else was ^ now
-    return ", ".join(sorted({key[0] if isinstance(key, tuple) else key for key in changed})[:3])
+    if isinstance(was, dict):
+        return ", ".join(sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))[:3])
+    return ", ".join(sorted(was ^ now)[:3])
 
 
 def _alive(before: set[threading.Thread]) -> list[threading.Thread]:

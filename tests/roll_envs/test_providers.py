@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -95,3 +97,12 @@ def test_packages_keep_their_generators_and_their_prints_to_themselves(capsys: p
     assert first == draws(5, 2) != draws(5, 3)
     assert (random.random(), float(np.random.random())) == expected
     assert capsys.readouterr().out == "of another thread\n" * 3
+
+
+def test_a_stdout_that_another_thread_has_put_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a run ends, and takes back its own, while an abandoned step is still in a package."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # which is put back in the end
+    own = io.StringIO()
+    with isolated(1):
+        sys.stdout = own
+    assert sys.stdout is own
