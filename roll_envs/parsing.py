@@ -179,9 +179,10 @@ def _tagged(text: str, tag: str, after_thought: bool) -> str | None:
 
 def _last_braces(text: str, opening: str) -> str | None:
     """What stands between the last ``opening``, which ends with a brace, and the brace that closes it."""
-    start = text.rfind(opening) + len(opening)
-    depth = 1
-    for brace in _BRACES.finditer(text, start) if opening in text else ():
+    if opening not in text:
+        return None
+    start, depth = text.rindex(opening) + len(opening), 1
+    for brace in _BRACES.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if not depth:
             return text[start : brace.start()].strip()
