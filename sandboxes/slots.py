@@ -109,7 +109,8 @@ class Ended:
             stderr=self.stderr,
             stdout_dropped=self.stdout_dropped,
             stderr_dropped=self.stderr_dropped,
-            wall_s=report.get("wall_s", self.wall_s),
+            # By the clock that ended it, which began before the one inside did.
+            wall_s=self.wall_s if self.killed_for else report.get("wall_s", self.wall_s),
             memory_peak_mb=None if self.peak is None else self.peak / (1 << 20),
             isolation=isolation,
             files=self.files,

@@ -196,6 +196,7 @@ class ContainerSlot:
             killed_for=told["killed_for"],
             oom=told["oom"],
             peak=told["peak"],
+            wall_s=time.monotonic() - started,
             stdout=bytes(reply.out),
             stderr=bytes(reply.err),
             stdout_dropped=told["dropped"][0],

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from local_made import local_sandbox
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, RunResult
+from roll_envs.sandbox import COMPILED, LANGUAGES, Isolation, Language, Limits, Program, RunResult
 from sandboxes.languages import ROWS
 from sandboxes.local import LocalSandbox
+from sandboxes.slots import Ended
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +187,13 @@ def test_past_the_limit(sandbox: LocalSandbox, source: str) -> None:
     assert (result.status, result.exit_code, result.signal) == ("timeout", None, signal.SIGKILL)
     assert result.stdout == b"begun\n"
     assert 0.5 <= result.wall_s < 5.5
+
+
+@pytest.mark.parametrize(("killed_for", "wall_s"), [("timeout", 0.502), ("", 0.499)])
+def test_the_time_of_a_killed_program_is_by_the_clock_that_ended_it(killed_for: str, wall_s: float) -> None:
+    """The clock inside begins a little later, so it could say less than the limit that was reached."""
+    ended = Ended(report={"status": int(signal.SIGKILL), "wall_s": 0.499}, killed_for=killed_for, wall_s=0.502)
+    assert ended.result(Isolation(tier="full", layers=())).wall_s == wall_s
 
 
 @pytest.mark.parametrize(
