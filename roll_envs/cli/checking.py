@@ -6,9 +6,9 @@ import argparse
 from dataclasses import asdict
 
 from roll_envs import env_registry as registry
-from roll_envs.cli.common import add_kwargs, make_env, paint, parse_kwargs, print_json, silent
+from roll_envs.cli.common import add_kwargs, paint, parse_kwargs, print_json, silent
 from roll_envs.errors import ConfigError, RollError, UnknownNameError
-from roll_envs.testing.check import RULES, CheckReport, CheckResult, check_env
+from roll_envs.testing.check import RULES, TIMEOUT_S, CheckReport, CheckResult, check_env
 
 SUMMARY = "validate environments; exit code 1 when a rule fails"
 
@@ -16,11 +16,14 @@ _COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``ID... | --all [--rules ...] [--seeds N] [--kwargs ...]``."""
+    """``ID... | --all [--rules ...] [--seeds N] [--timeout S] [--kwargs ...]``."""
     parser.add_argument("ids", metavar="ID", nargs="*")
     parser.add_argument("--all", action="store_true", help="every known environment")
     parser.add_argument("--rules", nargs="+", metavar="RULE", help=f"only these: {', '.join(RULES)}")
     parser.add_argument("--seeds", type=int, default=6, metavar="N", help="how many seeds (default 6)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_S, metavar="S", help=f"seconds for each rule (default {TIMEOUT_S:g})"
+    )
     add_kwargs(parser)
 
 
@@ -43,16 +46,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(env_id: str, options: argparse.Namespace) -> CheckReport:
     print(paint(env_id, "bold"), flush=True)
+    given = {"kwargs": parse_kwargs(options.kwargs), "rules": options.rules, "timeout_s": options.timeout}
     try:
-        make_env(env_id, options.kwargs).close()
+        report = check_env(env_id, seeds=range(options.seeds), on_result=_show, **given)
     except RollError as error:
         if not options.all:  # asked for by its id, so that it cannot be checked at all
             raise
         broken = CheckResult(rule="load", status="fail", detail=str(error))
         _show(broken)
         return CheckReport(name=env_id, results=(broken,))
-    kwargs = parse_kwargs(options.kwargs)
-    report = check_env(env_id, kwargs=kwargs, seeds=range(options.seeds), rules=options.rules, on_result=_show)
     counts = {s: sum(r.status == s for r in report.results) for s in _COLOURS}
     print(f"  {counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped")
     return report

@@ -211,7 +211,7 @@ def queries(subject: Subject) -> str:
     env = subject.text_env("queries")
 
     def ask() -> None:
-        env.oracle(), env.snapshot(), env.render(), env.instructions
+        env.oracle(), env.snapshot(), env.render(), env.instructions, env.legal_answers()
 
     found = [play(env, seed, mixed(seed), after_each=ask) for seed in subject.seeds]
     subject.compare(found, "asked for oracle, snapshot and render", "let these methods read the state only")

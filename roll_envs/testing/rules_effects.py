@@ -1,34 +1,47 @@
-"""Rules about what playing leaves behind in the process: nothing."""
+"""Rules about what playing leaves behind in the process, and what it costs: nothing, and little."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import io
+import os
+import statistics
+import sys
+import tempfile
 import threading
 import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from roll_envs.env import AnyEnv
 from roll_envs.testing.trace import Rule, Subject, mixed, need, play, surroundings
 
-_THREAD_ENDS_S = 2.0
+_ENDS_S = 2.0
+"""How long threads and processes of a closed environment have to end."""
 
 
 def side_effects(subject: Subject) -> str:
-    """Working directory, environment variables, files there and stdout are left alone, and ``close`` ends threads."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    """The process, its directory and other files are left alone, and ``close`` ends threads, processes and files."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         _played(subject, subject.seeds[0])  # what starts once in a process, a library's pool say, is no leak
-        threads = set(threading.enumerate())
+    threads, open_files, children = set(threading.enumerate()), _open_files(), _children()
+    with contextlib.redirect_stdout(printed), _written_to_stdout() as written, _audited() as events:
         _played(subject, subject.seeds[-1])
     for what, now in surroundings().items():
         was = subject.before[what]
         need(now == was, f"playing changes the {what}: {_apart(was, now)}; leave the process as it was")
-    said = printed.getvalue()
+    said = printed.getvalue() or written()
     need(not said, f"playing prints {said[:60]!r} to stdout, which is for the caller; use logging")
-    deadline = time.monotonic() + _THREAD_ENDS_S
-    while (left := _alive(threads)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    need(not left, f"close() leaves the thread {left[0].name if left else ''!r} running; end it there")
-    return "directory, variables, files, stdout and threads are as before"
+    need(not events, f"playing {events[0] if events else ''}; an episode needs neither")
+    _need_ended(lambda: [t.name for t in threading.enumerate() if t not in threads], "the thread", "running")
+    _need_ended(lambda: sorted(_children() - children), "the process", "running")
+    _need_ended(lambda: sorted(_open_files() - open_files), "the file descriptor", "open")
+    return "directory, variables, files, stdout, threads and processes are as before"
 
 
 def _played(subject: Subject, seed: int) -> None:
@@ -38,15 +51,160 @@ def _played(subject: Subject, seed: int) -> None:
 
 
 def _apart(was: Any, now: Any) -> str:
-    if isinstance(was, str):
-        return f"{now} instead of {was}"
     if isinstance(was, dict):
         return ", ".join(sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))[:3])
-    return ", ".join(sorted(was ^ now)[:3])
+    if isinstance(was, set | list):
+        return ", ".join(sorted(set(was) ^ set(now))[:3]) or "another order"
+    return f"{now} instead of {was}"
 
 
-def _alive(before: set[threading.Thread]) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread not in before]
+def _need_ended(left: Any, what: str, still: str) -> None:
+    """What ``left`` gives is empty soon."""
+    gc.collect()
+    deadline = time.monotonic() + _ENDS_S
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    need(not found, f"close() leaves {what} {found[0] if found else ''!r} {still}; end it there")
 
 
-EFFECT_RULES: tuple[Rule, ...] = (side_effects,)
+@contextlib.contextmanager
+def _written_to_stdout() -> Iterator[Any]:
+    """Afterwards, a function that gives what went to the descriptor itself: by C code, or a process."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        said = b""
+        try:
+            yield lambda: said.decode(errors="replace")
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            file.seek(0)
+            said = file.read(1000)
+
+
+def _open_files() -> set[str]:
+    folder = Path("/proc/self/fd")
+    if not folder.is_dir():
+        return set()
+    found = set()
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # the listing's own
+            found.add(f"{name} ({os.readlink(folder / name)})")
+    return found
+
+
+def _children() -> set[int]:
+    return {
+        int(child)
+        for listed in Path("/proc/self/task").glob("*/children")
+        for child in listed.read_text().split()
+    }  # fmt: skip
+
+
+_CHANGES = {"os.mkdir": "makes", "os.remove": "removes", "os.rename": "renames", "os.rmdir": "removes"}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_HERE = ("127.", "::1", "localhost")
+_watching: list[list[str]] = []
+"""Where the events go that are looked for now, if any."""
+
+
+@contextlib.contextmanager
+def _audited() -> Iterator[list[str]]:
+    """What is done meanwhile to files outside of the temporary folder, and to other hosts, in words."""
+    _add_hook()
+    _watching.append([])
+    try:
+        yield _watching[-1]
+    finally:
+        _watching.pop()
+
+
+@functools.cache
+def _add_hook() -> None:
+    sys.addaudithook(_audit)  # it can never be taken away, and does nothing while nobody watches
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if not _watching:
+        return
+    if event == "socket.connect" and isinstance(args[1], tuple) and not str(args[1][0]).startswith(_HERE):
+        _watching[-1].append(f"connects to {args[1][0]}")
+    does = "writes" if event == "open" and (args[2] or 0) & _WRITES else _CHANGES.get(event)
+    if does and isinstance(args[0], str | bytes | os.PathLike):
+        path = os.path.abspath(os.fsdecode(args[0]))
+        if not path.startswith((tempfile.gettempdir(), "/dev/", "/proc/")) and "__pycache__" not in path:
+            _watching[-1].append(f"{does} {path}")
+
+
+# -- costs -------------------------------------------------------------------------------------------------------------
+
+_SLOWEST_STEP_S = 0.5
+_SLOWEST_RESET_S = 10.0
+
+
+def latency(subject: Subject) -> str:
+    """A step takes less time than the model's answer to it would, and a reset is no wait."""
+    env = subject.make()
+    resets, answers = [], []
+    for seed in subject.seeds:
+        started = time.perf_counter()
+        env.reset(seed=seed)
+        resets.append(time.perf_counter() - started)
+        answer = mixed(seed)
+        for _ in range(10):
+            said = answer(env)
+            started = time.perf_counter()
+            *_, terminated, truncated, _ = env.step(said)
+            answers.append(time.perf_counter() - started)
+            if terminated or truncated:
+                break
+    step, reset = statistics.median(answers), statistics.median(resets)
+    seen = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians)"
+    need(step <= _SLOWEST_STEP_S, f"{seen}; more than {_SLOWEST_STEP_S:g} s a step keeps every rollout waiting")
+    need(reset <= _SLOWEST_RESET_S, f"{seen}; more than {_SLOWEST_RESET_S:g} s a reset keeps every rollout waiting")
+    return seen
+
+
+_RESETS = 40
+_PARTS = 4
+_MEMORY_S = 0.5
+"""Of each part of the resets; fewer are looked at where they take longer."""
+_BYTES = 200
+"""Of a reset and its first turns: the interpreter's own lists of freed objects grow by up to 130."""
+
+
+def memory(subject: Subject) -> str:
+    """Two hundred resets, with turns, leave no memory behind: neither in the instance nor elsewhere."""
+    env = subject.make()
+    done = _reset_for(env, subject.seeds)  # what is kept once, of imports and of each seed, is no leak
+    left = []
+    tracemalloc.start()
+    try:
+        for _ in range(_PARTS):
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            count = _reset_for(env, subject.seeds)
+            gc.collect()
+            left.append((tracemalloc.get_traced_memory()[0] - before) / count)
+            done += count
+    finally:
+        tracemalloc.stop()
+    # What grows without an end grows in every part; a table that is filled up once does not.
+    each = min(left)
+    need(each <= _BYTES, f"each reset with its turns leaves {each:.0f} bytes behind; let go of the last episode")
+    return f"{max(each, 0):.0f} bytes a reset, over {done}"
+
+
+def _reset_for(env: AnyEnv, seeds: Sequence[int]) -> int:
+    """How many episodes were begun, in the time that there is."""
+    deadline = time.monotonic() + _MEMORY_S
+    for number in range(_RESETS):
+        seed = seeds[number % len(seeds)]
+        play(env, seed, mixed(seed), turns=10)
+        if time.monotonic() > deadline:
+            return number + 1
+    return _RESETS
+
+
+EFFECT_RULES: tuple[Rule, ...] = (side_effects, latency, memory)

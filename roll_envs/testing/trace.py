@@ -11,9 +11,11 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import logging
 import math
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +33,7 @@ Trace = list[Any]
 """First the reset's ``[observation, info]``, then ``[answer, observation, reward, terminated, truncated, info]``."""
 
 GARBAGE = ("", "left-ish", "<answer>no such thing</answer>", "\x00\x07", "؟" * 3)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1)
 LONGEST = 200
 """Turns after which an environment without ``max_turns`` is no longer followed."""
 
@@ -57,8 +60,8 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
         if draw.random() < garbage and takes_text(env):
             return draw.choice(GARBAGE)
         form = getattr(env, "action_format", None)
-        if isinstance(form, FreeFormat) and isinstance(env, TextEnv):
-            return draw.choice(env.legal_answers())
+        if isinstance(form, FreeFormat) and isinstance(env, TextEnv) and (legal := env.legal_answers()):
+            return draw.choice(legal)
         if form is not None and hasattr(form, "actions") and hasattr(form, "format"):
             count = draw.randint(1, getattr(form, "max_actions", 1))
             return form.format([draw.randrange(len(form.actions)) for _ in range(count)])
@@ -70,11 +73,24 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
     return answer
 
 
+def begin(env: AnyEnv, **how: Any) -> tuple[Any, Any]:
+    """What ``reset`` returns, if it returns the two values that it must."""
+    found: tuple[Any, Any] = _whole(env.reset(**how), "reset", "observation, info")
+    return found
+
+
+def _whole(result: Any, call: str, values: str) -> Any:
+    count = values.count(",") + 1
+    shown = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    need(isinstance(result, tuple) and len(result) == count, f"{call} gives {shown}; return ({values})")
+    return result
+
+
 def steps(env: AnyEnv, answer: Answer, most: int | None = None) -> Iterator[tuple[Any, Any]]:
     """Each answer and what ``step`` returned for it, from where the episode stands to its end or ``most`` turns."""
     for _ in range(turn_limit(env) if most is None else most):
         said = answer(env)
-        result = env.step(said)
+        result = _whole(env.step(said), "step", "observation, reward, terminated, truncated, info")
         yield said, result
         if result[2] or result[3]:
             return
@@ -82,7 +98,7 @@ def steps(env: AnyEnv, answer: Answer, most: int | None = None) -> Iterator[tupl
 
 def episode(env: AnyEnv, seed: int, answer: Answer, turns: int | None = None) -> Iterator[Any]:
     """The entries of an episode's trace (or of its first ``turns``), each as soon as its call was made."""
-    yield plain(list(env.reset(seed=seed)))
+    yield plain(list(begin(env, seed=seed)))
     for said, result in steps(env, answer, turns):
         yield plain([said, *result])
 
@@ -168,7 +184,7 @@ def need(condition: object, mend: str) -> None:
 def json_text(value: Any, what: str) -> str:
     """``value`` as JSON; a :class:`Failure` where it is no plain data."""
     try:
-        return json.dumps(value)
+        return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise Failure(
             f"{what} is not plain JSON-able data ({error}); use str, int, float, bool, list and dict only"
@@ -181,6 +197,12 @@ def surroundings() -> dict[str, Any]:
         "working directory": os.getcwd(),
         "environment variables": dict(os.environ),
         "files of the working directory": set(os.listdir()),
+        "import path": list(sys.path),
+        "recursion limit": sys.getrecursionlimit(),
+        "signal handlers": {s.name: repr(signal.getsignal(s)) for s in _SIGNALS},
+        "handlers of the root logger": [repr(handler) for handler in logging.getLogger().handlers],
+        "printing of numbers by numpy": dict(np.get_printoptions()),
+        "errors of numpy": dict(np.geterr()),
     }
 
 

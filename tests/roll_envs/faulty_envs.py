@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import socket
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -377,7 +380,7 @@ class AnswersWithNothing(CounterEnv):
 
     def step(self, action: str) -> Any:
         _, *rest = super().step(action)
-        return [None if self.snapshot()["turns"] > 1 else _, *rest]
+        return None if self.snapshot()["turns"] > 1 else _, *rest
 
 
 class AllValid(CounterEnv):
@@ -423,6 +426,194 @@ class LeavesThreads(CounterEnv):
         threading.Thread(target=time.sleep, args=(5,), name="watcher", daemon=True).start()
 
 
+class Spawns(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._helper = subprocess.Popen(["sleep", "20"])
+        return super().reset(seed=seed)
+
+
+class LeavesFilesOpen(CounterEnv):
+    opened: list[Any] = []  # noqa: RUF012 - the fault
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.opened.append(open(os.devnull))  # noqa: SIM115 - the fault
+        return super().reset(seed=seed)
+
+
+class WritesElsewhere(CounterEnv):
+    def step(self, action: str) -> Any:
+        with contextlib.suppress(OSError), open("/no/such/folder/counter.log", "a") as log:
+            log.write(action)
+        return super().step(action)
+
+
+class CallsHome(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        with socket.socket() as home, contextlib.suppress(OSError):
+            home.settimeout(0.01)
+            home.connect(("192.0.2.1", 80))
+        return super().reset(seed=seed)
+
+
+class PrintsByChild(CounterEnv):
+    def step(self, action: str) -> Any:
+        subprocess.run(["echo", "turn"], check=True)
+        return super().step(action)
+
+
+class HandlesSignals(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        with contextlib.suppress(ValueError):  # in a thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class RemembersAll(CounterEnv):
+    def step(self, action: str) -> Any:
+        found = super().step(action)
+        self._log = [*getattr(self, "_log", []), found]
+        return found
+
+
+class Sleeps(CounterEnv):
+    def step(self, action: str) -> Any:
+        time.sleep(0.51)
+        return super().step(action)
+
+
+class OneTask(CounterEnv):
+    def episode_seed(self, seed: int | None) -> int:
+        super().episode_seed(seed)
+        return 5
+
+
+class SmallSeeds(CounterEnv):
+    def episode_seed(self, seed: int | None) -> int:
+        return super().episode_seed(None if seed is None else np.int16(seed).item())
+
+
+class SameHeldOut(CounterEnv):
+    def episode_seed(self, seed: int | None) -> int:
+        return super().episode_seed(None if seed is None else seed % 1000)
+
+
+class StickyOptions(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.highest = 9 if options is not None else 4
+        return super().reset(seed=seed)
+
+
+class TakesOptions(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options is not None:
+            options["highest"] = 4
+        return super().reset(seed=seed)
+
+
+class AnySplit(CounterEnv):
+    splits = ("train", "test")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return f"{observation} {(options or {}).get('split')}", info
+
+
+class OverlappingSplits(CounterEnv):
+    splits = ("train", "test")
+
+
+class TellsTheWay(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "debug": {"plan": self.oracle()}}
+
+
+class ShowsTheWay(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__(highest=9)
+        self.max_turns = 12
+
+    def render(self) -> str:
+        return f"{super().render()} {', '.join(['More'] * (self._target - self._value))}"
+
+
+class TellsTheAnswer(CounterShop):
+    def __init__(self) -> None:
+        super().__init__(max_turns=1)
+
+    def oracle(self) -> list[str] | None:
+        return [f"say[{self._wanted}]"]
+
+    def _info(self) -> dict[str, Any]:
+        return {"row": 1, "reference": f"say[{self._wanted}]"}
+
+
+class ShowsTheAnswer(TellsTheAnswer):
+    def _look(self) -> str:
+        return f"Say it. (Answer: say[{self._wanted}])"
+
+    def _info(self) -> dict[str, Any]:
+        return {}
+
+
+class ReadsItself(CounterEnv):
+    """Takes the first action that stands anywhere in an answer."""
+
+    def step(self, action: str) -> Any:
+        for name in self.action_format.actions:
+            if name in action:
+                action = self.action_format.format([self.action_format.actions.index(name)])
+                break
+        return super().step(action)
+
+
+class ReadsCase(CounterEnv):
+    def step(self, action: str) -> Any:
+        return super().step(action if action == action.lower() else action.replace("more", "").replace("MORE", ""))
+
+
+class RefusesLess(CounterEnv):
+    def step(self, action: str) -> Any:
+        return super().step("" if action == self.action_format.format([0]) else action)
+
+
+class ListsTwice(CounterEnv):
+    def legal_answers(self) -> list[str]:
+        return [*super().legal_answers(), self.action_format.format([0])]
+
+
+class ThreeValues(CounterEnv):
+    """On the second turn only."""
+
+    def step(self, action: str) -> Any:
+        found = super().step(action)
+        return found if self._turns < 2 else found[:3]
+
+
+class WordsForRewards(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, str(reward), *rest
+
+
+class OwnKeys(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, 3: True}
+
+
+class EffectiveAnyway(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "action_is_effective": True}
+
+
+class Unnumbered(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "mean": float("nan")}
+
+
 class BreaksInReset(CounterEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         raise RuntimeError("no display")
@@ -442,11 +633,16 @@ FAULTS = (
     Fault("prompt", NoLimit, "max_turns must be an int of 1 or more, not 0"),
     Fault("prompt", ChangingInstructions, "change within an episode"),
     Fault("info", NumpyFlags, "info['success'] is a bool"),
-    Fault("info", NumpyEnd, "terminated is a bool"),
+    Fault("values", NumpyEnd, "terminated is a bool"),
+    Fault("values", ThreeValues, "step gives a tuple of 3; return (observation, reward"),
+    Fault("values", WordsForRewards, "must be a finite number"),
+    Fault("values", OwnKeys, "has the key [3]"),
+    Fault("info", EffectiveAnyway, "action_is_effective is True where"),
+    Fault("info", Unnumbered, "info of step is not plain JSON-able data"),
     Fault("info", NumpyCounts, "info of step is not plain JSON-able data"),
     Fault("info", NumpyCountsAtReset, "info of reset is not plain JSON-able data"),
     Fault("info", PaysForForm, "it must be <= 0"),
-    Fault("info", PaysInfinity, "must be a finite number"),
+    Fault("values", PaysInfinity, "must be a finite number"),
     Fault("info", MissingKey, "lacks 'format_penalty'"),
     Fault("reward_parts", UnnamedReward, "but the reward is"),
     Fault("render", StaleRender, "not the observation"),
@@ -473,6 +669,29 @@ FAULTS = (
     Fault("side_effects", LeavesFiles, "changes the files of the working directory: counter.log"),
     Fault("side_effects", Prints, "prints 'turn"),
     Fault("side_effects", LeavesThreads, "leaves the thread 'watcher' running"),
+    Fault("side_effects", Spawns, "leaves the process"),
+    Fault("side_effects", LeavesFilesOpen, "leaves the file descriptor"),
+    Fault("side_effects", WritesElsewhere, "writes /no/such/folder/counter.log"),
+    Fault("side_effects", CallsHome, "connects to 192.0.2.1"),
+    Fault("side_effects", PrintsByChild, "prints 'turn"),
+    Fault("side_effects", HandlesSignals, "changes the signal handlers: SIGTERM"),
+    Fault("memory", RemembersAll, "bytes behind"),
+    Fault("latency", Sleeps, "a step takes 5"),
+    Fault("seeds_differ", OneTask, "give the same episode"),
+    Fault("trainer_seeds", SmallSeeds, "Error"),
+    Fault("trainer_seeds", SameHeldOut, "play the tasks of seeds from 0 on"),
+    Fault("options", StickyOptions, "reset(options={}) gives another episode"),
+    Fault("options", TakesOptions, "changes the options {}"),
+    Fault("splits", AnySplit, "takes the split 'no such split'"),
+    Fault("splits", OverlappingSplits, "is one of 'train' too"),
+    Fault("leaks", TellsTheWay, "the info holds the answer"),
+    Fault("leaks", ShowsTheWay, "the observation holds the answer"),
+    Fault("leaks", TellsTheAnswer, "the info holds the answer"),
+    Fault("leaks", ShowsTheAnswer, "the observation holds the answer"),
+    Fault("near_answers", ReadsItself, "reads nothing in"),
+    Fault("near_answers", ReadsCase, "plays another action"),
+    Fault("legal_answers", RefusesLess, "step refuses it"),
+    Fault("legal_answers", ListsTwice, "more than once"),
     Fault("queries", OracleMoves, "asked for oracle"),
     Fault("strange_answers", PaysForLength, "is paid"),
     Fault("strange_answers", WinsByLength, "counts as success"),

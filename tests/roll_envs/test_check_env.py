@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
+import re
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -32,8 +40,118 @@ def test_every_rule_has_a_planted_fault() -> None:
 
 def test_a_good_environment_passes_every_rule() -> None:
     report = check_env(CounterEnv, card=COUNTER_CARD, seeds=SEEDS)
-    assert {r.rule: r.status for r in report.results} == dict.fromkeys(RULES, "pass"), str(report)
+    expected = {**dict.fromkeys(RULES, "pass"), "splits": "skip"}
+    assert {r.rule: r.status for r in report.results} == expected, str(report)
     assert report.ok
+
+
+class HangsInStep(CounterEnv):
+    def step(self, action: str) -> Any:
+        if action == "":
+            while True:
+                re.match(r"(a+)+b", "a" * 40)
+        return super().step(action)
+
+
+class Crashes(CounterEnv):
+    def step(self, action: str) -> Any:
+        if action == "":
+            ctypes.string_at(0)
+        return super().step(action)
+
+
+class Leaves(CounterEnv):
+    def step(self, action: str) -> Any:
+        if action == "":
+            os._exit(3)
+        return super().step(action)
+
+
+class LeavesPolitely(CounterEnv):
+    def step(self, action: str) -> Any:
+        if action == "":
+            sys.exit(3)
+        return super().step(action)
+
+
+RULES_AROUND = ("step_outside_an_episode", "floor", "oracle", "close_twice")
+
+
+@pytest.mark.parametrize(
+    ("env", "said", "later"),
+    [
+        (HangsInStep, r"not done within 2 s in step \(test_check_env.py:\d+\), there in ", "skip"),
+        (Crashes, r"the interpreter ends by SIGSEGV in step \(test_check_env.py:\d+\), there in string_at", "pass"),
+        (Leaves, "the process ends with exit code 3", "pass"),
+        (LeavesPolitely, r"SystemExit: 3 \(at .*test_check_env.py", "pass"),
+    ],
+)
+def test_an_environment_that_hangs_or_crashes_is_a_finding(env: type[CounterEnv], said: str, later: str) -> None:
+    told: list[str] = []
+    started = time.monotonic()
+    report = check_env(env, rules=RULES_AROUND, timeout_s=2, on_result=lambda r: told.append(r.rule))
+    assert time.monotonic() - started < 60
+    assert {r.rule: r.status for r in report.results} == dict(
+        zip(RULES_AROUND, ("pass", "fail", later, later), strict=True)
+    )
+    assert re.match(said, report.results[1].detail), report.results[1].detail
+    assert tuple(told) == RULES_AROUND
+
+
+class HangsWhenMade(CounterEnv):
+    def __init__(self) -> None:
+        threading.Event().wait()
+
+
+class BreaksWhenMade(CounterEnv):
+    def __init__(self) -> None:
+        raise OSError("no display")
+
+
+@pytest.mark.parametrize(
+    ("env", "said"), [(HangsWhenMade, "in __init__ (test_check"), (BreaksWhenMade, "OSError: no di")]
+)
+def test_an_environment_that_cannot_be_made_fails_once(env: type[CounterEnv], said: str) -> None:
+    report = check_env(env, rules=RULES_AROUND, timeout_s=2)
+    assert [(r.rule, r.status) for r in report.results] == [
+        ("load", "fail"),
+        *((rule, "skip") for rule in RULES_AROUND),
+    ]
+    assert said in report.results[0].detail
+
+
+def test_what_an_environment_started_ends_with_the_check(tmp_path: Path) -> None:
+    def make() -> CounterEnv:
+        subprocess.Popen(["sh", "-c", f"sleep 3; echo late > '{tmp_path}/late'"])
+        return CounterEnv()
+
+    assert check_env(make, rules=["prompt"]).ok
+    time.sleep(4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_that_cannot_be_sent_is_checked_here() -> None:
+    lock = threading.Lock()
+
+    def make() -> CounterEnv:
+        with lock:
+            return CounterEnv()
+
+    statuses = {r.rule: r.status for r in check_env(make, seeds=SEEDS, rules=["prompt", "processes", "oracle"]).results}
+    assert statuses == {"prompt": "pass", "processes": "skip", "oracle": "pass"}
+
+
+def test_an_id_that_only_this_process_knows_is_checked_in_another() -> None:
+    gymnasium.register("OnlyHere-v0", entry_point=EchoEnv)
+    try:
+        assert check_env("OnlyHere-v0", seeds=SEEDS, rules=["spaces", "processes"]).ok
+    finally:
+        del gymnasium.registry["OnlyHere-v0"]
+
+
+def test_a_deadline_that_is_none_is_refused() -> None:
+    with pytest.raises(roll_envs.ConfigError, match="timeout_s must be above 0, not 0"):
+        check_env(CounterEnv, timeout_s=0)
 
 
 def test_rules_for_a_text_env_are_skipped_for_others_and_say_so() -> None:

@@ -1,0 +1,155 @@
+"""Rules about answers: strange ones, those near the answer format, and those that the environment says are legal."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from roll_envs.env import AnyEnv, TextEnv
+from roll_envs.parsing import ActionFormat
+from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need
+
+_SLOWEST_ANSWER_S = 2.0
+_TRIED = 12
+"""Legal answers that are tried of many, and cuts of one answer."""
+
+STRANGE_ANSWERS: dict[str, str] = {
+    "empty": "",
+    "blank": " \t\r\n" * 10,
+    "garbage": 'zxcv 1234 !!! <<>> {"a": [}]',
+    "empty tag": "<answer></answer>",
+    "unclosed tag": "<answer>",
+    "control characters": "<answer>\x00\x07\x1b[2J\x7f</answer>",
+    "lone surrogates": "<answer>\ud800\udfff</answer>",
+    "right to left": "<answer>\u202e\u0627\u0644\u0633\u0644\u0627\u0645\u200f</answer>",
+    "combining marks": "<answer>e" + "\u0301" * 500 + "</answer>",
+    "format string": "<answer>{0!r} %s %(a)d ${HOME} {success}</answer>",
+    "huge": "a" * 1_000_000,
+    "huge tagged": "<answer>" + "b" * 1_000_000 + "</answer>",
+    "many open tags": "<answer>" * 125_000,
+    "many numbers": "<answer>" + "9" * 100_000 + "</answer>",
+}
+"""Answers that no environment should pay for; none of them names an action."""
+
+
+def _answered(env: AnyEnv, what: str, text: str) -> Any:
+    """What ``step`` returns for ``text``, in time and with an observation of text."""
+    started = time.perf_counter()
+    try:
+        result = env.step(text)
+    except Exception as error:  # what is tested
+        raise Failure(
+            f"{what} ({text[:40]!a}...) raises {type(error).__name__}: {str(error)[:150]}; "
+            "step must take any text a model may write"
+        ) from error
+    took = time.perf_counter() - started
+    need(took < _SLOWEST_ANSWER_S, f"{what} takes {took:.1f} s; cut long answers before reading them")
+    need(isinstance(result[0], str), f"after {what} the observation is no text")
+    return result
+
+
+def strange_answers(subject: Subject) -> str:
+    """Empty, garbage, huge and non-text-like answers neither crash nor pay, nor take long, at the start and later."""
+    env = subject.text_taker()
+    named = isinstance(getattr(env, "action_format", None), ActionFormat)
+    for turns in (0, 1):
+        for name, text in STRANGE_ANSWERS.items():
+            env.reset(seed=subject.seeds[0])
+            if any(_over(env.step(mixed(subject.seeds[0], garbage=0)(env))) for _ in range(turns)):
+                break
+            what = f"the answer {name!r}"
+            _, reward, _, _, info = _answered(env, what, text)
+            need(float(reward) <= 0, f"{what} is paid {reward}; only what the rules ask for may pay")
+            need(not info.get("success", False), f"{what} counts as success")
+            if named:
+                need(not info.get("action_is_valid"), f"{what} names no action, and action_is_valid is True")
+    return f"{len(STRANGE_ANSWERS)} answers"
+
+
+def _over(result: Any) -> bool:
+    return bool(result[2] or result[3])
+
+
+def near_answers(subject: Subject) -> str:
+    """Variants of a right answer mean what the action format reads: the same action, or none."""
+    env = subject.text_env("action_format")
+    form, tried = env.action_format, 0
+    for seed in subject.seeds[:2]:
+        env.reset(seed=seed)
+        start = env.snapshot()
+        for right in _some(env.legal_answers(), seed)[:3]:
+            expected = _answered(_at(env, start), "a legal answer", right)
+            for text in _variants(right, seed):
+                observation, reward, *ends, info = _answered(_at(env, start), "a variant of a legal answer", text)
+                tried += 1
+                if _read(form, text) is None:
+                    need(not info.get("action_is_valid"), f"action_format reads nothing in {text!a}, and "
+                                                          "action_is_valid is True; ask action_format")  # fmt: skip
+                    need(not info.get("success"), f"action_format reads nothing in {text!a}, and it counts as success")
+                    need(float(reward) <= 0, f"action_format reads nothing in {text!a}, and it is paid {reward}")
+                elif _read(form, text) == _read(form, right):
+                    same = (observation, *ends) == (expected[0], *expected[2:4])
+                    need(same, f"action_format reads the same in {text!a} and {right!a}, and step plays another action")
+    if not tried:
+        raise Skip("legal_answers() is empty")
+    return f"{tried} variants"
+
+
+def _read(form: Any, text: str) -> Any:
+    """What the format reads, ``None`` for nothing."""
+    return (form.parse(text).actions or None) if isinstance(form, ActionFormat) else form.read(text)
+
+
+def _at(env: TextEnv, snapshot: Any) -> TextEnv:
+    env.restore(snapshot)
+    return env
+
+
+def _variants(right: str, seed: int) -> Iterator[str]:
+    draw = random.Random(seed)
+    yield from (right.upper(), right.lower(), f"  {right}\n\n", f"I think so.\n{right}\nThat is it.", right + right)
+    yield from (f"<think>not {right}</think>{right}", f"<think>{right}", f"{right}</think>", f"```\n{right}\n```")
+    yield from (right.replace(">", "> ").replace("</", " </"), right.replace("<", "&lt;"), right.replace("<", "< "))
+    yield from (f"\ufeff{right}", right.translate(_FULL_WIDTH), right.replace("a", "\u0430").replace("e", "\u0435"))
+    for _ in range(_TRIED):
+        at = draw.randrange(len(right))
+        yield from (right[:at], right[at:], right[:at] + draw.choice("\x00 x1<>/\u200b") + right[at:])
+
+
+_FULL_WIDTH = {i: i + 0xFEE0 for i in range(0x21, 0x7F)}
+
+
+def _some(answers: list[str], seed: int) -> list[str]:
+    return answers if len(answers) <= _TRIED else random.Random(seed).sample(answers, _TRIED)
+
+
+def legal_answers(subject: Subject) -> str:
+    """What ``legal_answers`` lists is text, each once, and ``step`` takes each without a penalty."""
+    env = subject.text_env("legal_answers()")
+    tried = 0
+    for seed in subject.seeds[:3]:
+        env.reset(seed=seed)
+        for turn in range(2):
+            answers = env.legal_answers()
+            wrong = not isinstance(answers, list | tuple) or not all(isinstance(text, str) for text in answers)
+            need(not wrong, f"legal_answers() is {str(answers)[:80]!a}; return a list of texts")
+            twice = {text for text in answers if answers.count(text) > 1} if len(answers) < 1000 else set()
+            need(not twice, f"legal_answers() lists {sorted(twice)[:1]} more than once")
+            here = env.snapshot()
+            for text in _some(list(answers), seed):
+                *_, info = _answered(_at(env, here), "a legal answer", text)
+                valid, penalty = info.get("action_is_valid", True), info.get("format_penalty", 0.0)
+                need(valid, f"legal_answers() lists {text[:60]!a} at turn {turn} of seed {seed}, and step refuses it "
+                            "(action_is_valid is False)")  # fmt: skip
+                need(penalty == 0, f"the legal answer {text[:60]!a} is charged the format_penalty {penalty}")
+                tried += 1
+            if _over(_at(env, here).step(mixed(seed, garbage=0)(env))):
+                break
+    if not tried:
+        raise Skip("legal_answers() is empty")
+    return f"{tried} of them played"
+
+
+ANSWER_RULES: tuple[Rule, ...] = (strange_answers, near_answers, legal_answers)

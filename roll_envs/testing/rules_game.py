@@ -1,0 +1,173 @@
+"""Rules about the game: the floor, the end of an episode, the oracle and the range of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from roll_envs.env import AnyEnv, TextEnv
+from roll_envs.testing import trace
+from roll_envs.testing.trace import Answer, Rule, Skip, Subject, mixed, need, steps
+
+_TOLERANCE = 1e-9
+
+
+class _Played(NamedTuple):
+    """An episode in four numbers."""
+
+    total: float
+    penalties: float
+    success: bool
+    turns: int
+
+
+def _play(env: AnyEnv, seed: int, answer: Answer) -> _Played:
+    env.reset(seed=seed)
+    results = [result for _, result in steps(env, answer)]
+    return _Played(
+        total=sum(float(reward) for _, reward, *_ in results),
+        penalties=sum(float(found.get("format_penalty", 0.0)) for *_, found in results),
+        success=bool(results and results[-1][4].get("success")),
+        turns=len(results),
+    )
+
+
+def _script(answers: Iterable[str] = ()) -> Answer:
+    """A player that gives these answers, and empty ones after them."""
+    left = iter(answers)
+    return lambda env: next(left, "")
+
+
+def _random_episodes(env: AnyEnv, seed: int) -> list[_Played]:
+    return [_play(env, seed, mixed(1000 * attempt + seed, garbage=0)) for attempt in range(5)]
+
+
+def floor(subject: Subject) -> str:
+    """A policy that does nothing never succeeds and is never paid."""
+    env = subject.text_taker()
+    for seed in subject.seeds:
+        played = _play(env, seed, _script())
+        need(not played.success, f"seed {seed} is solved by empty answers; such a task says nothing about an agent")
+        need(played.total <= 0, f"empty answers earn {played.total} in seed {seed}; reward progress only")
+    return "empty answers earn nothing"
+
+
+def ends(subject: Subject) -> str:
+    """Every episode ends within the turn limit, by exactly one of terminated and truncated."""
+    env = subject.make()
+    limit = getattr(env, "max_turns", None)
+    for seed in subject.seeds:
+        players = {"random": mixed(seed, garbage=0), "mixed": mixed(seed)}
+        if trace.takes_text(env):
+            players["idle"] = _script()
+        for player, answer in players.items():
+            env.reset(seed=seed)
+            last, turns = False, 0
+            for _, result in steps(env, answer):
+                last, turns = result[2] or result[3], turns + 1
+                _need_one_end(result, f"turn {turns} of seed {seed}")
+            if isinstance(env, TextEnv) and isinstance(limit, int):
+                need(last, f"a {player} player is still going after {turns} turns, but max_turns is {limit}; truncate")
+                # Only invalid answers may be forgiven, and the random player gives none.
+                most = limit if player == "random" else 2 * limit
+                need(turns <= most, f"a {player} player may take {turns} turns, but max_turns is {limit}")
+    if isinstance(env, TextEnv):
+        _win_at_the_limit(subject, env)
+    return f"within {limit} turns" if isinstance(limit, int) else "no episode ended in both ways"
+
+
+def _need_one_end(result: Any, when: str) -> None:
+    both = result[2] and result[3]
+    need(not both, f"{when} ends terminated and truncated both; truncated only when the rules did not end the episode")
+
+
+def _win_at_the_limit(subject: Subject, env: TextEnv) -> None:
+    """Waste turns until the oracle's way just fits, so that the win and the turn limit fall on the same turn."""
+    for seed in subject.seeds:
+        env.reset(seed=seed)
+        for turn in range(1, trace.turn_limit(env) + 1):
+            # An empty answer may change where the solver stands, so that its way is asked for again.
+            way = env.oracle()
+            if not way:
+                break
+            result = env.step(way[0] if env.max_turns - turn < len(way) else "")
+            _need_one_end(result, f"a win on the last turn (turn {turn} of seed {seed})")
+            if result[2] or result[3]:
+                break
+
+
+def oracle(subject: Subject) -> str:
+    """The oracle solves the episode with a return that no random player beats."""
+    env = subject.text_env("oracle()")
+    returns = []
+    for seed in subject.seeds:
+        env.reset(seed=seed)
+        way = env.oracle()
+        if way is None:
+            continue
+        count, limit = len(way), env.max_turns
+        need(way, f"oracle() gives no answers for seed {seed}, which is not solved yet; return None if it has none")
+        need(count <= limit, f"oracle() needs {count} turns for seed {seed}; max_turns is {limit}")
+        played = _play(env, seed, _script(way))
+        need(played.turns <= count, f"after the {count} answers of oracle() the episode of seed {seed} has not ended")
+        need(played.success, f"the oracle's answers do not solve seed {seed} (success is False at the end)")
+        need(played.turns == count, f"seed {seed} ends after {played.turns} of the oracle's {count} answers")
+        returns.append(played.total)
+        # An oracle that wins with less than the best return would be a wrong yardstick for agents.
+        lucky = max(each.total for each in _random_episodes(env, seed))
+        need(
+            lucky <= played.total + _TOLERANCE,
+            f"a random player earns {lucky:g} in seed {seed}, the oracle {played.total:g}; "
+            "oracle() must give the highest total reward",
+        )
+    if not returns:
+        raise Skip("oracle() gives None for every seed")
+    return f"solves {len(returns)} of {len(subject.seeds)} seeds, best return {max(returns):g}"
+
+
+def oracle_midway(subject: Subject) -> str:
+    """Asked after a random answer, the oracle solves the rest or says that it cannot (None)."""
+    env = subject.text_env("oracle()")
+    asked = 0
+    for seed in subject.seeds:
+        env.reset(seed=seed)
+        result = env.step(mixed(seed, garbage=0)(env))
+        way = None if result[2] or result[3] else env.oracle()
+        if way is None:
+            continue
+        last = [result for _, result in steps(env, _script(way), len(way))][-1:]
+        solved = bool(last and last[0][4].get("success"))
+        need(solved, f"after a random answer in seed {seed} the oracle's {len(way)} answers do not solve the episode; "
+                     "find the way from where the episode stands, or return None")  # fmt: skip
+        asked += 1
+    if not asked:
+        raise Skip("oracle() gives None after a random answer in every seed")
+    return f"solves {asked} of {len(subject.seeds)} seeds"
+
+
+def reward_range(subject: Subject) -> str:
+    """No episode leaves the reward range of the card."""
+    if subject.card is None:
+        raise Skip("the environment has no card; pass card=, or check a registered id")
+    if subject.varied:
+        raise Skip("the card's reward_range holds for its own arguments, and others were given")
+    low, high = subject.card.reward_range
+    need(low < high, f"the card's reward_range is {(low, high)}; the lowest return must be below the highest")
+    env = subject.make()
+    played = []
+    for seed in subject.seeds:
+        played += _random_episodes(env, seed)
+        if trace.takes_text(env):
+            played.append(_play(env, seed, _script()))
+        if isinstance(env, TextEnv):
+            env.reset(seed=seed)
+            played.append(_play(env, seed, _script(env.oracle() or ())))
+    # The card's range is without penalties for the form of answers, which are an argument of most environments.
+    totals = [each.total - each.penalties for each in played]
+    seen = f"returns from {min(totals):g} to {max(totals):g}"
+    inside = min(totals) >= low - _TOLERANCE and max(totals) <= high + _TOLERANCE
+    need(inside, f"{seen} were seen, the card's reward_range is {(low, high)}; mend it")
+    return f"{seen} within {(low, high)}"
+
+
+GAME_RULES: tuple[Rule, ...] = (floor, ends, oracle, oracle_midway, reward_range)

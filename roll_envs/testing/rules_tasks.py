@@ -1,0 +1,193 @@
+"""Rules about tasks: seeds and splits that differ, seeds of the trainer's ranges, options, and answers that leak."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from roll_envs.env import AnyEnv, TextEnv
+from roll_envs.errors import ConfigError
+from roll_envs.parsing import ActionFormat
+from roll_envs.testing.trace import Failure, Rule, Skip, Subject, begin, difference, mixed, need, plain, play, steps
+
+FIRST_HELD_OUT = 1_000_000_000
+"""The trainer draws train seeds below it and held-out seeds from it on."""
+_STARTS = 20
+"""Episodes of a split that are looked at."""
+
+
+def seeds_differ(subject: Subject) -> str:
+    """Different seeds are different episodes, for a player that gives the same answers."""
+    env = subject.make()
+    if getattr(env, "splits", ()):
+        raise Skip("tasks are rows of splits, as many as the data has")
+    seeds = range(max(len(subject.seeds), 6))
+    different = {json.dumps(play(env, seed, mixed(0))) for seed in seeds}
+    need(len(different) > 1, f"all of {len(seeds)} seeds give the same episode; draw the task from the seed")
+    return f"{len(different)} different episodes of {len(seeds)} seeds"
+
+
+def trainer_seeds(subject: Subject) -> str:
+    """Seeds as the trainer draws them begin episodes, the same ones each time; held-out ones are others."""
+    env, again = subject.make(), subject.make()
+    for seed in (FIRST_HELD_OUT - 1, FIRST_HELD_OUT, FIRST_HELD_OUT + 511):
+        apart = difference(play(env, seed, mixed(0)), play(again, seed, mixed(0)))
+        need(not apart, f"seed {seed} in a second instance is another episode ({apart})")
+    if getattr(env, "splits", ()):
+        return "they begin episodes"
+    train = [play(env, seed, mixed(0)) for seed in range(6)]
+    held_out = [play(env, FIRST_HELD_OUT + seed, mixed(0)) for seed in range(6)]
+    same = train == held_out and any(trace != train[0] for trace in train)
+    need(not same, f"held-out seeds from {FIRST_HELD_OUT} on play the tasks of seeds from 0 on; use the whole seed")
+    return "they begin episodes, held-out ones others than those of training"
+
+
+def options(subject: Subject) -> str:
+    """No options, empty ones and ``None`` are the same; options are not changed, and hold for one reset."""
+    env = subject.make()
+    seed = subject.seeds[0]
+    start = plain(list(begin(env, seed=seed)))
+    given: list[dict[str, Any]] = [{}]
+    given += [{"split": name} for name in _splits(env)]
+    for each in given:
+        passed = copy.deepcopy(each)
+        found = plain(list(begin(env, seed=seed, options=passed)))
+        need(passed == each, f"reset changes the options {each} that it is given to {passed}")
+        need(each or found == start, "reset(options={}) gives another episode than reset() with the same seed")
+        later = plain(list(begin(env, seed=seed, options=None)))
+        need(later == start, f"the options {each} of one reset hold in the next one too")
+    return "they hold for one reset"
+
+
+def splits(subject: Subject) -> str:
+    """Each split begins episodes, the same ones each time; those of training are no others' too."""
+    env = subject.text_env("splits")
+    if not env.splits:
+        raise Skip("tasks are seeds alone (splits is empty)")
+    starts = {}
+    for name in _splits(env):
+        found = [_start(env, seed, name) for seed in range(_STARTS)]
+        need(
+            found == [_start(env, seed, name) for seed in range(_STARTS)], f"split {name!r} gives other episodes again"
+        )
+        starts[name] = set(found)
+    for name, others in starts.items():
+        both = others & starts.get("train", set()) if name not in ("train", "all") else ()
+        need(not both, f"a task of the split {name!r} is one of 'train' too: {next(iter(both), '')[:80]!a}")
+    try:
+        env.reset(seed=0, options={"split": "no such split"})
+    except Exception:  # any error will do
+        return ", ".join(starts)
+    raise Failure("reset takes the split 'no such split'; raise roll_envs.ConfigError with those that there are")
+
+
+def _splits(env: AnyEnv) -> list[str]:
+    """Those that have tasks: data of the user's may have none of one, which is said by a ConfigError."""
+    found = []
+    for name in getattr(env, "splits", ()):
+        with contextlib.suppress(ConfigError):
+            env.reset(seed=0, options={"split": name})
+            found.append(name)
+    return found
+
+
+def _start(env: TextEnv, seed: int, split: str) -> str:
+    observation, _ = begin(env, seed=seed, options={"split": split})
+    return f"{env.instructions}\n{observation}"
+
+
+# -- leaks -------------------------------------------------------------------------------------------------------------
+
+_LABELS = r"(?:answers?|solutions?|oracle|ground.truth|gold|labels?)"
+_LEAST_CHARS = 4
+"""A shorter answer may stand anywhere by chance."""
+
+
+def leaks(subject: Subject) -> str:
+    """What solves the episode stands neither in what the agent is shown nor in ``info``, before the end."""
+    env = subject.text_env("oracle()")
+    asked, ways, told = 0, set(), {"info": 0, "observation": 0}
+    for seed in subject.seeds:
+        observation, info = begin(env, seed=seed)
+        if not env.oracle():
+            continue
+        asked += 1
+        ways.add(tuple(env.oracle() or ()))
+        found = [_found(env, observation, info)]
+        for _, (observation, _, terminated, truncated, info) in steps(env, mixed(seed, garbage=0), 2):
+            if not (terminated or truncated):
+                found.append(_found(env, observation, info))
+        for where in told:
+            told[where] += any(where in each for each in found)
+    if not asked:
+        raise Skip("oracle() gives None for every seed")
+    if len(ways) > 1:  # an answer that is always the same is told by anything that is
+        for where, count in told.items():
+            need(count < asked, f"the {where} holds the answer of the oracle in every seed; keep it out of there")
+    return f"looked for {len(ways)} answers"
+
+
+def _found(env: TextEnv, observation: str, info: dict[str, Any]) -> set[str]:
+    """Where the rest of the oracle's way stands now."""
+    way = env.oracle()
+    if not way:
+        return set()
+    shown = {"observation"} if _shows(f"{env.instructions}\n{observation}", way, env) else set()
+    return shown | ({"info"} if any(_tells(value, way, env) for value in _values(info)) else set())
+
+
+def _written(way: Sequence[str], env: TextEnv) -> list[str]:
+    """The actions of the answers, without their form."""
+    form = env.action_format
+    if isinstance(form, ActionFormat):
+        return [form.actions[action] for answer in way for action in form.parse(answer).actions]
+    return [form.read(answer) or "" for answer in way]
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """The texts and lists anywhere in ``value``; of a list of several texts, what may be choices, not each text."""
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _values(each)
+        return
+    yield value
+    if isinstance(value, list | tuple) and not (len(value) > 1 and all(isinstance(each, str) for each in value)):
+        for each in value:
+            yield from _values(each)
+
+
+def _tells(value: Any, way: Sequence[str], env: TextEnv) -> bool:
+    actions = _written(way, env)
+    if isinstance(value, list | tuple):
+        form = env.action_format
+        numbers = [n for a in way for n in form.parse(a).actions] if isinstance(form, ActionFormat) else actions
+        return list(value) in (list(way), actions, numbers)
+    if not isinstance(value, str):
+        return False
+    if _is_one_text(actions, env):
+        return value.strip() == actions[0] or (len(actions[0]) >= _LEAST_CHARS and actions[0] in value)
+    return len(actions) > 1 and _in_order(value, actions)
+
+
+def _shows(text: str, way: Sequence[str], env: TextEnv) -> bool:
+    actions = _written(way, env)
+    if _is_one_text(actions, env):
+        label = re.compile(rf"\b{_LABELS}\b\W{{1,4}}(?:is\W)?{re.escape(actions[0])}(?!\w)", re.IGNORECASE)
+        return bool(actions[0]) and bool(label.search(text))
+    return len(actions) > 2 and _in_order(text, actions)
+
+
+def _is_one_text(actions: Sequence[str], env: TextEnv) -> bool:
+    return len(actions) == 1 and not isinstance(env.action_format, ActionFormat)
+
+
+def _in_order(text: str, actions: Sequence[str]) -> bool:
+    """Whether the actions stand one after the other in ``text``, with little between them."""
+    return bool(re.search(r"\W{1,6}".join(map(re.escape, actions)), text, re.IGNORECASE))
+
+
+TASK_RULES: tuple[Rule, ...] = (seeds_differ, trainer_seeds, options, splits, leaks)
