@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need
 _SLOWEST_ANSWER_S = 2.0
 _TRIED = 12
 """Legal answers that are tried of many, and cuts of one answer."""
+_MOST_S = 5.0
+"""What is tried from a restored start takes no longer, however slow ``restore`` is."""
 
 STRANGE_ANSWERS: dict[str, str] = {
     "empty": "",
@@ -76,12 +79,13 @@ def near_answers(subject: Subject) -> str:
     """Variants of a right answer mean what the action format reads: the same action, or none."""
     env = subject.text_env("action_format")
     form, tried = env.action_format, 0
+    until = time.monotonic() + _MOST_S
     for seed in subject.seeds[:2]:
         env.reset(seed=seed)
         start = env.snapshot()
         for right in _some(env.legal_answers(), seed)[:3]:
             expected = _answered(_at(env, start), "a legal answer", right)
-            for text in _variants(right, seed):
+            for text in itertools.takewhile(lambda _: time.monotonic() < until, _variants(right, seed)):
                 observation, reward, *ends, info = _answered(_at(env, start), "a variant of a legal answer", text)
                 tried += 1
                 if _read(form, text) is None:
@@ -128,7 +132,7 @@ def _some(answers: list[str], seed: int) -> list[str]:
 def legal_answers(subject: Subject) -> str:
     """What ``legal_answers`` lists is text, each once, and ``step`` takes each without a penalty."""
     env = subject.text_env("legal_answers()")
-    tried = 0
+    tried, until = 0, time.monotonic() + _MOST_S
     for seed in subject.seeds[:3]:
         env.reset(seed=seed)
         for turn in range(2):
@@ -138,7 +142,7 @@ def legal_answers(subject: Subject) -> str:
             twice = {text for text in answers if answers.count(text) > 1} if len(answers) < 1000 else set()
             need(not twice, f"legal_answers() lists {sorted(twice)[:1]} more than once")
             here = env.snapshot()
-            for text in _some(list(answers), seed):
+            for text in itertools.takewhile(lambda _: time.monotonic() < until, _some(list(answers), seed)):
                 *_, info = _answered(_at(env, here), "a legal answer", text)
                 valid, penalty = info.get("action_is_valid", True), info.get("format_penalty", 0.0)
                 need(valid, f"legal_answers() lists {text[:60]!a} at turn {turn} of seed {seed}, and step refuses it "

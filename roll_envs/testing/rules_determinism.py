@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -40,14 +42,9 @@ def processes(subject: Subject) -> str:
         raise Skip(f"the make function cannot be sent to another process: {type(error).__name__}: {error}") from error
     path = json.dumps([p or os.getcwd() for p in sys.path]).encode() + b"\n"
     # Two other values, since this process may have been started with one of them.
-    for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-m", trace.__name__],
-            input=path + payload,
-            capture_output=True,
-            timeout=_PROCESS_TIMEOUT_S,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        )
+    with ThreadPoolExecutor(2) as both:
+        played = list(both.map(functools.partial(_played_elsewhere, path + payload), ("1", "2")))
+    for hash_seed, done in zip(("1", "2"), played, strict=True):
         if done.returncode != 0:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
             raise Failure(f"the environment cannot be played in another process: {last[0][:300]}")
@@ -55,6 +52,16 @@ def processes(subject: Subject) -> str:
         mend = "sort sets before use, and derive nothing from hash(), time, paths or process ids"
         subject.compare(json.loads(done.stdout), where, mend)
     return "two processes with other hash seeds"
+
+
+def _played_elsewhere(request: bytes, hash_seed: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", trace.__name__],
+        input=request,
+        capture_output=True,
+        timeout=_PROCESS_TIMEOUT_S,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
 
 
 def threads(subject: Subject) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_envs.env import AnyEnv
-from roll_envs.testing.trace import Rule, Subject, mixed, need, play, surroundings
+from roll_envs.testing.trace import Rule, Skip, Subject, mixed, need, play, surroundings
 
 _ENDS_S = 2.0
 """How long threads and processes of a closed environment have to end."""
@@ -167,9 +167,10 @@ def latency(subject: Subject) -> str:
 
 
 _RESETS = 40
+_LEAST_RESETS = 20
 _PARTS = 4
-_MEMORY_S = 0.5
-"""Of each part of the resets; fewer are looked at where they take longer."""
+_MEMORY_S = 1.0
+"""Of each part of the resets. Where there are too few in it, filling a table looks like a leak."""
 _BYTES = 200
 """Of a reset and its first turns: the interpreter's own lists of freed objects grow by up to 130."""
 
@@ -185,6 +186,8 @@ def memory(subject: Subject) -> str:
             gc.collect()
             before = tracemalloc.get_traced_memory()[0]
             count = _reset_for(env, subject.seeds)
+            if count < _LEAST_RESETS:
+                raise Skip(f"{count} resets with their turns take {_MEMORY_S:g} s; too few to tell a leak")
             gc.collect()
             left.append((tracemalloc.get_traced_memory()[0] - before) / count)
             done += count
@@ -198,13 +201,12 @@ def memory(subject: Subject) -> str:
 
 def _reset_for(env: AnyEnv, seeds: Sequence[int]) -> int:
     """How many episodes were begun, in the time that there is."""
-    deadline = time.monotonic() + _MEMORY_S
-    for number in range(_RESETS):
-        seed = seeds[number % len(seeds)]
-        play(env, seed, mixed(seed), turns=10)
-        if time.monotonic() > deadline:
-            return number + 1
-    return _RESETS
+    deadline, count = time.monotonic() + _MEMORY_S, 0
+    while count < _RESETS and time.monotonic() < deadline:
+        for seed in seeds:  # always all of them, so that each part ends with the same episode
+            play(env, seed, mixed(seed), turns=10)
+        count += len(seeds)
+    return count
 
 
 EFFECT_RULES: tuple[Rule, ...] = (side_effects, latency, memory)

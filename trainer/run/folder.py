@@ -4,13 +4,15 @@ runs/<name>-seed<seed>-<date>-<time>/
   config.yaml      the resolved configuration, enough to resume
   metrics.jsonl    one JSON object per logged step
   tensorboard/     the same numbers as TensorBoard events
-  episodes/        all episodes (stream.jsonl.gz), sample episodes (.txt, .jsonl), failed attempts (failed.jsonl)
+  episodes/        all episodes (stream.jsonl.gz), what was learnt of their tokens (learnt.jsonl), sample episodes
+                   (.txt, .jsonl), failed attempts (failed.jsonl)
   checkpoints/     see trainer.run.checkpoint
   learning_curve.png, summary.json
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import itertools
@@ -20,19 +22,25 @@ import os
 import secrets
 import shutil
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from roll_envs.types import Trajectory
 from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config
+from trainer.data.table import FloatArray
 from trainer.rollout.records import episode_record, episode_text
 from trainer.rollout.stream import RecordWriter, StepRecord
 
 UNFINISHED = ".unfinished-"
 """Begins the name of a file or folder that is being written; one that stays behind is of a killed process."""
+
+LEARNT = "learnt.jsonl"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -50,6 +58,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.episodes_path = path / "episodes"
         self.stream_path = self.episodes_path / "stream.jsonl.gz"
         self.failed_path = self.episodes_path / "failed.jsonl"
+        self.learnt_path = self.episodes_path / LEARNT
         self.checkpoints_path = path / "checkpoints"
         self.summary_path = path / "summary.json"
         self._writer: Any = None
@@ -107,6 +116,15 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             line = {"phase": phase, "step": step, **episode_record(attempt)}
             _append(self.failed_path, json.dumps(line).encode() + b"\n")
 
+    def record_learnt(self, columns: Mapping[str, FloatArray], *, step: int, phase: str) -> None:
+        """Append what the learner knew of each token that it was given at a step to ``episodes/learnt.jsonl``. Raises
+        RollError as :meth:`log` does."""
+        packed = {
+            name: base64.b64encode(zlib.compress(column.astype("<f4").tobytes())).decode()
+            for name, column in columns.items()
+        }
+        _append(self.learnt_path, json.dumps({"phase": phase, "step": step, "columns": packed}).encode() + b"\n")
+
     def rewind(self, last_steps: Mapping[str, int]) -> None:
         """For a resume: remove what a killed process left half-written, and drop the metrics and recorded episodes of
         each named phase beyond its last step, failed attempts too.
@@ -120,10 +138,12 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             clean_unfinished(part)
         kept = [r for r in read_metrics(self.path) if r["step"] <= last_steps.get(r["phase"], r["step"])]
         write_atomic(self.metrics_path, "".join(_line(record) for record in kept))
-        if self.failed_path.exists():
-            listed = _read_steps(self.failed_path)
-            still = (each for each in listed if each["step"] <= last_steps.get(each["phase"], each["step"]))
-            write_atomic(self.failed_path, "".join(json.dumps(each) + "\n" for each in still))
+        for path in (self.failed_path, self.learnt_path):
+            if path.exists():
+                still = (
+                    each for each in _read_steps(path) if each["step"] <= last_steps.get(each["phase"], each["step"])
+                )
+                write_atomic(path, "".join(json.dumps(each) + "\n" for each in still))
         if self.stream_path.exists():
             with disk_errors(self.stream_path):
                 self._stream = RecordWriter(self.stream_path)
@@ -172,6 +192,21 @@ def read_metrics(path: str | os.PathLike[str], phase: str | None = None) -> list
     """The records of metrics.jsonl in the run folder ``path`` (default: of all phases), in the order logged; a line cut
     off by a crash is left out."""
     return [record for record in _read_steps(Path(path) / "metrics.jsonl") if phase in (None, record["phase"])]
+
+
+def read_learnt(path: str | os.PathLike[str], step: int) -> dict[str, FloatArray]:
+    """What the learner knew of each token [N] of a training step of the run ``path``, in the order of its table: the
+    advantage and its own log-prob (NaN where it was not run). Empty where the run did not record it."""
+    file, begin = Path(path) / "episodes" / LEARNT, json.dumps({"phase": "train", "step": step})[:-1].encode() + b","
+    with contextlib.suppress(OSError, ValueError, LookupError, zlib.error), file.open("rb") as lines:
+        packed: Mapping[str, str] = json.loads(next((line for line in lines if line.startswith(begin)), b"{}"))[
+            "columns"
+        ]
+        return {
+            name: np.frombuffer(zlib.decompress(base64.b64decode(text)), "<f4").astype(np.float64)
+            for name, text in packed.items()
+        }
+    return {}
 
 
 def _read_steps(file: Path) -> list[dict[str, Any]]:

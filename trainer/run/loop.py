@@ -24,6 +24,7 @@ from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.config import RunConfig
 from trainer.data.metrics import rollout_metrics
+from trainer.data.table import FloatArray
 from trainer.engines import check_can_train
 from trainer.model.forward import load_weights
 from trainer.model.network import save_model
@@ -284,13 +285,17 @@ class _Run:
         config, counters, parts = self.config, self.counters, self.parts
         started = time.monotonic()
         version, greedy = counters.version, found.greedy_returns
+        of_tokens: dict[str, FloatArray] = {}
         with self._learning():
-            learnt = update(config, parts, found.kept, step=counters.steps, version=version, greedy=greedy)
+            learnt = update(
+                config, parts, found.kept, step=counters.steps, version=version, greedy=greedy, learnt=of_tokens
+            )
             counters.steps += 1
             counters.version += 1
             counters.ledger.settle(found.indices)
             self.session.mix.settle(found.played)
             refresh_reference(config, parts, counters.steps)
+        self.recorder.write_learnt(of_tokens, step=counters.steps, phase=TRAIN)
         seconds = time.monotonic() - started
         times = {"time/learn_s": seconds, "time/step_s": metrics["time/rollout_s"] + seconds}
         times["time/checkpoint_s"] = self.saver.take_seconds()

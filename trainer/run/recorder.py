@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from roll_envs.errors import RollError
 from roll_envs.types import Metrics, Trajectory
+from trainer.data.table import FloatArray
 from trainer.rollout.stream import StepRecord
 from trainer.run.folder import RunFolder
 
@@ -29,6 +30,11 @@ class Recorder:
             self._guarded(lambda: self._folder.record(record))
         noted = {"records/failed_writes": float(self._failed_writes)} if self._failed_writes else {}
         return {"time/records_s": time.monotonic() - started, **noted}
+
+    def write_learnt(self, columns: Mapping[str, FloatArray], *, step: int, phase: str) -> None:
+        """Keep what the learner knew of each token of a step, where the episodes of its phase are recorded."""
+        if columns and self._folder.config.records in ("all", phase):
+            self._guarded(lambda: self._folder.record_learnt(columns, step=step, phase=phase))
 
     def write_samples(self, episodes: Sequence[Trajectory], *, step: int) -> None:
         """Keep episodes of the evaluation at ``step`` for people to read."""

@@ -135,14 +135,16 @@ def update(
     step: int,
     version: int,
     greedy: Sequence[float | None] = (),
+    learnt: dict[str, FloatArray] | None = None,
 ) -> Metrics:
     """Learn from ``groups``, sampled by weights ``version``; ``step`` counts training steps from 0.
 
-    ``greedy`` is the return of the greedy episode of each group, where one was played. Sequences that cannot have a
-    gradient are not run through the model, but count in the denominators. In a single on-policy step of a loss that is
-    linear in the advantages, sequences with the same ids (short answers in a state that several episodes meet) are run
-    once with the sum of theirs. With several optimiser steps the ratio is taken to the policy before the first of them,
-    in which it is exactly 1.
+    ``greedy`` is the return of the greedy episode of each group, where one was played. ``learnt`` takes what was known
+    of each sampled token: its ``advantage`` (0 where it is masked) and ``policy_logp``, NaN where it was not run.
+    Sequences that cannot have a gradient are not run through the model, but count in the denominators. In a single
+    on-policy step of a loss that is linear in the advantages, sequences with the same ids (short answers in a state
+    that several episodes meet) are run once with the sum of theirs. With several optimiser steps the ratio is taken to
+    the policy before the first of them, in which it is exactly 1.
     """
     sequences = sequences_of(groups)
     metrics: Metrics = {"learner/sequences": float(len(sequences))}
@@ -161,7 +163,7 @@ def update(
     if parts.critic is not None:
         metrics.update(_train_critic(config, parts, sequences, table.tokens, step))
     if parts.critic is None or step >= config.critic.warmup_steps:
-        metrics.update(_train_policy(config, parts, sequences, table.tokens, step))
+        metrics.update(_train_policy(config, parts, sequences, table.tokens, step, learnt))
     metrics["learner/tokens"] = float(sum(len(s.ids) for s in sequences))
     return metrics
 
@@ -255,7 +257,12 @@ def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequen
 
 
 def _train_policy(
-    config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequence], tokens: Tokens, step: int
+    config: RunConfig,
+    parts: StepParts,
+    sequences: Sequence[TokenSequence],
+    tokens: Tokens,
+    step: int,
+    learnt: dict[str, FloatArray] | None,
 ) -> Metrics:
     loss = config.loss
     objective, part = parts.objective, parts.objective.part
@@ -284,6 +291,7 @@ def _train_policy(
     )
     if tokens.proximal_logp is not None and loss.proximal == "recompute":
         metrics.update(token_mismatch_metrics(tokens, tokens.proximal_logp, tokens.learnt))
+    policy_logp = np.full(len(tokens.sequence), np.nan) if tokens.proximal_logp is None else tokens.proximal_logp
     steps: list[Metrics] = []
     for minibatch in minibatches:
         denominators = denominators_of(tokens, minibatch)
@@ -301,8 +309,12 @@ def _train_policy(
         on_policy = on_policy and taken.get("learner/skipped_steps", 0.0) > 0
         if tokens.proximal_logp is None:
             run = tokens.learnt & np.isin(tokens.sequence, used)
-            taken.update(token_mismatch_metrics(tokens, scatter_back(batches, before, tokens), run))
+            scored = scatter_back(batches, before, tokens)
+            taken.update(token_mismatch_metrics(tokens, scored, run))
+            policy_logp = np.where(np.isnan(policy_logp) & run, scored, policy_logp)
         steps.append({**taken, "learner/padding_share": padding_share(batches)})
+    if learnt is not None:
+        learnt.update(advantage=advantage, policy_logp=policy_logp)
     skipped = sum(taken.get("learner/skipped_steps", 0.0) for taken in steps)
     counted = {"learner/skipped_steps": skipped, "learner/optimizer_steps": len(steps) - skipped}
     return {**metrics, **_mean_of(steps), **counted}

@@ -1,0 +1,1 @@
+"""One page for the episodes and curves of a run."""
