@@ -35,19 +35,19 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/
 # xdist's own order is by the number of tests, which leaves the few long ones for the end. The quick tests have more
 # processes than most machines have cores, since those of sandboxes and servers mostly wait; the long ones compute.
 PARALLEL := --dist loadfile --no-loadscope-reorder
-BROWSER := tests/envs/test_webshop_browser.py
+BROWSER := tests/envs/test_webshop_browser.py tests/trainer/test_view_browser.py
 
 test: .venv/dev.stamp ## the quick tests
 	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm and not cluster and not megatron" $(ARGS)
 
 test-slow: .venv/providers.stamp ## the long tests, and those with real parts
-	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not cluster and not megatron" --ignore=$(BROWSER) $(ARGS); \
+	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not cluster and not megatron" $(addprefix --ignore=,$(BROWSER)) $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
 
 test-cluster: .venv/cluster.stamp ## the tests of backends for many GPUs
 	$(PYTEST) -m cluster tests/trainer $(ARGS)
 
-test-browser: .venv/dev.stamp ## the pages of the shop in a real Chromium
+test-browser: .venv/dev.stamp ## the pages of the shop and of runs in a real Chromium
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && \
 	command -v chromedriver >/dev/null || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

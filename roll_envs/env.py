@@ -133,7 +133,8 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
                     setattr(cls, name, noted(vars(cls)[name]))
 
     def legal_answers(self) -> list[str]:
-        """Answers in form that are allowed now: one for each named action, or those that the environment lists."""
+        """Answers in form that are allowed now: one for each named action, or those that the environment lists; none
+        where it cannot say. The examples of ``action_space`` are tried then."""
         form = self.action_format
         return [form.format([i]) for i in range(len(form.actions))] if isinstance(form, ActionFormat) else []
 

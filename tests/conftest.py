@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -49,3 +50,32 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the reference data are not here ({folder.name}/ beside the repository)")
     return folder
+
+
+NO_CHROMIUM = "Chromium is not here: `make test-browser` installs it (Debian packages chromium and chromium-driver)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real Chromium without a window, for the tests of pages."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs the optional part 'browser'")
+    from selenium.webdriver.chrome.service import Service
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip(NO_CHROMIUM)
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    profile = tmp_path_factory.mktemp("profile")
+    for flag in (
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
+        "--window-size=1280,900", f"--user-data-dir={profile}",
+    ):  # fmt: skip
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=Service(driver))
+    started.set_page_load_timeout(30)
+    yield started
+    started.quit()

@@ -93,17 +93,14 @@ class TextArenaEnv(TextEnv):
             raise ConfigError(f"max_turns is {max_turns!r}; give a whole number of 1 or more")
         self.game, self.max_turns, self._penalty = game, limit, float(format_penalty)
         self.action_format: FreeFormat = make_free_format(action_format, example="your move")
-        self.action_space = AnyText(tuple(self.legal_answers()))
+        # Any text is a move, and the game says what it takes for one; these are two of them.
+        self.action_space = AnyText(tuple(self.action_format.write(text) for text in ("[0 0]", "[up]")))
         self.observation_space = AnyText()
         self._seed, self._turns, self._over, self._shown = 0, 0, True, ""
 
     @property
     def instructions(self) -> str:
         return f"Play the game, one move in each answer. {self.action_format.instructions}"
-
-    def legal_answers(self) -> list[str]:
-        """Any text is one, and the game says what it takes for a move; these are two of them."""
-        return [self.action_format.write(text) for text in ("[0 0]", "[up]")]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self._seed = self.episode_seed(seed)

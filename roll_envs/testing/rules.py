@@ -88,7 +88,6 @@ def prompt(subject: Subject) -> str:
     need(isinstance(limit, int) and limit >= 1, f"max_turns must be an int of 1 or more, not {limit!r}")
     form = env.action_format
     if isinstance(form, FreeFormat):
-        need(env.legal_answers(), "legal_answers() is empty; list what can be done now")
         unread = [text for text in env.legal_answers() if form.read(text) is None]
         need(not unread, f"action_format does not read the legal answer {unread[:1]}; make it with action_format.write")
     else:

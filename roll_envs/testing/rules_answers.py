@@ -64,7 +64,8 @@ def strange_answers(subject: Subject) -> str:
                 break
             what = f"the answer {name!r}"
             _, reward, _, _, info = _answered(env, what, text)
-            need(float(reward) <= 0, f"{what} is paid {reward}; only what the rules ask for may pay")
+            # Later on it may end the game, which then pays what was reached before.
+            need(turns or float(reward) <= 0, f"{what} is paid {reward}; only what the rules ask for may pay")
             need(not info.get("success", False), f"{what} counts as success")
             if named:
                 need(not info.get("action_is_valid"), f"{what} names no action, and action_is_valid is True")
@@ -83,7 +84,7 @@ def near_answers(subject: Subject) -> str:
     for seed in subject.seeds[:2]:
         env.reset(seed=seed)
         start = env.snapshot()
-        for right in _some(env.legal_answers(), seed)[:3]:
+        for right in _some(env.legal_answers() or [env.action_space.sample()], seed)[:3]:
             expected = _answered(_at(env, start), "a legal answer", right)
             for text in itertools.takewhile(lambda _: time.monotonic() < until, _variants(right, seed)):
                 observation, reward, *ends, info = _answered(_at(env, start), "a variant of a legal answer", text)
@@ -96,8 +97,6 @@ def near_answers(subject: Subject) -> str:
                 elif _read(form, text) == _read(form, right):
                     same = (observation, *ends) == (expected[0], *expected[2:4])
                     need(same, f"action_format reads the same in {text!a} and {right!a}, and step plays another action")
-    if not tried:
-        raise Skip("legal_answers() is empty")
     return f"{tried} variants"
 
 
@@ -152,7 +151,7 @@ def legal_answers(subject: Subject) -> str:
             if _over(_at(env, here).step(mixed(seed, garbage=0)(env))):
                 break
     if not tried:
-        raise Skip("legal_answers() is empty")
+        raise Skip("legal_answers() is empty: the environment cannot say what is allowed")
     return f"{tried} of them played"
 
 

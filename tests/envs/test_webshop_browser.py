@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +22,12 @@ pytest.importorskip("jinja2", reason="needs the optional part 'service'")
 pytestmark = pytest.mark.slow
 
 SHOES_GOAL = 1
-NOT_HERE = "Chromium is not here: `make test-browser` installs it (Debian packages chromium and chromium-driver)"
 
 
 def _make(_: str = "", kwargs: Any = None) -> WebShopEnv:
     env = roll_envs.make("roll/WebShop-v0", catalogue=small_catalogue(), **(kwargs or {}))
     assert isinstance(env, WebShopEnv)
     return env
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs the optional part 'browser'")
-    from selenium.webdriver.chrome.service import Service
-
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if program is None or driver is None:
-        pytest.skip(NOT_HERE)
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in (
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
-        "--window-size=1280,900", f"--user-data-dir={profile}",
-    ):  # fmt: skip
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=Service(driver))
-    started.set_page_load_timeout(30)
-    yield started
-    started.quit()
 
 
 class _Served:

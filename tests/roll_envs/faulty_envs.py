@@ -60,11 +60,6 @@ class SilentAboutAnAction(CounterEnv):
         return "Move: <answer>More</answer>"
 
 
-class NothingToSay(CounterShop):
-    def legal_answers(self) -> list[str]:
-        return []
-
-
 class Mumbles(CounterShop):
     def legal_answers(self) -> list[str]:
         return ["say[tea]", " "]
@@ -628,7 +623,6 @@ FAULTS = (
     Fault("spaces", AnswersWithNothing, "step after reset(seed=0) gives a NoneType; return text (str)"),
     Fault("spaces", ShowsNumbers, "step after reset(seed=0) gives a int; return text (str)"),
     Fault("prompt", SilentAboutAnAction, "never name the actions ['Less']"),
-    Fault("prompt", NothingToSay, "legal_answers() is empty"),
     Fault("prompt", Mumbles, "does not read the legal answer [' ']"),
     Fault("prompt", NoLimit, "max_turns must be an int of 1 or more, not 0"),
     Fault("prompt", ChangingInstructions, "change within an episode"),

@@ -308,7 +308,7 @@ def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
     def respond(env: Any, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
         rng = np.random.default_rng(sampling.seed)
         plan = env.oracle() if rng.random() < oracle_share else None
-        legal = env.legal_answers()
+        legal = env.legal_answers() or env.action_space.examples
         text = plan[0] if plan else legal[int(rng.integers(len(legal)))]
         ids, most = tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), sampling.max_new_tokens
         if len(ids) > most:
