@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -26,6 +26,7 @@ from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, DeadlineExceededError, PluginError, UnknownNameError
 from roll_envs.registry import Registration, Registry, hidden_by
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _ID = r"[\w-]+/[\w.-]+-v\d+"
@@ -172,25 +173,30 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
 
 
 def make_within(seconds: float, id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[str, str]:
-    """:func:`make` in a thread, which is left behind where it takes more than ``seconds``.
+    """:func:`make`, for ``seconds`` at most; raises as it and :func:`within` do."""
+    return within(seconds, f"the making of {id}", lambda: make(id, **kwargs))
 
-    Raises :class:`DeadlineExceededError` then, and what :func:`make` raises.
+
+def within(seconds: float, what: str, call: Callable[[], T]) -> T:
+    """``call()`` in a thread, which is left behind where it takes more than ``seconds``.
+
+    Raises :class:`DeadlineExceededError` then, and what it raises.
     """
-    done: Future[gymnasium.Env[str, str]] = Future()
+    done: Future[T] = Future()
 
     def work() -> None:
         try:
-            done.set_result(make(id, **kwargs))
+            done.set_result(call())
         except BaseException as error:  # handed to who waits for it
             done.set_exception(error)
 
-    threading.Thread(target=work, name=f"making {id}", daemon=True).start()
+    threading.Thread(target=work, name=what, daemon=True).start()
     try:
         return done.result(seconds)
     except TimeoutError:
         if done.done():  # its own
             raise
-        raise DeadlineExceededError(f"the making of {id}", seconds) from None
+        raise DeadlineExceededError(what, seconds) from None
 
 
 def build(id: str, kwargs: Mapping[str, Any]) -> AnyEnv:

@@ -1,6 +1,6 @@
 """The command ``roll-envs``: its commands, its arguments, and how its errors end: one line on stderr and exit code 2.
 
-Seven are built in; more are entry points of the group ``roll_envs.commands``. The name of an entry point is the
+Nine are built in; more are entry points of the group ``roll_envs.commands``. The name of an entry point is the
 command, its target a module with ``SUMMARY`` (one line of text), ``add_arguments(parser)`` and ``run(options) -> int``.
 Listing commands reads metadata and the text of their files; code runs only when its command is used. A broken one is a
 :class:`~roll_envs.errors.PluginError` of its own command and touches no other. A name that is built in stays so, and
@@ -55,6 +55,7 @@ COMMANDS = Registry(
         "play": "roll_envs.cli.play",
         "check": "roll_envs.cli.checking",
         "bench": "roll_envs.cli.bench",
+        "replay": "roll_envs.cli.replay",
         "data": "roll_envs.cli.data",
         "init": "roll_envs.cli.init",
     },

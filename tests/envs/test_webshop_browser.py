@@ -90,7 +90,7 @@ def _complaints(browser: Any) -> list[str]:
 
 
 def test_an_episode_is_played_by_clicking_and_then_watched(browser: Any, tmp_path: Path) -> None:
-    from envs.webshop.serve.records import read_records
+    from envs.webshop.serve.replay import shop_records
 
     with _Served() as url:
         browser.get(f"{url}/?session={SHOES_GOAL}")
@@ -118,7 +118,7 @@ def test_an_episode_is_played_by_clicking_and_then_watched(browser: Any, tmp_pat
         saved = httpx.get(f"{url}/episode.json", cookies=cookies).json()
     path = tmp_path / "episode.json"
     path.write_text(json.dumps({**saved, "kwargs": {}}))
-    with _Served(tuple(read_records(path))) as url:
+    with _Served(tuple(shop_records(path))) as url:
         _watch(browser, url)
     assert [entry["message"] for entry in browser.get_log("browser")] == []  # nothing missing, nothing refused
 

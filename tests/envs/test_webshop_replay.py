@@ -19,8 +19,7 @@ from starlette.testclient import TestClient
 import roll_envs
 from envs.webshop.env import WebShopEnv
 from envs.webshop.serve.app import make_app
-from envs.webshop.serve.records import read_records
-from envs.webshop.serve.replay import Replay, play_again
+from envs.webshop.serve.replay import Replay, play_again, shop_records
 from roll_envs.cli.session import Session
 
 SHOES_GOAL = 1
@@ -53,7 +52,7 @@ def _record(actions: list[str] = ACTIONS, **kwargs: Any) -> dict[str, Any]:
 def _replay(tmp_path: Path, content: Any, *, lines: bool = False) -> list[Replay]:
     path = tmp_path / "episodes.json"
     path.write_text("\n".join(map(json.dumps, content)) if lines else json.dumps(content))
-    return [play_again(record, _make) for record in read_records(path)]
+    return [play_again(record, _make) for record in shop_records(path)]
 
 
 def _pages(replays: list[Replay]) -> TestClient:
@@ -230,8 +229,8 @@ def test_a_file_that_is_no_record_is_one_clear_error(tmp_path: Path, content: st
     path = tmp_path / "bad.json"
     path.write_text(content)
     with pytest.raises(roll_envs.RollError) as caught:
-        read_records(path)
+        shop_records(path)
     assert says in str(caught.value)
     assert str(path) in str(caught.value) or isinstance(caught.value, roll_envs.UnknownNameError)
     with pytest.raises(roll_envs.ConfigError, match="cannot be read"):
-        read_records(tmp_path / "missing.json")
+        shop_records(tmp_path / "missing.json")

@@ -24,11 +24,11 @@ from starlette.routing import Route
 from envs.webshop.env import WebShopEnv
 from envs.webshop.serve.forms import read_form, whole_number
 from envs.webshop.serve.pictures import drawing, tint
-from envs.webshop.serve.records import Record
 from envs.webshop.serve.replay import MakeShop, Replay, play_again
 from envs.webshop.serve.scene import of_replay, of_visit
 from envs.webshop.serve.visits import Visit, Visits
 from roll_envs.errors import RollError
+from roll_envs.records import Record
 
 __all__ = ["make_app"]
 

@@ -91,9 +91,9 @@ def build_app(
 ) -> Starlette:
     """The application for an environment and files of recorded episodes; makes one environment, to fail early."""
     from envs.webshop.serve.app import make_app
-    from envs.webshop.serve.records import read_records
+    from envs.webshop.serve.replay import shop_records
 
-    found = [record for path in records for record in read_records(path)]
+    found = [record for path in records for record in shop_records(path)]
 
     def make_shop(id: str, own: Mapping[str, Any]) -> WebShopEnv:
         # What is asked for on the command line stands above the record: its data folder may be of another machine.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from envs.webshop.env import WebShopEnv
 from envs.webshop.pages import Page
 from envs.webshop.serve.outcome import Outcome, explain
-from envs.webshop.serve.records import Record, RecordedTurn
-from roll_envs.errors import RollError
+from roll_envs import env_registry as registry
+from roll_envs.errors import ConfigError, RollError
+from roll_envs.records import Record, RecordedTurn, differences, read_records
 
-__all__ = ["MakeShop", "Replay", "Step", "play_again"]
+__all__ = ["MakeShop", "Replay", "Step", "play_again", "shop_records"]
 
 MakeShop = Callable[[str, Mapping[str, Any]], WebShopEnv]
 """Makes the environment of an id with arguments."""
-
-_SAME_REWARD = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +60,17 @@ class Replay:
     def first_difference(self) -> int | None:
         """Number of the first step that is not as it was recorded."""
         return next((step.number for step in self.steps if step.differences), None)
+
+
+def shop_records(path: Path) -> list[Record]:
+    """The episodes of a file. Raises :class:`ConfigError` as :func:`read_records` does, and for one of another game."""
+    found = read_records(path)
+    for record in found:
+        if not issubclass(registry.environment_class(record.env_id), WebShopEnv):
+            raise ConfigError(
+                f"{path}: {record.source} is an episode of {record.env_id!r}; only those of the shop can be shown here"
+            )
+    return found
 
 
 def play_again(record: Record, make: MakeShop) -> Replay:
@@ -114,14 +125,6 @@ def _first(env: WebShopEnv, record: Record, observation: str, info: Mapping[str,
 def _next(env: WebShopEnv, before: Step, turn: RecordedTurn) -> Step:
     observation, reward, terminated, truncated, info = env.step(turn.answer)
     over = terminated or truncated
-    differences = []
-    if turn.observation not in (None, observation):
-        differences.append("another observation")
-    # Written so that nan is a difference.
-    if turn.reward is not None and not abs(turn.reward - reward) <= _SAME_REWARD:
-        differences.append(f"reward {reward:g}, recorded {turn.reward:g}")
-    if turn.over not in (None, over):
-        differences.append("the episode ends here, but went on" if over else "the episode goes on, but ended")
     return Step(
         number=before.number + 1,
         answer=turn.answer,
@@ -133,5 +136,5 @@ def _next(env: WebShopEnv, before: Step, turn: RecordedTurn) -> Step:
         total=before.total + float(reward),
         over=over,
         recorded_observation=turn.observation,
-        differences=tuple(differences),
+        differences=tuple(differences(turn, observation, float(reward), over)),
     )
