@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,8 +72,8 @@ def no_complaints(browser: Any) -> Iterator[None]:
 def test_a_run_is_looked_at(browser: Any, tiny: Path) -> None:
     with Served(tiny) as url:
         browser.get(url)
-        until(lambda: "episodes" in text(browser, "#status"), "the episodes")
-        assert text(browser, "h1") == tiny.name
+        until(lambda: re.search(r"episodes.*solved$", text(browser, "#status")), "all episodes, with no record to read")
+        until(lambda: text(browser, "h1") == tiny.name, "its name")
         until(lambda: all_of(browser, "#curves polyline"), "the curves")
         browser.find_element("css selector", "[name=phase] option[value=train]").click()
         all_of(browser, "#list .row")[0].click()

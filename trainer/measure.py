@@ -1,0 +1,275 @@
+"""Measure a model on an environment: a local one, or one behind OpenAI's API. The same command goes on after a stop.
+
+roll-envs eval roll/FrozenLake-v0 --model models/smollm2-135m --tasks 128
+roll-envs eval reasoning_gym/chain_sum-v0 --model http://127.0.0.1:8000/v1 --name NAME --samples 8 --temperature 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from roll_envs.cli.common import add_kwargs, parse_kwargs, print_json, seed_number, table
+from roll_envs.errors import ConfigError, RollError
+from roll_envs.types import Group, Task, Trajectory
+from trainer.config import RunConfig
+from trainer.config.load import dump_config, load_config, parse_config
+from trainer.config.yaml_text import dump_yaml
+from trainer.data.metrics import wilson_interval
+from trainer.rollout.source import Session
+from trainer.rollout.stream import RecordReader, StepRecord
+from trainer.run.evaluate import PhaseResult, evaluation_metrics, phase_result
+from trainer.run.folder import RunFolder, disk_errors, read_metrics, write_atomic
+
+__all__ = ["SUMMARY", "Measured", "add_arguments", "measure", "pass_at", "run"]
+
+SUMMARY = "play an environment's held-out tasks with a model: success, intervals, pass@k, records"
+
+GREEDY = "eval-greedy"
+"""Name of a configuration that is played greedily: a temperature of a run is above 0."""
+_SAVE_S = 10.0
+"""How often what has ended is recorded."""
+_EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What playing the tasks showed. Episodes that failed for reasons of ours are in ``result.failed`` alone."""
+
+    folder: str
+    samples: int
+    """Episodes of each task."""
+    result: PhaseResult
+    """Of all episodes; the interval is of the share of tasks where there is one sample of each, else of its mean over
+    the tasks, which vary (normal approximation)."""
+    pass_at: dict[int, float]
+    """k -> share of tasks that at least one of k episodes solves, estimated without bias (Chen et al. 2021, equation
+    1), over the tasks of which no episode failed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``ENV --model URL_OR_FOLDER [--name NAME] [--tasks N] [--samples K] ... [key=value ...]``."""
+    parser.add_argument("env", metavar="ENV", help="id of the environment")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", help="keys of a configuration, such as context.system_prompt=..."
+    )
+    parser.add_argument(
+        "--model", metavar="URL_OR_FOLDER", required=True, help="http(s)://.../v1, a folder in Hugging Face form, a run"
+    )
+    parser.add_argument("--name", metavar="NAME", help="the model's name at the URL")
+    parser.add_argument("--tasks", type=int, default=128, metavar="N", help="held-out tasks (default 128)")
+    parser.add_argument("--samples", type=int, default=1, metavar="K", help="episodes of each task (default 1)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (default 256)")
+    parser.add_argument("--concurrency", type=int, default=32, metavar="N", help="episodes at once (default 32)")
+    parser.add_argument("--seed", type=seed_number, default=0, metavar="S", help="of the sampling (default 0)")
+    parser.add_argument("--output", metavar="DIR", help="folder of the records (default: evals/ENV-MODEL-seedS)")
+    add_kwargs(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Play what is not recorded yet and print the numbers."""
+    for name in ("tasks", "samples", "max_new_tokens", "concurrency"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {getattr(options, name)}")
+    if options.samples > 1 and options.temperature == 0:
+        raise ConfigError("--samples above 1 with --temperature 0 plays the same episode again; give a temperature")
+    config = _configured(options)
+    name = _slug(f"{options.env}-{options.name or options.model}-seed{options.seed}")
+    folder = Path(options.output or Path("evals") / name)
+    with contextlib.redirect_stdout(sys.stderr):  # for what environments print
+        measured = measure(config, folder)
+    if options.json:
+        print_json(asdict(measured))
+    else:
+        _print(measured)
+    return 0
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")
+
+
+def _configured(options: argparse.Namespace) -> RunConfig:
+    remote = options.model.startswith(("http://", "https://"))
+    if remote and not options.name:
+        raise ConfigError(f"--name says which model of {options.model} to ask; it is missing")
+    if options.name and not remote:
+        raise ConfigError("--name is for a model behind a URL; a folder holds one")
+    base: dict[str, Any] = {
+        "format": 1,
+        "name": GREEDY if options.temperature == 0 else "eval",
+        "steps": 0,
+        "seed": options.seed,
+        "env": {"id": options.env, "kwargs": parse_kwargs(options.kwargs)},
+        "sampling": {"temperature": options.temperature or 1.0, "max_new_tokens": options.max_new_tokens},
+        "evaluation": {"tasks": options.tasks},
+        "advantage": {"name": "reinforce"},  # nothing is learnt: one that takes groups of any size
+        "rollout": {"group_size": options.samples, "max_running": options.concurrency, "max_failed_share": 1.0},
+    }
+    if remote:
+        base["engine"] = {"name": "openai", "url": options.model, "model": options.name}
+        return parse_config(dump_yaml(base), options.overrides, source="roll-envs eval")
+    folder = Path(options.model)
+    if (folder / "config.yaml").is_file():  # a run: the model sees what it was trained to see
+        trained = load_config(folder / "config.yaml")
+        same = {name: getattr(trained, name).model_dump(mode="python") for name in ("context", "engine", "sampling")}
+        base = {**base, **same, "model": {"path": str(folder / "model")}}
+        base["sampling"] = {**same["sampling"], "temperature": options.temperature or 1.0}
+        if trained.env is not None and trained.env.id == options.env and not options.kwargs:
+            base["env"] = trained.env.model_dump(mode="python")
+    else:
+        base |= {"model": {"path": options.model}, "engine": {"max_tokens": 4096, "max_running": options.concurrency}}
+    return parse_config(dump_yaml(base), options.overrides, source="roll-envs eval")
+
+
+def measure(config: RunConfig, path: Path) -> Measured:
+    """Play the held-out tasks of ``config`` (greedily where its name is :data:`GREEDY`), ``rollout.group_size``
+    episodes of each, and record them in the folder ``path``. Those that are recorded there are not played again, but
+    for tasks of which an episode failed.
+
+    Raises :class:`ConfigError` where the folder is of another configuration, :class:`RollError` where nothing counts.
+    """
+    started, samples = time.monotonic(), config.rollout.group_size
+    with _opened(path, config) as folder:
+        groups = _recorded(folder, samples)
+        earlier = sum(float(line.get("seconds", 0.0)) for line in read_metrics(folder.path, "progress"))
+        with Session(config, temperature=0.0 if config.name == GREEDY else None) as session:
+            wanted = session.evaluation_tasks()
+            missing = [task for task in wanted if _key(task) not in groups]
+            try:
+                _play(session, folder, missing, samples, groups)
+            finally:
+                seconds = time.monotonic() - started
+                if missing:
+                    folder.log({"played": len(groups), "seconds": seconds}, step=_next_step(folder), phase="progress")
+        found = [groups[_key(task)] for task in wanted if _key(task) in groups]
+        measured = _measured(path, found, samples, earlier + seconds)
+        if not measured.result.tasks:
+            reasons = sorted({t.outcome.reason for group in found for t in group.trajectories})
+            raise RollError(f"no episode counts: {'; '.join(reasons[:3])}; the same command tries again")
+        if missing:
+            folder.log(evaluation_metrics(measured.result), step=0, phase=_EVALUATION)
+        folder.save_summary(asdict(measured))
+    return measured
+
+
+def _opened(path: Path, config: RunConfig) -> RunFolder:
+    """The folder of this measurement, made where it is not there."""
+    folder = RunFolder(path, config)
+    if folder.config_path.is_file():
+        there = load_config(folder.config_path)
+        # More tasks are the same measurement, gone on with; how many are played at once changes nothing.
+        same = there.model_copy(update={"evaluation": config.evaluation, "rollout": config.rollout})
+        unlike = [key for key in type(config).model_fields if getattr(same, key) != getattr(config, key)]
+        unlike += ["rollout.group_size"] if there.rollout.group_size != config.rollout.group_size else []
+        if unlike:
+            words = ", ".join("temperature" if key == "name" else key for key in unlike)
+            raise ConfigError(f"{path} holds a measurement with another {words}; give another --output")
+        folder.rewind({})  # what a killed process left half-written
+    elif path.exists() and any(path.iterdir()):
+        raise ConfigError(f"{path} holds something else; give another --output")
+    with disk_errors(path):
+        for part in (path, folder.tensorboard_path, folder.episodes_path, folder.checkpoints_path):
+            part.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder.config_path, dump_config(config))
+    return folder
+
+
+def _recorded(folder: RunFolder, samples: int) -> dict[tuple[Any, ...], Group]:
+    """The last recorded group of each task, where all of its episodes count."""
+    found: dict[tuple[Any, ...], Group] = {}
+    reader = RecordReader(folder.stream_path)
+    for member in reader.members:
+        for group in reader.read(member).groups:
+            if len(group.trajectories) == samples and all(episode.scored for episode in group.trajectories):
+                found[_key(group.task)] = group
+    return found
+
+
+def _next_step(folder: RunFolder) -> int:
+    return len(RecordReader(folder.stream_path).members)
+
+
+def _key(task: Task) -> tuple[Any, ...]:
+    return task.env_id, task.split, task.index, task.seed
+
+
+def _play(
+    session: Session, folder: RunFolder, tasks: Sequence[Task], samples: int, groups: dict[tuple[Any, ...], Group]
+) -> None:
+    """Play ``tasks``, put each group into ``groups`` as it ends, and record them every few seconds and at the end."""
+    waiting: list[Group] = []
+    saved = time.monotonic()
+
+    def save() -> None:
+        if waiting:
+            folder.record(StepRecord(phase=_EVALUATION, step=_next_step(folder), version=0, groups=tuple(waiting)))
+            waiting.clear()
+
+    try:
+        for group in session.start(tasks, samples) if tasks else ():
+            groups[_key(group.task)] = group
+            waiting.append(group)
+            if time.monotonic() - saved > _SAVE_S:
+                save()
+                saved = time.monotonic()
+                print(f"{len(groups)} tasks", file=sys.stderr, flush=True)
+    finally:
+        save()
+
+
+def _measured(path: Path, groups: Sequence[Group], samples: int, seconds: float) -> Measured:
+    episodes: list[Trajectory] = [episode for group in groups for episode in group.trajectories]
+    result = phase_result("measured", episodes, seconds=seconds)
+    whole = [[e.success for e in group.trajectories] for group in groups if all(e.scored for e in group.trajectories)]
+    shares = [sum(each) / len(each) for each in whole]
+    if samples > 1 and shares:
+        low, high = _interval(shares)
+        values = {field: getattr(result, field) for field in PhaseResult.__dataclass_fields__}
+        result = PhaseResult(**{**values, "interval_low": low, "interval_high": high})
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < samples] + [samples]
+    passed = {k: sum(pass_at(k, len(each), sum(each)) for each in whole) / len(whole) for k in ks} if whole else {}
+    return Measured(folder=str(path), samples=samples, result=result, pass_at=passed)
+
+
+def _interval(shares: Sequence[float]) -> tuple[float, float]:
+    """95% of the mean of the tasks' shares; episodes of one task are no independent draws."""
+    n, mean = len(shares), math.fsum(shares) / len(shares)
+    if len(set(shares)) == 1 and mean in (0.0, 1.0):
+        return wilson_interval(round(mean * n), n)
+    half = 1.96 * math.sqrt(math.fsum((share - mean) ** 2 for share in shares) / max(1, n - 1) / n)
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def pass_at(k: int, n: int, solved: int) -> float:
+    """The chance that ``k`` of ``n`` episodes hold one of the ``solved``: 1 - C(n - solved, k) / C(n, k).
+
+    ``pass_at(2, 4, 1)`` is 0.5.
+    """
+    return 1.0 - math.comb(n - solved, k) / math.comb(n, k)
+
+
+def _print(measured: Measured) -> None:
+    found = measured.result
+    rows = [
+        ("success", f"{found.success:.3f}", f"95%: {found.interval_low:.3f} to {found.interval_high:.3f}"),
+        *((f"pass@{k}", f"{value:.3f}", "") for k, value in measured.pass_at.items() if measured.samples > 1),
+        ("return", f"{found.mean_return:.3f}", "mean"),
+        ("turns", f"{found.turns:.2f}", f"mean; {found.valid_action_rate:.1%} of them valid"),
+        (
+            "episodes",
+            str(found.tasks),
+            f"in {found.seconds:.0f} s" + (f"; {found.failed} failed" if found.failed else ""),
+        ),
+    ]
+    print(table(rows))
+    print(f"records: {measured.folder} (roll-envs view {measured.folder})")
