@@ -89,7 +89,7 @@ def test_what_play_prints_can_be_watched(tmp_path: Path) -> None:
         (["--id", "roll/WebShp-v0"], "did you mean 'roll/WebShop"),
         (["--data-dir", "nowhere"], "nowhere"),
         (["--data-dir", "a", "--env-kwargs", "data_dir=b"], "give the data folder once"),
-        (["--record", "missing.json"], "--record missing.json: cannot be read"),
+        (["--record", "missing.json"], "missing.json: cannot be read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

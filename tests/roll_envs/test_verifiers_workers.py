@@ -68,7 +68,7 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # also one that ends between opening and reading
         return False
 
 

@@ -92,6 +92,13 @@ def judging(environment: Path, model: Path, more: str = "") -> RunConfig:
     return config_of(f"judges:\n  referee: {{model: '{model}', venv: '{environment}', device: cpu{more}}}")
 
 
+def ended(pid: int) -> bool:
+    try:
+        return not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+
+
 def referee(**options: Any) -> Any:
     return make_verifier(
         "llm_judge", url="judge:referee", model="referee", **{"tries": 20, "deadline_s": 30, **options}
@@ -144,7 +151,7 @@ def test_a_judge_that_dies_is_started_again_and_verdicts_wait(environment: Path,
         assert second != first
         os.kill(second, signal.SIGKILL)  # its restarts are used up
         hurried = referee(tries=2, deadline_s=3)
-        until(lambda: not Path(f"/proc/{second}/cmdline").exists() or not Path(f"/proc/{second}/cmdline").read_bytes())
+        until(lambda: ended(second))
         assert isinstance(hurried("It is Bern.", "the capital"), Failed)
         hurried.close()
     judge.close()

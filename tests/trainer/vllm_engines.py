@@ -116,7 +116,7 @@ def ended(pid: int, within_s: float = 20) -> bool:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
-        except FileNotFoundError:
+        except OSError:  # also one that ends between opening and reading
             return True
         time.sleep(0.05)
     return False
