@@ -15,6 +15,7 @@ __all__ = ["RULES", "CheckReport", "CheckResult", "check_env"]
 
 TIMEOUT_S = 60.0
 """How long one rule may take."""
+_LONGEST_S = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +62,8 @@ def check_env(
     for name in chosen:
         if name not in RULES:
             raise UnknownNameError("rule", name, RULES)
-    if not timeout_s > 0:
-        raise ConfigError(f"timeout_s must be above 0, not {timeout_s}")
+    if not 0 < timeout_s < _LONGEST_S:
+        raise ConfigError(f"timeout_s must be above 0 and below {_LONGEST_S:g}, not {timeout_s}")
     request = Request(
         target=target,
         kwargs=dict(kwargs or {}),

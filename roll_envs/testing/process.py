@@ -112,12 +112,13 @@ def results(request: Request) -> Iterator[CheckResult]:
     Raises :class:`RollError` where the environment cannot be made by the caller's mistake. What cannot be sent to
     another process (a function that holds a lock, say) is checked in this one, where nothing bounds it.
     """
-    payload = _pickled(request)
-    if payload is None:
-        yield from _applied(request, lambda _, do: do())
-        return
     left = list(request.rules)
     while left:
+        request = replace(request, rules=tuple(left))
+        payload = _pickled(request)
+        if payload is None:
+            yield from _applied(request, lambda _, do: do())
+            return
         with _child(payload) as child:
             running = MAKING
             for event in child.events(request.timeout_s + _GRACE_S):
@@ -138,7 +139,6 @@ def results(request: Request) -> Iterator[CheckResult]:
         if hung or running == MAKING:
             yield from _skipped(left, running)
             return
-        payload = _pickled(replace(request, rules=tuple(left))) or b""
 
 
 def _skipped(rules: Sequence[str], after: str) -> Iterator[CheckResult]:
@@ -245,7 +245,7 @@ class _Child:
         if code < 0:
             return False, f"the interpreter ends by {signal.Signals(-code).name}{where}"
         last = said.strip().splitlines()[-1:] or [""]
-        return False, f"the process ends with exit code {code}{where or ': ' + last[0][:200]}; leave it to the caller"
+        return False, f"the process ends with exit code {code}{where or ': ' + last[0][:200]}"
 
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)

@@ -150,8 +150,9 @@ def test_an_id_that_only_this_process_knows_is_checked_in_another() -> None:
 
 
 def test_a_deadline_that_is_none_is_refused() -> None:
-    with pytest.raises(roll_envs.ConfigError, match="timeout_s must be above 0, not 0"):
-        check_env(CounterEnv, timeout_s=0)
+    for none in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(roll_envs.ConfigError, match=f"timeout_s must be above 0 and below 1e.06, not {none}"):
+            check_env(CounterEnv, timeout_s=none)
 
 
 def test_rules_for_a_text_env_are_skipped_for_others_and_say_so() -> None:
