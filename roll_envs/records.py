@@ -5,6 +5,7 @@ A record holds what was answered and, where the file has it, what was seen and p
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -186,10 +187,11 @@ def play_again(record: Record, make: Callable[[], AnyEnv], timeout_s: float) -> 
     What the environment raises is a difference, or the recorded failure again; nothing is raised.
     """
     turns, total, over = 0, 0.0, False
+    env: AnyEnv | None = None
     try:
         env = within(timeout_s, "the making of the environment", make)
         options = dict(record.options) or None
-        shown, _ = within(timeout_s, "reset", lambda: env.reset(seed=record.seed, options=options))
+        shown, _ = within(timeout_s, "reset", partial(env.reset, seed=record.seed, options=options))
         if record.first_observation not in (None, shown):
             lines = _unlike(record.first_observation, shown)
             return Replayed(turns=0, total=0.0, difference="\n".join(["reset: another observation", *lines]))
@@ -215,6 +217,10 @@ def play_again(record: Record, make: Callable[[], AnyEnv], timeout_s: float) -> 
         if record.fault and turns == len(record.turns):
             return Replayed(turns=turns, total=total, fault=said)
         return Replayed(turns=turns, total=total, difference=f"after {turns} turns: {said}")
+    finally:
+        if env is not None:
+            with contextlib.suppress(Exception):  # what is wrong with closing says nothing about the episode
+                within(timeout_s, "close", env.close)
     if record.fault:
         return Replayed(turns=turns, total=total, difference=f"it does not fail again; it was: {record.fault}")
     return Replayed(turns=turns, total=total)

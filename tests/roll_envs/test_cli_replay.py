@@ -20,6 +20,15 @@ from roll_envs.testing import COUNTER_CARD, CounterEnv
 class Grumpy(CounterEnv):
     """Raises at one answer and hangs at another."""
 
+    open = 0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        Grumpy.open += 1
+
+    def close(self) -> None:
+        Grumpy.open -= 1
+
     def step(self, action: str) -> Any:
         if action == "raise":
             raise RuntimeError("out of order")
@@ -34,6 +43,7 @@ CARD = replace(COUNTER_CARD, id="test/Grumpy-v0", entry_point=f"{__name__}:Grump
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     roll_envs.register(CARD)
+    Grumpy.open = 0
     yield
     roll_envs.unregister(CARD.id)
 
@@ -73,6 +83,7 @@ def test_an_episode_goes_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixt
     assert code == 0
     assert [(f["index"], f["seed"], f["difference"]) for f in found] == [(0, 3, ""), (1, 5, "")]
     assert found[0]["turns"] == 3
+    assert Grumpy.open == 2, "those that recorded; what replay makes it closes"
     assert found[0]["total"] == pytest.approx(-0.3)
     assert main(["replay", str(path)]) == 0
     assert "same     0  test/Grumpy-v0 seed 3: 3 of 3 turns, return -0.3" in capsys.readouterr().out
