@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import math
 import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SUMMARY = "play an environment's held-out tasks with a model: success, intervals
 
 GREEDY = "eval-greedy"
 """Name of a configuration that is played greedily: a temperature of a run is above 0."""
+_WEIGHTS = "model.sha256"
 _SAVE_S = 10.0
 """How often what has ended is recorded."""
 _EVALUATION = "evaluation"
@@ -68,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", type=int, default=128, metavar="N", help="held-out tasks (default 128)")
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="episodes of each task (default 1)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy")
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (default 256)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="of an answer (default: 256, or as the run was trained)"
+    )
     parser.add_argument("--concurrency", type=int, default=32, metavar="N", help="episodes at once (default 32)")
     parser.add_argument("--seed", type=seed_number, default=0, metavar="S", help="of the sampling (default 0)")
     parser.add_argument("--output", metavar="DIR", help="folder of the records (default: evals/ENV-MODEL-seedS)")
@@ -78,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Play what is not recorded yet and print the numbers."""
     for name in ("tasks", "samples", "max_new_tokens", "concurrency"):
-        if getattr(options, name) < 1:
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {getattr(options, name)}")
     if options.samples > 1 and options.temperature == 0:
         raise ConfigError("--samples above 1 with --temperature 0 plays the same episode again; give a temperature")
@@ -104,13 +108,14 @@ def _configured(options: argparse.Namespace) -> RunConfig:
         raise ConfigError(f"--name says which model of {options.model} to ask; it is missing")
     if options.name and not remote:
         raise ConfigError("--name is for a model behind a URL; a folder holds one")
+    sampling = {"temperature": options.temperature or 1.0, "max_new_tokens": options.max_new_tokens or 256}
     base: dict[str, Any] = {
         "format": 1,
         "name": GREEDY if options.temperature == 0 else "eval",
         "steps": 0,
         "seed": options.seed,
         "env": {"id": options.env, "kwargs": parse_kwargs(options.kwargs)},
-        "sampling": {"temperature": options.temperature or 1.0, "max_new_tokens": options.max_new_tokens},
+        "sampling": sampling,
         "evaluation": {"tasks": options.tasks},
         "advantage": {"name": "reinforce"},  # nothing is learnt: one that takes groups of any size
         "rollout": {"group_size": options.samples, "max_running": options.concurrency, "max_failed_share": 1.0},
@@ -121,9 +126,9 @@ def _configured(options: argparse.Namespace) -> RunConfig:
     folder = Path(options.model)
     if (folder / "config.yaml").is_file():  # a run: the model sees what it was trained to see
         trained = load_config(folder / "config.yaml")
-        same = {name: getattr(trained, name).model_dump(mode="python") for name in ("context", "engine", "sampling")}
-        base = {**base, **same, "model": {"path": str(folder / "model")}}
-        base["sampling"] = {**same["sampling"], "temperature": options.temperature or 1.0}
+        same = {name: getattr(trained, name).model_dump(mode="python") for name in ("context", "engine")}
+        base |= {**same, "model": {"path": str(folder / "model")}}
+        sampling["max_new_tokens"] = options.max_new_tokens or trained.sampling.max_new_tokens
         if trained.env is not None and trained.env.id == options.env and not options.kwargs:
             base["env"] = trained.env.model_dump(mode="python")
     else:
@@ -164,7 +169,7 @@ def measure(config: RunConfig, path: Path) -> Measured:
 
 def _opened(path: Path, config: RunConfig) -> RunFolder:
     """The folder of this measurement, made where it is not there."""
-    folder = RunFolder(path, config)
+    folder, weights = RunFolder(path, config), _weights(config)
     if folder.config_path.is_file():
         there = load_config(folder.config_path)
         # More tasks are the same measurement, gone on with; how many are played at once changes nothing.
@@ -174,14 +179,33 @@ def _opened(path: Path, config: RunConfig) -> RunFolder:
         if unlike:
             words = ", ".join("temperature" if key == "name" else key for key in unlike)
             raise ConfigError(f"{path} holds a measurement with another {words}; give another --output")
+        if weights != (path / _WEIGHTS).read_text():
+            raise ConfigError(
+                f"{path} holds a measurement of other weights of {config.model.path}; give another --output"
+            )
         folder.rewind({})  # what a killed process left half-written
     elif path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} holds something else; give another --output")
     with disk_errors(path):
         for part in (path, folder.tensorboard_path, folder.episodes_path, folder.checkpoints_path):
             part.mkdir(parents=True, exist_ok=True)
+    write_atomic(path / _WEIGHTS, weights)
     write_atomic(folder.config_path, dump_config(config))
     return folder
+
+
+def _weights(config: RunConfig) -> str:
+    """The sha256 of a local model's files: the same path may hold other weights when a measurement goes on. Empty for a
+    model that is elsewhere."""
+    path, digest = Path(config.model.path or ""), hashlib.sha256()
+    if config.model.path is None or not path.is_dir():
+        return ""
+    for file in sorted(path.iterdir()):
+        if file.is_file():
+            digest.update(file.name.encode() + b"\0")
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _recorded(folder: RunFolder, samples: int) -> dict[tuple[Any, ...], Group]:
@@ -234,8 +258,7 @@ def _measured(path: Path, groups: Sequence[Group], samples: int, seconds: float)
     shares = [sum(each) / len(each) for each in whole]
     if samples > 1 and shares:
         low, high = _interval(shares)
-        values = {field: getattr(result, field) for field in PhaseResult.__dataclass_fields__}
-        result = PhaseResult(**{**values, "interval_low": low, "interval_high": high})
+        result = replace(result, interval_low=low, interval_high=high)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < samples] + [samples]
     passed = {k: sum(pass_at(k, len(each), sum(each)) for each in whole) / len(whole) for k in ks} if whole else {}
     return Measured(folder=str(path), samples=samples, result=result, pass_at=passed)

@@ -187,6 +187,21 @@ def test_a_run_is_asked_as_it_was_trained(tmp_path: Path, capsys: pytest.Capture
         assert found["result"][name] == pytest.approx(last[name]), "the held-out evaluation of the run, once more"
     assert main([*arguments, "--temperature", "1"]) == 0
     assert "roll-envs view out" in capsys.readouterr().out
+    weights = folder / "model" / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(bytes(changed))
+    assert main([*arguments, "--temperature", "1"]) == 2, "the episodes there are of other weights"
+    assert "other weights of" in capsys.readouterr().err
+
+
+def test_the_length_of_answers_is_the_runs_or_as_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = run(tmp_path, steps=0)
+    for more, most in (([], 3), (["--max-new-tokens", "2"], 2)):
+        arguments = ["eval", "roll/FrozenLake-v0", "--model", str(folder), "--tasks", "2", "--output", f"out{most}"]
+        assert main([*arguments, *more]) == 0
+        assert f"max_new_tokens: {most}\n" in Path(f"out{most}/config.yaml").read_text()
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
