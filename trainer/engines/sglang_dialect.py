@@ -17,6 +17,7 @@ import pickle
 import shutil
 import tempfile
 import threading
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -72,7 +73,6 @@ class SGLangDialect(Dialect):
         self._ranks: dict[Ask, int] = {}
         self._groups: dict[Ask, _Group] = {}
         self._labels: dict[Ask, str] = {}  # of what was sent last
-        self._numbers = itertools.count()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class SGLangDialect(Dialect):
 
     async def _join(self, ask: Ask) -> _Group:
         """Make a process group of the trainer and the ranks of one server."""
-        name = f"roll-{os.getpid()}-{id(self)}-{next(self._numbers)}"
+        name = f"roll-{uuid.uuid4().hex}"  # the server refuses one that it has had, also from another trainer
         group = _Group(name, self._ranks[ask] + 1, self._settings)
         request = {
             "master_address": self._settings.transfer_address,
