@@ -1,7 +1,8 @@
 """Environments of other packages, brought in by their ids when the package is installed.
 
 A provider is a module that an entry point of the group ``roll_envs.providers`` names, with two functions: ``ids()``,
-the ids that it has now, without importing the package, and ``card(id)``, the card of one of them.
+the ids that it has now, without importing the package, and ``card(id)``, the card of one of them; and ``DISTRIBUTION``
+where the package is installed by another name than the entry point's.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def problems() -> Mapping[str, str]:
 def source_of(id: str) -> str:
     """The package that a provided id comes from, with its version."""
     name = provided()[id]
+    distribution = getattr(_module(name), "DISTRIBUTION", name.replace("_", "-"))
     try:
-        return f"{name.replace('_', '-')} {version(name)}"
+        return f"{distribution} {version(distribution)}"
     except PackageNotFoundError:
         return name
 

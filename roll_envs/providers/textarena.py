@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
-from roll_envs.env import AnyText, EnvironmentCard, TextEnv
+from roll_envs.env import EnvironmentCard
 from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
-from roll_envs.parsing import FreeFormat, make_free_format
+from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
 
 __all__ = ["TextArenaEnv", "card", "ids"]
@@ -71,7 +69,7 @@ def card(id: str) -> EnvironmentCard:
     )
 
 
-class TextArenaEnv(TextEnv):
+class TextArenaEnv(GameEnv):
     """A game of TextArena. ``config``: settings of the game, as the package names them. ``max_turns``: by default twice
     the game's own limit, since most games forgive an invalid move after each valid one."""
 
@@ -84,70 +82,33 @@ class TextArenaEnv(TextEnv):
         max_turns: int | None = None,
         format_penalty: float = 0.0,
     ) -> None:
-        if not format_penalty <= 0:
-            raise ConfigError(f"format_penalty is {format_penalty!r}; give 0 or less")
         with isolated(0):
             self._game, self._brackets = _make(game, dict(config or {}))
-        limit = 2 * (getattr(self._game, "max_turns", None) or _TURNS) if max_turns is None else max_turns
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ConfigError(f"max_turns is {max_turns!r}; give a whole number of 1 or more")
-        self.game, self.max_turns, self._penalty = game, limit, float(format_penalty)
-        self.action_format: FreeFormat = make_free_format(action_format, example="your move")
-        # Any text is a move, and the game says what it takes for one; these are two of them.
-        self.action_space = AnyText(tuple(self.action_format.write(text) for text in ("[0 0]", "[up]")))
-        self.observation_space = AnyText()
-        self._seed, self._turns, self._over, self._shown = 0, 0, True, ""
+        self.game = game
+        super().__init__(
+            action_format=action_format,
+            max_turns=2 * (getattr(self._game, "max_turns", None) or _TURNS) if max_turns is None else max_turns,
+            format_penalty=format_penalty,
+            example="your move",
+            moves=("[0 0]", "[up]"),  # any text is a move, and the game says what it takes for one
+        )
 
-    @property
-    def instructions(self) -> str:
-        return f"Play the game, one move in each answer. {self.action_format.instructions}"
+    def _begin(self, seed: int, options: Mapping[str, Any]) -> str:
+        self._game.reset(num_players=1, seed=seed)
+        return self._news()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        self._seed = self.episode_seed(seed)
-        with isolated(self._seed):
-            self._game.reset(num_players=1, seed=self._seed)
-            self._shown = self._news()
-        self._turns, self._over = 0, False
-        return self._shown, {"success": False}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        if self._over:
-            raise gymnasium.error.ResetNeeded("the episode is over; call reset() first")
-        said = self.action_format.read(action)
-        self._turns += 1
-        paid, penalty, terminated, valid = 0.0, 0.0, False, False
-        told: dict[str, str] = {}
-        if said is None:
-            penalty = self._penalty
-        else:
-            terminated, valid = self._play(said)
-            if terminated:
-                paid, told = self._end()
-        truncated = not terminated and self._turns >= self.max_turns
-        self._over = terminated or truncated
-        info = {
-            "success": terminated and paid >= 1.0,
-            "action_is_valid": valid,
-            "action_is_effective": valid,
-            "format_penalty": penalty,
-            "reward_parts": {"game": paid, "format": penalty},
-            **told,
-        }
-        return self._shown, paid + penalty, terminated, truncated, info
-
-    def _play(self, said: str) -> tuple[bool, bool]:
-        """Whether the game is over after the move ``said``, and whether it was a valid one."""
-        move = f"[{said}]" if self._brackets and not ("[" in said and "]" in said) else said
-        with isolated(self._seed, self._turns):
-            try:
-                over, _ = self._game.step(move)
-            except Exception as error:
-                raise EnvironmentFaultError(
-                    f"TextArena's {self.game} failed at the move {move!r}: {error!r}"
-                ) from error
-            state = self._game.state
-            self._shown = self._news()
-        return bool(over), not (state.made_invalid_move or state.game_info[0].get("invalid_move"))
+    def _play(self, move: str) -> Played:
+        if self._brackets and not ("[" in move and "]" in move):
+            move = f"[{move}]"
+        try:
+            over, _ = self._game.step(move)
+        except Exception as error:
+            raise EnvironmentFaultError(f"TextArena's {self.game} failed at the move {move!r}: {error!r}") from error
+        state = self._game.state
+        valid = not (state.made_invalid_move or state.game_info[0].get("invalid_move"))
+        shown = self._news()
+        paid, told = self._end() if over else (0.0, {})
+        return Played(shown, paid, bool(over), valid, paid >= 1.0, told=told)
 
     def _end(self) -> tuple[float, dict[str, str]]:
         """The reward at the end of the game, and its reason."""

@@ -102,7 +102,13 @@ def _children() -> set[int]:
     return found
 
 
-_CHANGES = {"os.mkdir": "makes", "os.remove": "removes", "os.rename": "renames", "os.rmdir": "removes"}
+_CHANGES = {
+    "os.mkdir": ("makes", 2),
+    "os.remove": ("removes", 1),
+    "os.rename": ("renames", 2),
+    "os.rmdir": ("removes", 1),
+}
+"""Events, what they do, and which argument is the descriptor of the folder that a relative path starts from."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _HERE = ("127.", "::1", "localhost")
 _watching: list[list[str]] = []
@@ -130,9 +136,12 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         return
     if event == "socket.connect" and isinstance(args[1], tuple) and not str(args[1][0]).startswith(_HERE):
         _watching[-1].append(f"connects to {args[1][0]}")
-    does = "writes" if event == "open" and (args[2] or 0) & _WRITES else _CHANGES.get(event)
+    does, place = _CHANGES.get(event, ("", 0))
+    if event == "open" and (args[2] or 0) & _WRITES:
+        does = "writes"
     if does and isinstance(args[0], str | bytes | os.PathLike):
-        path = os.path.abspath(os.fsdecode(args[0]))
+        folder = os.getcwd() if not place or args[place] == -1 else os.readlink(f"/proc/self/fd/{args[place]}")
+        path = os.path.abspath(os.path.join(folder, os.fsdecode(args[0])))
         if not path.startswith((tempfile.gettempdir(), "/dev/", "/proc/")) and "__pycache__" not in path:
             _watching[-1].append(f"{does} {path}")
 

@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -43,6 +44,18 @@ def test_a_good_environment_passes_every_rule() -> None:
     expected = {**dict.fromkeys(RULES, "pass"), "splits": "skip"}
     assert {r.rule: r.status for r in report.results} == expected, str(report)
     assert report.ok
+
+
+class UsesTheTemporaryFolder(CounterEnv):
+    def step(self, action: str) -> Any:
+        with tempfile.TemporaryDirectory() as folder:  # whose end removes files by their names in it alone
+            Path(folder, "turn").write_text(action)
+        return super().step(action)
+
+
+def test_temporary_files_that_are_gone_again_are_no_side_effect() -> None:
+    report = check_env(UsesTheTemporaryFolder, seeds=SEEDS, rules=["side_effects"])
+    assert report.ok, str(report)
 
 
 class HangsInStep(CounterEnv):

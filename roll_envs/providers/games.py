@@ -1,0 +1,97 @@
+"""What environments over another package's game have in common: a move in a tag each turn, the game's own rewards."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+
+from roll_envs.env import AnyText, TextEnv
+from roll_envs.errors import ConfigError
+from roll_envs.parsing import FreeFormat, make_free_format
+from roll_envs.providers.isolation import isolated
+
+__all__ = ["GameEnv", "Played"]
+
+
+class Played(NamedTuple):
+    """What became of a move."""
+
+    shown: str
+    paid: float = 0.0
+    over: bool = False
+    valid: bool = True
+    success: bool = False
+    effective: bool | None = None
+    """Whether the state changed; by default what ``valid`` says."""
+    told: Mapping[str, Any] = {}
+    """Added to ``info``."""
+
+
+class GameEnv(TextEnv):
+    """A game of another package, whose global generators follow from the episode's seed and the turn."""
+
+    unread_ends = False
+    """Whether an answer in which no move can be read goes to the game, as an empty move; else it costs a turn."""
+
+    def __init__(
+        self, *, action_format: str, max_turns: int, format_penalty: float, example: str, moves: Sequence[str]
+    ) -> None:
+        """``moves``: some that the game might take, for tools that send examples.
+
+        Raises :class:`ConfigError` for values that make no sense.
+        """
+        if not format_penalty <= 0:
+            raise ConfigError(f"format_penalty is {format_penalty!r}; give 0 or less")
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigError(f"max_turns is {max_turns!r}; give a whole number of 1 or more")
+        self.max_turns, self._penalty = max_turns, float(format_penalty)
+        self.action_format: FreeFormat = make_free_format(action_format, example=example)
+        self.action_space = AnyText(tuple(self.action_format.write(move) for move in moves))
+        self.observation_space = AnyText()
+        self._seed, self._turns, self._over, self._shown = 0, 0, True, ""
+
+    @property
+    def instructions(self) -> str:
+        return f"Play the game, one move in each answer. {self.action_format.instructions}"
+
+    @abstractmethod
+    def _begin(self, seed: int, options: Mapping[str, Any]) -> str:
+        """Start the game that follows from ``seed``; what it shows."""
+
+    @abstractmethod
+    def _play(self, move: str) -> Played:
+        """Make a move."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self._seed = self.episode_seed(seed)
+        with isolated(self._seed):
+            self._shown = self._begin(self._seed, options or {})
+        self._turns, self._over = 0, False
+        return self._shown, {"success": False}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._over:
+            raise gymnasium.error.ResetNeeded("the episode is over; call reset() first")
+        said = self.action_format.read(action)
+        self._turns += 1
+        played = Played(self._shown, valid=False)
+        if said is not None or self.unread_ends:
+            with isolated(self._seed, self._turns):
+                played = self._play(said or "")
+        self._shown = played.shown
+        penalty = self._penalty if said is None else 0.0
+        truncated = not played.over and self._turns >= self.max_turns
+        self._over = played.over or truncated
+        valid = played.valid and said is not None
+        info = {
+            "success": played.success,
+            "action_is_valid": valid,
+            "action_is_effective": valid if played.effective is None else valid and played.effective,
+            "format_penalty": penalty,
+            "reward_parts": {"game": played.paid, "format": penalty},
+            **played.told,
+        }
+        return self._shown, played.paid + penalty, played.over, truncated, info
