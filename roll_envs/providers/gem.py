@@ -142,4 +142,5 @@ def _make(game: str, config: Mapping[str, Any]) -> Any:
             "python -m nltk.downloader words"
         ) from error
     except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"GEM's {game} refuses the config {dict(config)}: {error}") from error
+        what = f"refuses the config {dict(config)}" if config else "cannot be made with settings of its own"
+        raise ConfigError(f"GEM's {game} {what}: {error}") from error

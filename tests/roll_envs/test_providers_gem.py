@@ -131,6 +131,12 @@ def test_what_cannot_be_made_says_why(package: types.SimpleNamespace, error: Exc
         GEMEnv(game="game:Guess-v0", config={"high": 2})
 
 
+def test_a_game_whose_own_settings_fail_says_so(package: types.SimpleNamespace) -> None:
+    package.make = lambda game: 1 + game
+    with pytest.raises(ConfigError, match=r"GEM's game:Guess-v0 cannot be made with settings of its own: unsupported"):
+        GEMEnv(game="game:Guess-v0")
+
+
 def test_the_ids_are_those_of_its_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "gem"
     (folder / "envs").mkdir(parents=True)
