@@ -33,8 +33,8 @@ class Played(NamedTuple):
 class GameEnv(TextEnv):
     """A game of another package, whose global generators follow from the episode's seed and the turn."""
 
-    unread_ends = False
-    """Whether an answer in which no move can be read goes to the game, as an empty move; else it costs a turn."""
+    plays_unread = False
+    """Whether an answer in which no move can be read is played, as an empty move; else it costs a turn alone."""
 
     def __init__(
         self, *, action_format: str, max_turns: int, format_penalty: float, example: str, moves: Sequence[str]
@@ -58,7 +58,7 @@ class GameEnv(TextEnv):
         return f"Play the game, one move in each answer. {self.action_format.instructions}"
 
     @abstractmethod
-    def _begin(self, seed: int, options: Mapping[str, Any]) -> str:
+    def _begin(self, seed: int) -> str:
         """Start the game that follows from ``seed``; what it shows."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class GameEnv(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self._seed = self.episode_seed(seed)
         with isolated(self._seed):
-            self._shown = self._begin(self._seed, options or {})
+            self._shown = self._begin(self._seed)
         self._turns, self._over = 0, False
         return self._shown, {"success": False}
 
@@ -78,7 +78,7 @@ class GameEnv(TextEnv):
         said = self.action_format.read(action)
         self._turns += 1
         played = Played(self._shown, valid=False)
-        if said is not None or self.unread_ends:
+        if said is not None or self.plays_unread:
             with isolated(self._seed, self._turns):
                 played = self._play(said or "")
         self._shown = played.shown

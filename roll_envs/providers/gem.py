@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.util
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from roll_envs.env import EnvironmentCard
-from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
+from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
+from roll_envs.providers.packages import folder_of, imported
 
 __all__ = ["DISTRIBUTION", "GEMEnv", "card", "ids"]
 
@@ -36,11 +34,10 @@ def ids() -> list[str]:
 @functools.cache
 def _games() -> Mapping[str, str]:
     """Each id here -> the package's own, read from its source: importing it takes seconds."""
-    found = importlib.util.find_spec(_PACKAGE)
-    if found is None or found.origin is None:
-        return {}
-    file = Path(found.origin).parent / "envs" / "__init__.py"
-    source = file.read_text(encoding="utf-8") if file.is_file() else ""  # another package may have the name
+    folder = folder_of(_PACKAGE)
+    file = None if folder is None else folder / "envs" / "__init__.py"
+    # Another package may have the name.
+    source = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
     return {
         f"{_PACKAGE}/{name}{variant}-v{version}": f"game:{name}-v{version}{variant}"
         for name, version, variant in _REGISTERED.findall(source)
@@ -57,7 +54,7 @@ def card(id: str) -> EnvironmentCard:
         summary=f"{game.removeprefix('game:')}: a game of GEM.",
         tests="Rules, memory and planning, as the game asks for them; its settings are its own (config).",
         turns="A move each; the game's own limit.",
-        reward_range=(-0.1, 1.5),
+        reward_range=(-0.1, 1.0),
         rewards="game: what the game pays for a move, 1 in all for most games that are solved; -0.1 for an answer that "
         "it cannot read, which ends it.",
         success="The game ends, and has paid 1 in all.",
@@ -74,7 +71,7 @@ def card(id: str) -> EnvironmentCard:
 class GEMEnv(GameEnv):
     """A game of GEM. ``config``: settings of the game, as the package names them."""
 
-    unread_ends = True
+    plays_unread = True
 
     def __init__(
         self,
@@ -97,7 +94,7 @@ class GEMEnv(GameEnv):
             moves=moves,
         )
 
-    def _begin(self, seed: int, options: Mapping[str, Any]) -> str:
+    def _begin(self, seed: int) -> str:
         self._paid = 0.0
         shown, info = self._game.reset(seed % 2**32)
         return _whole(shown, info)
@@ -128,12 +125,7 @@ def _whole(shown: str, info: Mapping[str, Any]) -> str:
 
 def _make(game: str, config: Mapping[str, Any]) -> Any:
     """The bare game. Raises :class:`ConfigError` for settings that it refuses, and where it cannot be had here."""
-    try:
-        package: Any = importlib.import_module(_PACKAGE)
-    except ModuleNotFoundError as error:
-        if error.name != _PACKAGE:
-            raise
-        raise MissingExtraError(f"{_PACKAGE}/{game}", "gem") from error
+    package = imported(_PACKAGE, game, "gem")
     try:
         return package.make(game, **config)
     except LookupError as error:  # NLTK's own, with a page of words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 import sys
 import threading
@@ -21,8 +20,7 @@ _ONE_THREAD = threading.RLock()
 def isolated(*seed: int) -> Iterator[None]:
     """One thread at a time, with global generators that follow from ``seed`` and are put back in the end.
 
-    What the thread prints meanwhile is dropped: stdout is for what commands report. Handlers that a package gives the
-    root logger, as some do when they are imported, are taken back.
+    What the thread prints meanwhile is dropped: stdout is for what commands report.
     """
     with _ONE_THREAD:
         plain, numbers = random.getstate(), np.random.get_state(legacy=False)
@@ -30,14 +28,11 @@ def isolated(*seed: int) -> Iterator[None]:
         random.seed(start)
         np.random.seed(start)
         sys.stdout = without_ours = _OfOthers()
-        handlers, level = logging.root.handlers[:], logging.root.level
         try:
             yield
         finally:
             random.setstate(plain)
             np.random.set_state(numbers)
-            logging.root.handlers[:] = handlers
-            logging.root.setLevel(level)
             if sys.stdout is without_ours:  # another thread may have put its own there meanwhile
                 sys.stdout = without_ours.out
 

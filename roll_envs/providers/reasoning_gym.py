@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from roll_envs.env import AnyText, EnvironmentCard, TextEnv
-from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
+from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.parsing import FreeFormat, make_free_format
 from roll_envs.providers.isolation import isolated
+from roll_envs.providers.packages import folder_of, imported
 
 __all__ = ["ReasoningGymEnv", "card", "ids"]
 
@@ -26,11 +24,9 @@ _NOTHING = "I do not know."
 
 def ids() -> list[str]:
     """Of every task of the installed release, read from its source: importing it takes seconds."""
-    found = importlib.util.find_spec(_PACKAGE)
-    if found is None or found.origin is None:
-        return []
+    folder = folder_of(_PACKAGE)
     names: set[str] = set()
-    for file in Path(found.origin).parent.glob("*/**/*.py"):
+    for file in folder.glob("*/**/*.py") if folder else ():
         text = file.read_text(encoding="utf-8")
         if "register_dataset(" in text:
             names.update(_NAME.findall(text))
@@ -161,12 +157,7 @@ class ReasoningGymEnv(TextEnv):
 
 def _make(task: str, config: Mapping[str, Any], seed: int) -> Any:
     """The task's data set with the questions of ``seed``. Raises :class:`ConfigError` for settings that it refuses."""
-    try:
-        package: Any = importlib.import_module(_PACKAGE)
-    except ModuleNotFoundError as error:
-        if error.name != _PACKAGE:
-            raise
-        raise MissingExtraError(f"{_PACKAGE}/{task}-v0", "reasoning-gym") from error
+    package = imported(_PACKAGE, f"{task}-v0", "reasoning-gym")
     try:
         return package.create_dataset(task, seed=seed, size=1, **config)
     except (TypeError, ValueError, AssertionError) as error:

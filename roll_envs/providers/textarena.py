@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from roll_envs.env import EnvironmentCard
-from roll_envs.errors import ConfigError, EnvironmentFaultError, MissingExtraError
+from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
+from roll_envs.providers.packages import folder_of, imported
 
 __all__ = ["TextArenaEnv", "card", "ids"]
 
@@ -31,10 +29,9 @@ def ids() -> list[str]:
 @functools.cache
 def _games() -> Mapping[str, str]:
     """Each id here -> the package's own, read from its source: importing it takes half a second."""
-    found = importlib.util.find_spec(_PACKAGE)
-    if found is None or found.origin is None:
+    root = folder_of(_PACKAGE)
+    if root is None:
         return {}
-    root = Path(found.origin).parent
     games = {}
     for base, version, variant, module in _REGISTERED.findall((root / "envs/__init__.py").read_text(encoding="utf-8")):
         file = root.parent.joinpath(*module.split(".")).with_suffix(".py")
@@ -93,7 +90,7 @@ class TextArenaEnv(GameEnv):
             moves=("[0 0]", "[up]"),  # any text is a move, and the game says what it takes for one
         )
 
-    def _begin(self, seed: int, options: Mapping[str, Any]) -> str:
+    def _begin(self, seed: int) -> str:
         self._game.reset(num_players=1, seed=seed)
         return self._news()
 
@@ -128,12 +125,7 @@ class TextArenaEnv(GameEnv):
 def _make(game: str, config: Mapping[str, Any]) -> tuple[Any, bool]:
     """The bare game, and whether the package puts brackets around its moves. Raises :class:`ConfigError` for settings
     that it refuses, and for a game that cannot be had here."""
-    try:
-        package: Any = importlib.import_module(_PACKAGE)
-    except ModuleNotFoundError as error:
-        if error.name != _PACKAGE:
-            raise
-        raise MissingExtraError(f"{_PACKAGE}/{game}", "textarena") from error
+    package = imported(_PACKAGE, game, "textarena")
     try:
         made = package.make(game, **config)
     except LookupError as error:  # NLTK's own, with a page of words

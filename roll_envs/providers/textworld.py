@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.util
 import re
 import tempfile
 import warnings
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from roll_envs.env import EnvironmentCard
-from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.errors import ConfigError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
+from roll_envs.providers.packages import folder_of, imported
 
 __all__ = ["TextWorldEnv", "card", "ids"]
 
@@ -34,8 +34,15 @@ _ONE_COMMAND = re.compile(r"[.\n]|\bthen\b", re.IGNORECASE)
 _NO_MOVES = frozenset({"save", "restore", "restart", "quit", "q", "undo", "script", "transcript", "again", "g"})
 """Words to the interpreter, not to the game."""
 _COOKING: Mapping[str, Any] = {
-    **{"recipe": 1, "take": 0, "go": 1, "open": False, "cook": False, "cut": False, "drop": False},
-    **{"recipe_seed": 0, "split": None},
+    "recipe": 1,
+    "take": 0,
+    "go": 1,
+    "open": False,
+    "cook": False,
+    "cut": False,
+    "drop": False,
+    "recipe_seed": 0,
+    "split": None,
 }
 """What the package's own command line takes where nothing is said."""
 
@@ -58,7 +65,7 @@ def _challenges() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def ids() -> list[str]:
     """Of its challenges, where the package is installed: coin collectors with quests of up to 20 rooms, all others."""
-    return sorted(_challenges()) if importlib.util.find_spec(_PACKAGE) else []
+    return sorted(_challenges()) if folder_of(_PACKAGE) else []
 
 
 def card(id: str) -> EnvironmentCard:
@@ -77,7 +84,7 @@ def card(id: str) -> EnvironmentCard:
         versions={"v0": "First version."},
         citation="Côté et al., TextWorld, arXiv:1806.11532. MIT.",
         differences=(
-            "An episode is one command each turn: what stands behind a full stop is not played.",
+            "A turn is one command: what stands behind a full stop or 'then' is not played.",
             "Words to the interpreter (save, undo, restart and the like) are no commands.",
             "Points are given as a part of the game's most, so that every game pays 1 in all.",
             "The title and the line with the prompt are left out of what is shown.",
@@ -100,7 +107,7 @@ class TextWorldEnv(GameEnv):
         self._challenge = challenge
         self._config = tuple(sorted({**(_COOKING if challenge == "tw-cooking" else {}), **(config or {})}.items()))
         with isolated(0):
-            self._package = _package(challenge)
+            self._package = imported(_PACKAGE, challenge, "textworld")
             _game(challenge, self._config, 0)  # what is wrong with the settings is said now
         super().__init__(
             action_format=action_format,
@@ -112,7 +119,7 @@ class TextWorldEnv(GameEnv):
         self._env: Any = None
         self._state: Any = None
 
-    def _begin(self, seed: int, options: Mapping[str, Any]) -> str:
+    def _begin(self, seed: int) -> str:
         asked = self._package.EnvInfos(
             admissible_commands=True, policy_commands=True, won=True, lost=True, score=True, max_score=True, facts=True
         )
@@ -156,9 +163,10 @@ class TextWorldEnv(GameEnv):
         return [self.action_format.write(command) for command in self._state.admissible_commands]
 
     def oracle(self) -> list[str] | None:
-        """The game's own way to its end, where it knows one from here."""
+        """The game's own way to its end, where it knows one from here that fits into the turns that are left."""
         way = [] if self._over else self._state.policy_commands or []
-        return [self.action_format.write(command) for command in way] or None
+        fits = 0 < len(way) <= self.max_turns - self._turns
+        return [self.action_format.write(command) for command in way] if fits else None
 
     def close(self) -> None:
         if getattr(self, "_env", None) is not None:
@@ -187,20 +195,11 @@ def _shown(feedback: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip() or "Nothing happens."
 
 
-def _package(challenge: str) -> Any:
-    try:
-        return importlib.import_module(_PACKAGE)
-    except ModuleNotFoundError as error:
-        if error.name != _PACKAGE:
-            raise
-        raise MissingExtraError(f"{_PACKAGE}/{challenge}", "textworld") from error
-
-
 @functools.lru_cache(maxsize=_KEPT)
 def _game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> Mapping[str, bytes]:
     """The files of the game that follows from ``seed``, by suffix. Raises :class:`ConfigError` for settings that the
     challenge refuses."""
-    package, generator = _package(challenge), importlib.import_module(f"{_PACKAGE}.generator")
+    package, generator = importlib.import_module(_PACKAGE), importlib.import_module(f"{_PACKAGE}.generator")
     challenges = importlib.import_module(f"{_PACKAGE}.challenges").CHALLENGES
     if challenge not in challenges:
         raise ConfigError(f"TextWorld has no challenge {challenge!r}; it has {', '.join(sorted(challenges))}")

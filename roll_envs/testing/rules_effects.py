@@ -131,6 +131,13 @@ def _add_hook() -> None:
     sys.addaudithook(_audit)  # it can never be taken away, and does nothing while nobody watches
 
 
+def _folder(descriptor: int) -> str:
+    """What a relative path starts from. A descriptor that is none fails in what is audited, not here."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return os.getcwd()
+
+
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     if not _watching:
         return
@@ -140,8 +147,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if event == "open" and (args[2] or 0) & _WRITES:
         does = "writes"
     if does and isinstance(args[0], str | bytes | os.PathLike):
-        folder = os.getcwd() if not place or args[place] == -1 else os.readlink(f"/proc/self/fd/{args[place]}")
-        path = os.path.abspath(os.path.join(folder, os.fsdecode(args[0])))
+        path = os.path.abspath(os.path.join(_folder(args[place] if place else -1), os.fsdecode(args[0])))
         if not path.startswith((tempfile.gettempdir(), "/dev/", "/proc/")) and "__pycache__" not in path:
             _watching[-1].append(f"{does} {path}")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
 import random
 import sys
 import threading
 import types
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -19,6 +21,7 @@ import roll_envs
 from roll_envs import EnvironmentCard, providers
 from roll_envs.env_registry import ENVIRONMENTS
 from roll_envs.providers.isolation import isolated
+from roll_envs.providers.packages import folder_of, imported
 from roll_envs.testing import CounterEnv
 
 
@@ -97,6 +100,23 @@ def test_packages_keep_their_generators_and_their_prints_to_themselves(capsys: p
     assert first == draws(5, 2) != draws(5, 3)
     assert (random.random(), float(np.random.random())) == expected
     assert capsys.readouterr().out == "of another thread\n" * 3
+
+
+def test_a_package_is_imported_without_its_handlers_and_missed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chatty_games.py").write_text("import logging\nlogging.basicConfig(level=1, force=True)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = logging.root.handlers[:], logging.root.level
+    assert folder_of("chatty_games") == tmp_path
+    assert imported("chatty_games", "Chess-v0", "games").__name__ == "chatty_games"
+    assert (logging.root.handlers, logging.root.level) == before
+    assert folder_of("silent_games") is None
+    with pytest.raises(roll_envs.MissingExtraError, match=r"silent_games/Chess-v0.*\[games\]"):
+        imported("silent_games", "Chess-v0", "games")
+    (tmp_path / "broken_games.py").write_text("import silent_games\n")
+    with pytest.raises(ModuleNotFoundError, match="silent_games"):
+        imported("broken_games", "Chess-v0", "games")
 
 
 def test_a_stdout_that_another_thread_has_put_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:

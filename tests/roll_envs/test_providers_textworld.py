@@ -67,7 +67,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Interpreter:
         return made
 
     package = types.SimpleNamespace(EnvInfos=lambda **values: values, start=start)
-    monkeypatch.setattr(textworld, "_package", lambda challenge: package)
+    monkeypatch.setattr(textworld, "imported", lambda *_: package)
     monkeypatch.setattr(textworld, "_game", lambda challenge, config, seed: {".z8": b"", ".json": b""})
     return made
 
@@ -97,6 +97,17 @@ def test_an_episode(interpreter: Interpreter) -> None:
     env.close()
     env.close()
     assert interpreter.loaded.count("closed") == 1
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_a_way_that_is_longer_than_the_turns_left_is_none() -> None:
+    env = TextWorldEnv(challenge="tw-coin_collector", config={"level": 1}, max_turns=2)
+    env.reset(seed=1)
+    env._state.policy_commands = ["go north", "take coin"]
+    assert env.oracle() is not None
+    env.step(answered("look"))
+    env._state.policy_commands = ["go north", "take coin"]
+    assert env.oracle() is None
 
 
 @pytest.mark.parametrize("move", ["save", "Quit", "undo please", "...", "söze", "x" * 151, "a\0b"])
