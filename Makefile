@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .SUFFIXES:
-.PHONY: help quickstart learn-llm test test-slow test-cluster test-browser test-docker test-vllm test-megatron vllm check bench clean
+.PHONY: help quickstart learn-llm test test-slow test-cluster test-browser test-docker test-vllm test-megatron test-trackers vllm check bench clean
 
 PYTHON ?=
 ARGS ?=
@@ -73,6 +73,9 @@ test-vllm: .venv/dev.stamp .venv-vllm/stamp ## the tests of the vLLM engine, on 
 test-megatron: .venv/dev.stamp .venv-megatron/stamp ## the tests of the Megatron-Core backend, on a real one
 	$(subst .venv/,.venv-megatron/,$(PYTEST)) -m megatron tests/trainer/test_megatron.py tests/trainer/test_ranks_backends.py tests/trainer/test_ranks_memory.py tests/trainer/test_twins.py $(ARGS)
 
+test-trackers: .venv-trackers/stamp ## the tests of experiment trackers, on real ones without their servers
+	$(subst .venv/,.venv-trackers/,$(PYTEST)) tests/trainer/test_trackers.py $(ARGS)
+
 check: .venv/dev.stamp ## format, lint, types, imports
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -103,15 +106,27 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 	.venv/bin/roll-train setup vllm || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
-# Beside .venv, whose packages it sees: the release asks for Python 3.12, and for libraries that need CUDA.
+# A virtual environment in the target's folder, beside .venv, whose packages it sees.
+define BESIDE
+.venv/bin/python -m venv --clear --without-pip $(@D)
+@$(@D)/bin/python -c 'import sys, sysconfig; print("import site; site.addsitedir(%r)" % sys.argv[1])' \
+	"$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" > \
+	"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/trainer.pth"
+endef
+
+# The release asks for Python 3.12, and for libraries that need CUDA.
 .venv-megatron/stamp: .venv/dev.stamp
 	@echo "Installing Megatron-Core into .venv-megatron; this is done once (0.3 GB)."
-	.venv/bin/python -m venv --clear --without-pip .venv-megatron
-	@.venv-megatron/bin/python -c 'import sys, sysconfig; print("import site; site.addsitedir(%r)" % sys.argv[1])' \
-		"$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" > \
-		"$$(.venv-megatron/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/trainer.pth"
+	$(BESIDE)
 	$(subst .venv/,.venv-megatron/,$(PIP)) --no-deps --ignore-requires-python megatron-core==0.19.2 triton==3.9.0 \
 		|| { echo "$$FAILED"; exit 1; }
+	@touch $@
+
+# They ask for older releases of what others need.
+.venv-trackers/stamp: .venv/dev.stamp
+	@echo "Installing experiment trackers into .venv-trackers; this is done once (0.3 GB)."
+	$(BESIDE)
+	$(subst .venv/,.venv-trackers/,$(PIP)) -e ".[trackers]" || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
 models/smollm2-135m/config.json: | .venv/train.stamp

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from roll_envs.errors import MissingExtraError, RollError
 
@@ -58,8 +58,8 @@ def _train_parser() -> argparse.ArgumentParser:
         description="Train an agent as a YAML file says; `roll-train resume RUN` goes on with a stopped run, "
         "`roll-train explain CONFIG` shows what a file learns by, `roll-train setup vllm` installs an engine, "
         "`roll-train episodes RUN` shows recorded episodes, `roll-train replay RUN --step N` learns from them again, "
-        "`roll-train export RUN DIR` writes a checkpoint's model for transformers and engines, `roll-train plan "
-        "CONFIG` says what would be where on how many GPUs.",
+        "`roll-train export RUN DIR` writes a checkpoint's model for transformers and engines, `roll-train track "
+        "RUN --to wandb` sends a run to a tracker, `roll-train plan CONFIG` says what would be where on how many GPUs.",
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
@@ -145,6 +145,20 @@ def _export_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="run folder (its last checkpoint), or one checkpoint in it")
     parser.add_argument("folder", metavar="DIR", help="folder to be made")
+    return parser
+
+
+def _track_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="roll-train track",
+        description="Send the numbers and sample episodes of a run, also one that goes on, to an experiment tracker; "
+        "again sends what is new.",
+    )
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("--to", choices=["wandb", "swanlab", "mlflow", "trackio"], required=True)
+    parser.add_argument("--project", metavar="NAME", help="the tracker's project or experiment (default: roll)")
+    parser.add_argument("--offline", action="store_true", help="write to RUN/trackers/ and use no network")
+    parser.add_argument("--follow", action="store_true", help="go on until the run ends")
     return parser
 
 
@@ -315,6 +329,17 @@ def _export(options: argparse.Namespace) -> int:
     return OK
 
 
+def _track(options: argparse.Namespace) -> int:
+    from trainer.run.trackers import send
+
+    def say(line: str, out: TextIO = sys.stdout) -> None:
+        print(line, file=out, flush=True)
+
+    with contextlib.redirect_stdout(sys.stderr):  # for what trackers print
+        send(options.run, options.to, project=options.project, offline=options.offline, follow=options.follow, say=say)
+    return OK
+
+
 def _plan(options: argparse.Namespace) -> int:
     from trainer.config.load import load_config
     from trainer.run.plan import Hardware, plan_cluster, plan_lines
@@ -404,6 +429,7 @@ _COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argp
     "episodes": (_episodes_parser, _episodes),
     "export": (_export_parser, _export),
     "plan": (_plan_parser, _plan),
+    "track": (_track_parser, _track),
 }
 _SHOWN = 10
 """Verdicts that changed and are printed."""
