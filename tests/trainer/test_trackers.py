@@ -60,7 +60,7 @@ class Notes:
             raise ValueError("402: the account is over its limit")
         self.logged.append((phase, step, dict(values)))
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def episodes(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         self.tables[name] = [dict(row) for row in rows]
 
     def close(self) -> None:
@@ -148,6 +148,17 @@ def test_following_a_run_that_was_resumed_waits_for_its_new_end(run: RunFolder, 
     run.save_summary({})
     following.join(20)
     assert notes.logged[-1][1] == 3
+
+
+def test_following_ends_where_both_files_are_equally_old(run: RunFolder, notes: Notes) -> None:
+    """As on a disk whose clock ticks every few milliseconds."""
+    run.save_summary({})
+    for path in (run.metrics_path, run.summary_path):
+        os.utime(path, ns=(10**18, 10**18))
+    following = threading.Thread(target=send, args=(run.path, "mlflow"), kwargs={"follow": True}, daemon=True)
+    following.start()
+    following.join(20)
+    assert not following.is_alive()
 
 
 def until(holds: Any) -> None:

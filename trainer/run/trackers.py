@@ -1,8 +1,9 @@
 """Send a run's numbers and sample episodes to an experiment tracker, from what the run's folder holds.
 
-The sender is a process of its own that reads ``metrics.jsonl``: a tracker that is slow, offline or broken cannot touch
-the training, and a run of last week can be sent as well as one that goes on. ``RUN/trackers/<name>.json`` keeps the
-tracker's id of the run and what was sent, so that sending again, also after ``roll-train resume``, adds what is new.
+It is done beside the training, by a command that reads what the run has written: a tracker that is slow, offline or
+broken cannot touch the training, and a run of last week can be sent as well as one that goes on.
+``RUN/trackers/<name>.json`` keeps the tracker's id of the run and what was sent, so that sending again, also after
+``roll-train resume``, adds what is new.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from trainer.run.folder import RunFolder, disk_errors, read_metrics, write_atomi
 
 __all__ = ["TRACKERS", "Home", "Sent", "Tracker", "send"]
 
-_COLUMNS = ("step", "task", "outcome", "success", "return", "turns", "episode")
 _FOLLOW_S = 2.0
 """How often a run that goes on is looked at."""
 
@@ -35,7 +35,7 @@ class Home:
     name: str
     """Name of the run: that of its folder."""
     id: str
-    """What the tracker calls the run, the same each time; MLflow makes its own, and "" asks for a new one."""
+    """What the tracker called the run the last time; empty the first time."""
     config: Mapping[str, Any]
     """Settings of the run as nested plain values."""
     logged: int
@@ -52,8 +52,8 @@ class Tracker(Protocol):
     def log(self, phase: str, step: int, values: Mapping[str, float], at: float) -> None:
         """Finite numbers of a step of a phase, named ``phase/name``; ``at`` is when they were made, in seconds."""
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows with the same plain columns, made at ``step``."""
+    def episodes(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Sample episodes of ``step`` as rows with the same plain columns; ``episode`` is all of its text."""
 
     def close(self) -> None:
         """Write or send all that was logged."""
@@ -65,12 +65,12 @@ class _Wandb:
     def __init__(self, home: Home) -> None:
         import wandb
 
-        self.id, self._wandb = home.id, wandb
+        self.id, self._wandb = home.id or secrets.token_hex(8), wandb
         place: dict[str, Any] = {} if home.folder is None else {"mode": "offline", "dir": str(home.folder)}
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
         self._run = wandb.init(
             project=home.project,
-            id=home.id,
+            id=self.id,
             name=home.name,
             config=dict(home.config),
             resume="allow",
@@ -86,7 +86,7 @@ class _Wandb:
             self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
         self._log({**values, f"{phase}/step": step})
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def episodes(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = list(rows[0])
         data = [[row[column] for column in columns] for row in rows]
         self._log({name: self._wandb.Table(columns=columns, data=data)})
@@ -105,12 +105,12 @@ class _SwanLab:
     def __init__(self, home: Home) -> None:
         import swanlab
 
-        self.id, self._swanlab = home.id, swanlab
+        self.id, self._swanlab = home.id or secrets.token_hex(8), swanlab
         place: dict[str, Any] = {} if home.folder is None else {"mode": "offline", "logdir": str(home.folder)}
         swanlab.init(
             project=home.project,
             experiment_name=home.name,
-            id=home.id,
+            id=self.id,
             config=dict(home.config),
             resume="allow",
             **place,
@@ -119,12 +119,11 @@ class _SwanLab:
     def log(self, phase: str, step: int, values: Mapping[str, float], at: float) -> None:
         self._swanlab.log(dict(values), step=step)
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def episodes(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         texts = []
         for row in rows:
-            caption = ", ".join(f"{key} {value}" for key, value in row.items() if "\n" not in str(value))
-            body = "\n\n".join(str(value) for value in row.values() if "\n" in str(value))
-            texts.append(self._swanlab.Text(body or caption, caption=caption))
+            caption = ", ".join(f"{key} {value}" for key, value in row.items() if key != "episode")
+            texts.append(self._swanlab.Text(row["episode"], caption=caption))
         self._swanlab.log({name: texts}, step=step)
 
     def close(self) -> None:
@@ -154,7 +153,7 @@ class _MLflow:
     def log(self, phase: str, step: int, values: Mapping[str, float], at: float) -> None:
         self._mlflow.log_metrics(dict(values), step=step, timestamp=int(at * 1000))
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def episodes(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = {column: [row[column] for row in rows] for column in rows[0]}
         self._mlflow.log_table(columns, f"{name}.json")
 
@@ -170,7 +169,7 @@ class _Trackio:
             os.environ["TRACKIO_DIR"] = str(home.folder)  # read when it is imported
         import trackio
 
-        self.id, self._trackio = home.id, trackio
+        self.id, self._trackio = home.name, trackio  # by which it finds the run again
         trackio.init(
             project=home.project,
             name=home.name,
@@ -184,7 +183,7 @@ class _Trackio:
     def log(self, phase: str, step: int, values: Mapping[str, float], at: float) -> None:
         self._trackio.log(dict(values), step=step)
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def episodes(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         import pandas
 
         self._trackio.log({name: self._trackio.Table(dataframe=pandas.DataFrame(list(rows)))}, step=step)
@@ -207,7 +206,7 @@ class Sent:
     """What a tracker has of a run."""
 
     project: str
-    id: str
+    id: str = ""
     steps: dict[str, int] = field(default_factory=dict)
     """Phase -> its last step."""
     tables: list[str] = field(default_factory=list)
@@ -239,10 +238,8 @@ def send(
         raise RollError(f"no tracker {to!r}; there are {', '.join(sorted(TRACKERS))}")
     with RunFolder.open(path) as folder:
         trackers = folder.path / "trackers"
-        with disk_errors(trackers):
-            trackers.mkdir(exist_ok=True)
         noted = trackers / f"{to}{'-offline' if offline else ''}.json"
-        sent = _noted(noted) or Sent(project=project or "roll", id="" if to == "mlflow" else secrets.token_hex(8))
+        sent = _noted(noted) or Sent(project=project or "roll")
         if project not in (None, sent.project):
             raise RollError(f"this run was sent to the project {sent.project!r}; remove {noted} to send it anew")
         home = Home(
@@ -253,18 +250,18 @@ def send(
             logged=sent.count,
             folder=trackers / to if offline else None,
         )
+        with disk_errors(trackers):
+            (home.folder or trackers).mkdir(parents=True, exist_ok=True)
         with _words(to):
-            if home.folder is not None:
-                home.folder.mkdir(exist_ok=True)
             tracker = TRACKERS[to](home)
         sent.id = tracker.id
         try:
-            seen = None
+            seen: tuple[int, int] | None = None
             while True:
                 # Looked at first, so that what was logged before the summary is sent.
-                logged, ended = (_changed(file) for file in (folder.metrics_path, folder.summary_path))
-                if logged != seen or ended:
-                    before = sent.count
+                written = logged, ended = _written(folder.metrics_path), _written(folder.summary_path)
+                if written != seen:
+                    before, seen = sent.count, written
                     try:
                         with _words(to):
                             _send_new(folder, tracker, sent)
@@ -272,8 +269,8 @@ def send(
                         write_atomic(noted, json.dumps(vars(sent), indent=1) + "\n")
                     if sent.count > before:
                         say(f"{to}: {sent.count - before} records of {home.name} sent to {sent.project}")
-                    seen = logged
-                if not follow or ended > logged:  # a run that was resumed logs again after its summary
+                # A run that was resumed logs again after its summary. Clocks of files are coarse: both may be as old.
+                if not follow or (ended and ended >= logged):
                     break
                 time.sleep(_FOLLOW_S)
         finally:
@@ -282,7 +279,7 @@ def send(
     return sent
 
 
-def _changed(path: Path) -> int:
+def _written(path: Path) -> int:
     """When the file was written last, in nanoseconds; 0 where there is none."""
     try:
         return path.stat().st_mtime_ns
@@ -309,7 +306,7 @@ def _send_new(folder: RunFolder, tracker: Tracker, sent: Sent) -> None:
             step = int(file.stem.rpartition("-")[2])
             rows = [_row(json.loads(line), step) for line in file.read_text(encoding="utf-8").splitlines()]
             if rows:
-                tracker.table(file.stem, step, rows)
+                tracker.episodes(file.stem, step, rows)
             sent.tables.append(file.stem)
             sent.count += 1
 
@@ -319,16 +316,15 @@ def _row(record: Mapping[str, Any], step: int) -> dict[str, Any]:
     task, turns = record["task"], record["turns"]
     parts = [f"{turn['prompt_observation']}\n> {turn['text']}" for turn in turns]
     text = "\n\n".join([*parts, *(turn["observation"] for turn in turns[-1:])])
-    values = (
-        step,
-        f"{task['env_id']} {task['split']} {task['index']}",
-        record["outcome"],
-        record["success"],
-        record["return"],
-        len(turns),
-        text.encode("utf-8", errors="replace").decode(),  # a lone surrogate has no bytes to send
-    )
-    return dict(zip(_COLUMNS, values, strict=True))
+    return {
+        "step": step,
+        "task": f"{task['env_id']} {task['split']} {task['index']}",
+        "outcome": record["outcome"],
+        "success": record["success"],
+        "return": record["return"],
+        "turns": len(turns),
+        "episode": text.encode("utf-8", errors="replace").decode(),  # a lone surrogate has no bytes to send
+    }
 
 
 def _noted(path: Path) -> Sent | None:
