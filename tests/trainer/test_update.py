@@ -235,6 +235,26 @@ def test_an_empty_step_says_so_and_changes_nothing() -> None:
     assert run.learner.stepped == []
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_sequences_that_begin_alike_meet_in_a_micro_batch(steps: int) -> None:
+    """Four sequences of two beginnings, in turn: each beginning is in one micro-batch, also where they are scored."""
+    begins = ((10, 11, 12, 13), (20, 21, 22, 23))
+    members = [
+        trajectory(turn(begins[n % 2], (30 + n,), reward=1.0 + n, logprobs=(-5.0,)), member=n) for n in range(4)
+    ]
+    run = Run(
+        f"learner.epochs={steps}", "optimizer.lr=0.0", "learner.pack_tokens=5", "learner.tokens_per_microbatch=10"
+    )
+    run.update([group(*members)])
+    for batches in (*run.learner.scored, *run.learner.stepped):
+        assert sorted({tuple(ids[:4]) for ids in b.ids.tolist()} for b in batches) == [{begins[0]}, {begins[1]}]
+    expected = {n: run.logp((*begins[n % 2], 30 + n), 4) for n in range(4)}
+    learnt: dict[str, Any] = {}
+    run.update([group(*members)], learnt=learnt)
+    assert learnt["policy_logp"].tolist() == pytest.approx(list(expected.values()), abs=1e-4)
+    assert column(run.learner.stepped[-1], "advantages") == {n: 1.0 + n for n in range(4)}
+
+
 def test_scores_go_back_to_the_tokens_they_are_of() -> None:
     groups = two(1.0, 0.0)
     sequences = sequences_of(groups)

@@ -7,7 +7,7 @@ the losses; the critic and the policy take their optimiser steps. Each of these 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -196,6 +196,12 @@ def _same(
     return same
 
 
+def _alike(sequences: Sequence[TokenSequence], used: Iterable[int]) -> list[int]:
+    """``used`` in the order of the ids, so that sequences which begin alike meet in a micro-batch, where that beginning
+    is run once."""
+    return sorted(used, key=lambda i: (sequences[i].ids, i))
+
+
 def _batched(
     config: RunConfig,
     sequences: Sequence[TokenSequence],
@@ -244,7 +250,7 @@ def _scored(config: RunConfig, parts: StepParts, sequences: Sequence[TokenSequen
     columns: dict[str, FloatArray] = {}
     if needed:
         same = _same(sequences, tokens, range(len(sequences)))
-        batches = _batched(config, sequences, tokens, sorted(same))
+        batches = _batched(config, sequences, tokens, _alike(sequences, same))
         source = np.arange(len(tokens.sequence))  # the token that each was scored as
         for first, copies in same.items():
             source[tokens.of(copies)] = np.tile(tokens.of([first]), len(copies))
@@ -298,7 +304,7 @@ def _train_policy(
         chosen = _selected(objective, tokens, minibatch, rng)
         assert chosen.advantage is not None
         has_advantage = set(chosen.sequence[chosen.learnt & (chosen.advantage != 0)].tolist())
-        used = minibatch if everything else [i for i in minibatch if i in has_advantage]
+        used = _alike(sequences, minibatch if everything else has_advantage.intersection(minibatch))
         if not (used and denominators.tokens):
             continue
         batches = _batched(config, sequences, chosen, used)
@@ -379,7 +385,7 @@ def _train_critic(
         if not denominators.tokens:
             continue
         # Sequences with the same ids are run once, each with its own return.
-        same = _same(sequences, tokens, minibatch)
+        same = _same(sequences, tokens, _alike(sequences, minibatch))
         returns = np.full((max(map(len, same.values()), default=1), len(tokens.sequence)), np.nan)
         for first, copies in same.items():
             returns[: len(copies), tokens.of([first])] = tokens.return_[tokens.of(copies)].reshape(len(copies), -1)
