@@ -12,6 +12,7 @@ from tiny import tiny_model
 from roll_envs.errors import RollError
 from trainer.config import OptimizerConfig
 from trainer.learner.gradients import Ranks, StepGuard
+from trainer.learner.muon import Muon
 from trainer.learner.optimizers import TrainedWeight, make_optimizers, trained_weights
 
 MUON = OptimizerConfig(name="muon")
@@ -62,9 +63,34 @@ def test_muon_takes_the_inner_matrices() -> None:
 def test_muon_without_vectors_or_without_matrices() -> None:
     matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
     kinds = [type(o) for o in make_optimizers(MUON, [TrainedWeight(matrix, False)])]
-    assert kinds == [torch.optim.Muon]
+    assert kinds == [Muon]
     kinds = [type(o) for o in make_optimizers(MUON, [TrainedWeight(vector, False)])]
     assert kinds == [torch.optim.AdamW]
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["bfloat16", "float32"])
+def test_muon_is_torchs_whatever_its_products_are_in(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit where they are in bfloat16 too; else as far as bfloat16 goes: three digits of an update."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: quick)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    generator = torch.Generator().manual_seed(0)
+    firsts = [torch.randn(shape, generator=generator) for shape in ((12, 20), (20, 12), (8, 8))]
+    ours, theirs = ([torch.nn.Parameter(first.clone()) for first in firsts] for _ in range(2))
+    optimizers = [
+        Muon(ours, lr=0.1, weight_decay=0.5),
+        torch.optim.Muon(theirs, lr=0.1, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(3):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other, first in zip(ours, theirs, firsts, strict=True):
+        moved = float((other - first).detach().square().mean().sqrt())
+        difference = float((one - other).detach().abs().max())
+        assert (difference == 0.0) is quick
+        assert difference < 0.05 * moved
 
 
 def test_frozen_weights_are_left_out_and_copies_stand_in() -> None:

@@ -30,7 +30,7 @@ from trainer.config.parts import LOSSES
 from trainer.data import batches
 from trainer.data.batches import denominators_of
 from trainer.data.table import make_table, sequences_of
-from trainer.learner import gradients, make_learner
+from trainer.learner import gradients, make_learner, muon
 from trainer.model.network import LanguageModel
 from trainer.run.update import make_parts, update
 
@@ -130,6 +130,7 @@ def everything_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
+    monkeypatch.setattr(muon, "precision_of_products", lambda device: torch.float64)
     monkeypatch.setattr(np, "float32", np.float64)
     columns = ((*names, np.float64 if kind is _NARROW else kind, rest) for *names, kind, rest in batches._COLUMNS)
     monkeypatch.setattr(batches, "_COLUMNS", tuple(columns))

@@ -239,9 +239,7 @@ def test_an_empty_step_says_so_and_changes_nothing() -> None:
 def test_sequences_that_begin_alike_meet_in_a_micro_batch(steps: int) -> None:
     """Four sequences of two beginnings, in turn: each beginning is in one micro-batch, also where they are scored."""
     begins = ((10, 11, 12, 13), (20, 21, 22, 23))
-    members = [
-        trajectory(turn(begins[n % 2], (30 + n,), reward=1.0 + n, logprobs=(-5.0,)), member=n) for n in range(4)
-    ]
+    members = [trajectory(turn(begins[n % 2], (30 + n,), reward=1.0 + n, logprobs=(-5.0,)), member=n) for n in range(4)]
     run = Run(
         f"learner.epochs={steps}", "optimizer.lr=0.0", "learner.pack_tokens=5", "learner.tokens_per_microbatch=10"
     )

@@ -130,13 +130,13 @@ def _adamw(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings)
 
 
 def _muon(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) -> list[torch.optim.Optimizer]:
-    import torch
+    from trainer.learner.muon import Muon
 
     inner = [w.value for w in weights if w.value.ndim == 2 and not w.outer]
     rest = [w for w in weights if w.value.ndim != 2 or w.outer]  # Muon's update is of matrices alone
     found: list[torch.optim.Optimizer] = []
     if inner:
-        found.append(torch.optim.Muon(inner, lr=lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        found.append(Muon(inner, lr=lr, weight_decay=settings.weight_decay))
     return found + (_adamw(rest, lr, settings) if rest else [])
 
 
