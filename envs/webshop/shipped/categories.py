@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envs.webshop.shipped.attributes import ATTRIBUTES, stated
-from envs.webshop.shipped.brands import BRANDS
-from envs.webshop.shipped.departments import DEPARTMENTS
-from envs.webshop.shipped.kinds import Attribute, Department, Kind, Option, with_article
-from envs.webshop.shipped.phrases import OPENERS
+from envs.webshop.shipped.tables import (
+    ATTRIBUTES,
+    DEPARTMENTS,
+    TEXTS,
+    Attribute,
+    Department,
+    Kind,
+    Option,
+    stated,
+    with_article,
+)
 
-__all__ = ["CATEGORIES", "Category", "Trait", "title_case"]
+__all__ = ["BRANDS", "CATEGORIES", "Category", "Trait", "title_case"]
 
 _ABBREVIATIONS = {w.lower(): w for w in ("USB", "BPA", "LED", "UV", "PVC", "PFOA", "GMO", "A5", "T-Shirt", "T-Shirts")}
+BRANDS = tuple(start + end for end in TEXTS["brand_ends"] for start in TEXTS["brand_starts"])
+"""All invented."""
+
 _SMALL_WORDS = {"of", "with", "for", "and", "in", "de", "on", "up", "a"}
 _UNITS = {"oz", "ft", "lb", "mm", "mah", "pc", "gb", "inch", "liter"}
 
@@ -134,7 +143,7 @@ def _category(department: Department, number: int, kind: Kind, traits: dict[str,
         verb=" that is " if kind.form in ("a", "some") else " that are ",
         styles=tuple(map(title_case, kind.styles)),
         choices=tuple(tuple(traits[phrase] for phrase in choice) for choice in kind.choices),
-        openers=tuple(map(fill, OPENERS)),
+        openers=tuple(map(fill, TEXTS["openers"])),
         own_openers=tuple(map(fill, department.openers)),
         closers=department.closers,
         facts=kind.facts,
