@@ -50,12 +50,19 @@ WEBSHOP_MINI = EnvironmentCard(
     id="roll/WebShopMini-v0",
     entry_point="envs.webshop.mini:WebShopMiniEnv",
     summary="The same shop on short pages with a fixed list of actions, for small policies.",
-    tests="Comparing what is wanted with what is shown, over several pages towards one decision.",
+    tests="Comparing title, price and options with what is wanted, over several pages towards one decision.",
     turns="15 turns of one search or click; an answer that is no possible action takes a turn.",
     reward_range=(0.0, 1.0),
     rewards=REWARDS,
     success=SUCCESS,
-    splits=SPLITS_TEXT,
-    versions={"v0": "First version."},
+    splits=(
+        "Each goal has a shop of its own, and no listing occurs in two splits. Goals are numbered: test 0-499, eval "
+        "500-1499, train from 1500. reset(options={'split': name}) draws from one of them, "
+        "reset(options={'session': i}) takes goal i."
+    ),
+    versions={
+        "v0": "First version. Until November 2026 all goals shared one catalogue of 160 products, which a player could "
+        "know by heart: figures from before do not compare."
+    },
     citation=CITATION,
 )

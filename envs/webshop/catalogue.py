@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,15 @@ from envs.webshop.shipped import SHIPPED_COUNT, Shipped, generate
 from envs.webshop.types import Goal, Product, ProductStore, SearchIndex
 from roll_envs.errors import ConfigError
 
-__all__ = ["DATA_VARIABLE", "MOST_HITS", "Catalogue", "build_catalogue", "load_catalogue", "shipped_listings"]
+__all__ = [
+    "DATA_VARIABLE",
+    "MOST_HITS",
+    "Catalogue",
+    "build_catalogue",
+    "load_catalogue",
+    "memory_catalogue",
+    "shipped_listings",
+]
 
 DATA_VARIABLE = "ROLL_WEBSHOP_DATA"
 """Environment variable that names the default data folder or index."""
@@ -122,12 +130,22 @@ def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: i
         other = "human_goals=False" if human else "human_goals=True"
         raise ConfigError(f"the catalogue {name} has no {'human' if human else 'synthetic'} goals; try {other}")
     known = {listing.product.title: listing.nouns for listing in kept if listing.nouns is not None}
-    products = [listing.product for listing in kept]
+    return memory_catalogue(name, [listing.product for listing in kept], prices, shuffled(goals), known)
+
+
+def memory_catalogue(
+    name: str,
+    products: Sequence[Product],
+    prices: Sequence[float],
+    goals: Sequence[Goal],
+    known: Mapping[str, tuple[str, ...]],
+) -> Catalogue:
+    """A catalogue of these products, each at its price; ``known`` holds the nouns of titles where they are known."""
     return Catalogue(
         name=name,
         store=MemoryStore(products, prices),
         index=MemoryIndex.build(map(document_text, products), [product.asin for product in products]),
-        goals=shuffled(goals),
+        goals=goals,
         nouns=_Nouns(known.get),
         listed=_Listed(products),
     )

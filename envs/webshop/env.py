@@ -12,7 +12,7 @@ import gymnasium
 from envs.arguments import check_choice, check_int, check_penalty
 from envs.webshop.actions import read_action
 from envs.webshop.catalogue import Catalogue, load_catalogue
-from envs.webshop.goals import SPLITS, split_range
+from envs.webshop.goals import SPLITS, chosen_goal
 from envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Page, Piece, pieces, plain_text, rich_text
 from envs.webshop.pages import clickables as clickables_of
 from envs.webshop.reward import Purchase, purchase_reward
@@ -117,28 +117,13 @@ class WebShopEnv(TextEnv):
         """Start on the search page with goal number ``seed`` of the split (counted round).
 
         ``options``: ``{"split": name}`` chooses the split of this episode, ``{"session": i}`` goal ``i`` of all.
-        Raises :class:`ConfigError` for a split without goals and a session that does not exist.
+        Raises :class:`ConfigError` for other options, a split without goals and a session that does not exist.
         """
-        number = self._goal_of(self.episode_seed(seed), options or {})
-        self._start(number)
+        episode = self.episode_seed(seed)
+        goals = self.catalogue.goals
+        self._start(chosen_goal(episode, options, split=self.split, count=len(goals), name=self.catalogue.name))
         self._turns, self._over = 0, False
         return self.render(), {"success": False, **self._actions_info()}
-
-    def _goal_of(self, seed: int, options: Mapping[str, Any]) -> int:
-        count = len(self.catalogue.goals)
-        session = options.get("session")
-        if session is not None:
-            if isinstance(session, bool) or not hasattr(session, "__index__") or not 0 <= int(session) < count:
-                raise ConfigError(f"session must be the number of a goal, 0 to {count - 1}, not {session!r}")
-            return int(session)
-        split = check_choice("split", options.get("split", self.split), tuple(SPLITS))
-        numbers = split_range(split, count)
-        if not numbers:
-            raise ConfigError(
-                f"the split {split!r} of catalogue {self.catalogue.name} is empty: it begins at goal "
-                f"{SPLITS[split][0]} of {count}; choose split='all', or a catalogue with more goals"
-            )
-        return numbers[seed % len(numbers)]
 
     def _start(self, number: int) -> None:
         self._goal_number = number
