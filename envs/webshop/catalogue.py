@@ -17,8 +17,8 @@ from pathlib import Path
 from envs.webshop.disk import is_index, open_index
 from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
 from envs.webshop.nouns import nouns_of
-from envs.webshop.original import Listing, listings, read_listings
-from envs.webshop.search import MemoryIndex, document_text
+from envs.webshop.original import Listing, join, read_listings
+from envs.webshop.search import MemoryIndex, document_text, listed_under
 from envs.webshop.shipped import SHIPPED_COUNT, Shipped, generate
 from envs.webshop.types import Goal, Product, ProductStore, SearchIndex
 from roll_envs.errors import ConfigError
@@ -73,7 +73,7 @@ class Catalogue:
     nouns: Callable[[str], Sequence[str]]
     """Nouns of a title."""
     listed: Callable[[str, str], Sequence[int]]
-    """The first 50 products of an operator (``<c>``, ``<q>``, ``<a>``) and what it asks for."""
+    """The products of an operator (``<c>``, ``<q>``, ``<a>``) and what it asks for, in the order of the catalogue."""
     _found: Callable[[str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,37 +84,20 @@ class Catalogue:
     def search(self, query: str) -> tuple[int, ...]:
         """Document numbers of the best 50 products at most, best first.
 
-        A query that begins with ``<c>``, ``<q>`` or ``<a>`` lists the products of that department, kind or attribute,
-        and ``<r>`` a fixed random choice, as in the original.
+        A query that begins with ``<c>``, ``<q>`` or ``<a>`` lists all products of that department, kind or attribute,
+        and ``<r>`` a fixed random choice of 50, as in the original.
         """
+        head, _, rest = query.partition(" ")
+        if head in ("<c>", "<q>", "<a>"):
+            # Not remembered: such a list can hold much of the catalogue.
+            return tuple(self.listed(head, rest.strip()))
         return self._found(query)
 
     def _look_up(self, query: str) -> tuple[int, ...]:
-        head, _, rest = query.partition(" ")
-        if head in ("<r>", "<c>", "<q>", "<a>"):
-            return self._listed(head, rest.strip())
-        return tuple(self.index.search(query, MOST_HITS))
-
-    def _listed(self, operator: str, wanted: str) -> tuple[int, ...]:
-        if operator == "<r>":
+        if query.partition(" ")[0] == "<r>":
             count = len(self.store)
             return tuple(random.Random(0).sample(range(count), min(MOST_HITS, count)))
-        return tuple(self.listed(operator, wanted))
-
-
-class _Listed:
-    """The first products of a department, kind or attribute, found by looking through all of them."""
-
-    def __init__(self, products: Sequence[Product]) -> None:
-        self._products = products
-
-    def __call__(self, operator: str, wanted: str) -> Sequence[int]:
-        found: list[int] = []
-        for doc, product in enumerate(self._products):
-            own = {"<c>": (product.category,), "<q>": (product.query,), "<a>": product.attributes}[operator]
-            if wanted in own:
-                found.append(doc)
-        return found[:MOST_HITS]
+        return tuple(self.index.search(query, MOST_HITS))
 
 
 def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: int = 0) -> Catalogue:
@@ -141,13 +124,17 @@ def memory_catalogue(
     known: Mapping[str, tuple[str, ...]],
 ) -> Catalogue:
     """A catalogue of these products, each at its price; ``known`` holds the nouns of titles where they are known."""
+    listed: dict[str, list[int]] = {}
+    for doc, product in enumerate(products):
+        for key in listed_under(product):
+            listed.setdefault(key, []).append(doc)
     return Catalogue(
         name=name,
         store=MemoryStore(products, prices),
         index=MemoryIndex.build(map(document_text, products), [product.asin for product in products]),
         goals=goals,
         nouns=_Nouns(known.get),
-        listed=_Listed(products),
+        listed=lambda operator, wanted: listed.get(f"{operator} {wanted}", ()),
     )
 
 
@@ -169,23 +156,14 @@ class _Nouns:
 def shipped_listings(made: Iterable[Shipped]) -> Iterable[Listing]:
     """The generated products as listings."""
     for one in made:
-        asin = one.record["asin"]
-        yield from (
-            Listing(
-                product=found.product,
-                instruction=found.instruction,
-                instruction_attributes=found.instruction_attributes,
-                human=found.human,
-                nouns=tuple(one.nouns),
-            )
-            for found in listings(
-                [one.record],
-                {asin: one.ins},
-                {asin: one.human},
-                {asin: {"reviews": one.reviews, "average_rating": one.record.get("average_rating") or "N.A."}},
-                {},
-                where="the shipped catalogue",
-            )
+        rating = one.record["average_rating"] or "N.A."
+        yield join(
+            one.record,
+            made=one.ins,
+            human=one.human,
+            reviews={"reviews": one.reviews, "average_rating": rating},
+            nouns={"name": one.nouns},
+            where="the shipped catalogue",
         )
 
 

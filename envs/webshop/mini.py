@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from envs.arguments import check_choice, check_int, check_penalty
-from envs.webshop.env import WebShopEnv
+from envs.webshop.env import WebShopEnv, set_generator
 from envs.webshop.goals import SPLITS, chosen_goal
 from envs.webshop.mini_catalogue import COLOURS, KINDS, NUM_GOALS, SIZES, mini_catalogue, mini_words
 from envs.webshop.pages import Page
@@ -64,13 +64,10 @@ class WebShopMiniEnv(TextEnv):
         self.observation_space = AnyText()
         self.split = check_choice("split", split, tuple(SPLITS))
         self.seed = check_int("seed", seed, 0)
-        self._open(0)
+        self.number, self.shop = 0, self._shop(0)
 
-    def _open(self, number: int) -> None:
-        """The shop of goal ``number``."""
-        self.number = number
-        catalogue = mini_catalogue(self.seed, number)
-        self.shop = WebShopEnv(catalogue=catalogue, page_size=PAGE_SIZE, max_turns=self.max_turns)
+    def _shop(self, number: int) -> WebShopEnv:
+        return WebShopEnv(catalogue=mini_catalogue(self.seed, number), page_size=PAGE_SIZE, max_turns=self.max_turns)
 
     @property
     def instructions(self) -> str:
@@ -91,7 +88,8 @@ class WebShopMiniEnv(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start on the search page of a shop; ``options`` as for WebShop."""
         episode = self.episode_seed(seed)
-        self._open(chosen_goal(episode, options, split=self.split, count=NUM_GOALS, name="mini"))
+        self.number = chosen_goal(episode, options, split=self.split, count=NUM_GOALS, name="mini")
+        self.shop = self._shop(self.number)
         self.shop.reset(options={"session": 0})
         return self.render(), {"success": False, "available_actions": self._available()}
 
@@ -191,10 +189,11 @@ class WebShopMiniEnv(TextEnv):
         number = check_int("goal", snapshot.get("goal"), 0)
         if number >= NUM_GOALS:
             raise ConfigError(f"the snapshot is of goal {number}; there are {NUM_GOALS}")
+        shop = self._shop(number)
+        shop.restore({**{name: value for name, value in snapshot.items() if name != "np_random"}, "goal": 0})
         if "np_random" in snapshot:
-            self.np_random.bit_generator.state = snapshot["np_random"]
-        self._open(number)
-        self.shop.restore({**{name: value for name, value in snapshot.items() if name != "np_random"}, "goal": 0})
+            set_generator(self.np_random, snapshot["np_random"])
+        self.number, self.shop = number, shop
         return self.render()
 
 

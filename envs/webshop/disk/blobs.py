@@ -84,7 +84,10 @@ class Blobs:
         return len(self.offsets) - 1
 
     def __getitem__(self, number: int) -> bytes:
-        return bytes(self._view[self.offsets[number] : self.offsets[number + 1]])
+        start, end = self.offsets[number], self.offsets[number + 1]
+        if not start <= end <= len(self._view):
+            raise CatalogueError(f"the offsets of {self.where} are damaged; build the catalogue again")
+        return bytes(self._view[start:end])
 
 
 def write_json_map(entries: Iterable[tuple[str, Any]], folder: Path) -> None:

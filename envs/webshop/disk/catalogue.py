@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from envs.webshop.disk.format import Manifest, read_manifest, unfinished_name, verify_checksums
+from envs.webshop.disk.format import Manifest, describe_file, read_manifest, reading, unfinished_name, verify_checksums
 from envs.webshop.disk.goals import DiskGoals
 from envs.webshop.disk.index import DiskIndex
 from envs.webshop.disk.listed import Listed
@@ -36,18 +36,25 @@ class DiskCatalogue:
         return self.human_goals if human else self.synthetic_goals
 
 
-def open_index(path: str | os.PathLike[str], *, verify: bool = False) -> DiskCatalogue:
+VERIFIED_BYTES = 64 << 20
+"""A catalogue of so many bytes or fewer is compared with its checksums whenever it is opened: a tenth of a second."""
+
+
+def open_index(path: str | os.PathLike[str], *, verify: bool | None = None) -> DiskCatalogue:
     """Open a catalogue that :func:`~envs.webshop.disk.build.build_index` made; milliseconds, whatever its size.
 
     The sizes of all files are compared with the manifest, and with ``verify`` their checksums too (seconds per
-    gigabyte). Raises :class:`~envs.webshop.disk.format.CatalogueError` for a catalogue that is missing, unfinished,
-    damaged or of another format version.
+    gigabyte; ``None``: where there are no more than :data:`VERIFIED_BYTES`). Raises
+    :class:`~envs.webshop.disk.format.CatalogueError` for a catalogue that is missing, unfinished, damaged or of another
+    format version; one that is found to be damaged later raises it when that part is read.
     """
     folder = Path(path).absolute()
     manifest = read_manifest(folder)
-    if verify:
-        verify_checksums(folder, manifest)
-    return DiskCatalogue(folder, manifest)
+    with reading(f"the catalogue {str(folder)!r}"):
+        sizes = [describe_file(folder, name, manifest).num_bytes for name in manifest.files]
+        if verify or (verify is None and sum(sizes) <= VERIFIED_BYTES):
+            verify_checksums(folder, manifest)
+        return DiskCatalogue(folder, manifest)
 
 
 def is_index(path: str | os.PathLike[str]) -> bool:

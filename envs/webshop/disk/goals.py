@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.webshop.disk.blobs import Blobs
-from envs.webshop.disk.format import CatalogueError, Manifest, map_array
+from envs.webshop.disk.format import Manifest, map_array, reading
 from envs.webshop.disk.store import DiskStore
 from envs.webshop.goals import SHUFFLE_SEED, draw_cap, draw_price, human_goals, synthetic_goals
 from envs.webshop.original import Listing
@@ -103,10 +103,7 @@ class _Sources:
 
     def read(self, source: int) -> tuple[Product, float, _Decided, Any]:
         doc = int(self.docs[source])
-        try:
-            said = json.loads(self.blobs[source].decode("utf-8", "surrogatepass"))
-        except ValueError as error:
-            raise CatalogueError(f"goal source {source} in {self.blobs.where} is damaged ({error})") from None
+        said = json.loads(self.blobs[source].decode("utf-8", "surrogatepass"))
         return self.store[doc], self.store.price(doc), _Decided(float(self.caps[source])), said
 
 
@@ -116,7 +113,8 @@ class HumanGoals(_Sources):
     def make(self, number: int) -> Goal:
         """The goal at a place in catalogue order."""
         product, price, decided, written = self.read(number)
-        return next(human_goals([Listing(product=product, human=(written,))], [price], decided))
+        [goal] = human_goals([Listing(product=product, human=(written,))], [price], decided)
+        return goal
 
 
 class SyntheticGoals(_Sources):
@@ -171,4 +169,5 @@ class DiskGoals(Sequence[Goal]):
             return tuple(self[n] for n in range(*number.indices(len(self))))
         if not -len(self) <= number < len(self):
             raise IndexError(f"goal {number} is not in 0..{len(self) - 1}")
-        return self._sources.make(int(self._order[number]))
+        with reading(f"goal {number} in {self._sources.blobs.where}"):
+            return self._sources.make(int(self._order[number]))

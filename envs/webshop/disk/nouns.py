@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.webshop.disk.blobs import Blobs, encode
-from envs.webshop.disk.format import Manifest, map_array
+from envs.webshop.disk.format import Manifest, map_array, reading
 
 __all__ = ["KnownNouns", "order_titles"]
 
@@ -51,8 +51,9 @@ class KnownNouns:
         """Nouns of a title, ``None`` where they are not known; of equal titles the last counts."""
         wanted = np.uint64(_hash(title))
         low, high = np.searchsorted(self._hashes, wanted), np.searchsorted(self._hashes, wanted, side="right")
-        for place in self._order[low:high][::-1].tolist():
-            found, nouns = _read(self._entries, place)
-            if found == title:
-                return tuple(nouns)
+        with reading(f"the list of nouns in {self._entries.where}"):
+            for place in self._order[low:high][::-1].tolist():
+                found, nouns = _read(self._entries, place)
+                if found == title:
+                    return tuple(nouns)
         return None

@@ -28,7 +28,7 @@ from envs.webshop.disk.format import write_array, write_json
 from envs.webshop.disk.json_stream import Record, iter_array
 from envs.webshop.disk.listed import ListedWriter
 from envs.webshop.disk.store import pack_product
-from envs.webshop.original import Listing, parse_product
+from envs.webshop.original import Listing, join
 from envs.webshop.search import document_text, encode_length
 
 __all__ = ["SIDES", "SegmentTask", "SideMaps", "build_segment", "dump_json", "segment_folder"]
@@ -56,27 +56,15 @@ class SideMaps:
     """The entries of the other input files by product number; a file that was not given is empty."""
 
     def __init__(self, work: Path) -> None:
-        self._maps: dict[str, JsonMap] = {
-            name: JsonMap(work / "maps" / name) for name in SIDES if (work / "maps" / name).is_dir()
+        folders = {name: work / "maps" / name for name in SIDES}
+        self._maps: dict[str, JsonMap | dict[str, Any]] = {
+            name: JsonMap(folder) if folder.is_dir() else {} for name, folder in folders.items()
         }
-
-    def get(self, name: str, asin: str) -> Any:
-        """What file ``name`` says of a product, or ``None``."""
-        return self._maps[name].get(asin) if name in self._maps else None
 
     def listing(self, record: dict[str, Any], where: str) -> Listing:
         """A record joined with what the other files say of it."""
-        asin = str(record.get("asin"))
-        made = self.get("attributes", asin)
-        nouns = self.get("title_nouns", asin)
-        product = parse_product(record, made, self.get("reviews", asin), where=where)
-        return Listing(
-            product=product,
-            instruction=(made or {}).get("instruction"),
-            instruction_attributes=tuple((made or {}).get("instruction_attributes") or ()),
-            human=tuple(h for h in self.get("human_instructions", asin) or () if isinstance(h, dict)),
-            nouns=tuple(nouns["name"]) if isinstance(nouns, dict) and "name" in nouns else None,
-        )
+        made, human, reviews, nouns = (self._maps[name].get(str(record.get("asin"))) for name in SIDES)
+        return join(record, made=made, human=human, reviews=reviews, nouns=nouns, where=where)
 
 
 def segment_folder(work: Path, number: int) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.webshop.disk.blobs import Blobs, encode, find_blob
-from envs.webshop.disk.format import CatalogueError, Manifest, map_array
+from envs.webshop.disk.format import Manifest, map_array, reading
 from envs.webshop.types import Product, Review
 
 __all__ = ["DiskStore", "pack_product", "unpack_product"]
@@ -90,18 +90,14 @@ class DiskStore:
     def __getitem__(self, doc: int) -> Product:
         if not 0 <= doc < len(self):
             raise IndexError(f"document {doc} is not in 0..{len(self) - 1}")
-        try:
+        with reading(f"product {doc} in {self._products.where}"):
             return unpack_product(zlib.decompress(self._products[doc]))
-        except (zlib.error, ValueError, TypeError) as error:
-            raise CatalogueError(
-                f"product {doc} in {self._products.where} is damaged ({error}); check with `roll-envs webshop info "
-                "--verify` and build the catalogue again"
-            ) from None
 
     def find(self, asin: str) -> int | None:
         """Document number of a product, ``None`` when there is none."""
-        found = find_blob(self._asins, encode(asin))
-        return None if found is None else int(self._asin_docs[found])
+        with reading(f"the list of product numbers in {self._asins.where}"):
+            found = find_blob(self._asins, encode(asin))
+            return None if found is None else range(len(self))[self._asin_docs[found]]
 
     def price(self, doc: int) -> float:
         """The price charged, in dollars."""
