@@ -109,9 +109,7 @@ def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: i
     # All prices are drawn before the first price cap (see goals).
     prices = [draw_price(listing.product.pricing, rng) for listing in kept]
     goals = list(human_goals(kept, prices, rng)) if human else synthetic_goals(kept, prices, rng)
-    if not goals:
-        other = "human_goals=False" if human else "human_goals=True"
-        raise ConfigError(f"the catalogue {name} has no {'human' if human else 'synthetic'} goals; try {other}")
+    _check_goals(f"the catalogue {name}", goals, human)
     known = {listing.product.title: listing.nouns for listing in kept if listing.nouns is not None}
     return memory_catalogue(name, [listing.product for listing in kept], prices, shuffled(goals), known)
 
@@ -133,24 +131,26 @@ def memory_catalogue(
         store=MemoryStore(products, prices),
         index=MemoryIndex.build(map(document_text, products), [product.asin for product in products]),
         goals=goals,
-        nouns=_Nouns(known.get),
+        nouns=_nouns(known.get),
         listed=lambda operator, wanted: listed.get(f"{operator} {wanted}", ()),
     )
 
 
-class _Nouns:
+def _check_goals(catalogue: str, goals: Sequence[Goal], human: bool) -> None:
+    if not len(goals):
+        kind, other = ("human", "human_goals=False") if human else ("synthetic", "human_goals=True")
+        raise ConfigError(f"{catalogue} has no {kind} goals; try {other}")
+
+
+def _nouns(known: Callable[[str], tuple[str, ...] | None]) -> Callable[[str], Sequence[str]]:
     """Nouns of titles: those that are known, else by rule; remembered."""
 
-    def __init__(self, known: Callable[[str], tuple[str, ...] | None]) -> None:
-        self._known = known
-        self._found = lru_cache(maxsize=65_536)(self._look_up)
+    @lru_cache(maxsize=65_536)
+    def look_up(title: str) -> tuple[str, ...]:
+        found = known(title)
+        return tuple(nouns_of(title)) if found is None else found
 
-    def _look_up(self, title: str) -> tuple[str, ...]:
-        known = self._known(title)
-        return tuple(nouns_of(title)) if known is None else known
-
-    def __call__(self, title: str) -> Sequence[str]:
-        return self._found(title)
+    return look_up
 
 
 def shipped_listings(made: Iterable[Shipped]) -> Iterable[Listing]:
@@ -217,14 +217,12 @@ def _opened(place: str, num_products: int | None, human: bool, seed: int) -> Cat
             f"{num_products}"
         )
     goals = found.goals(human=human)
-    if not len(goals):
-        other = "human_goals=False" if human else "human_goals=True"
-        raise ConfigError(f"the index {place} has no {'human' if human else 'synthetic'} goals; try {other}")
+    _check_goals(f"the index {place}", goals, human)
     return Catalogue(
         name=place,
         store=found.store,
         index=found.index,
         goals=goals,
-        nouns=_Nouns(found.nouns.get),
+        nouns=_nouns(found.nouns.get),
         listed=found.listed.get,
     )

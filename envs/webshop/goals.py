@@ -24,6 +24,7 @@ __all__ = [
     "chosen_goal",
     "draw_cap",
     "draw_price",
+    "goal_of",
     "human_goals",
     "shuffled",
     "split_of",
@@ -67,12 +68,12 @@ def human_goals(listings: Iterable[Listing], prices: Iterable[float], rng: rando
             if not attributes:
                 continue
             cap, said = draw_cap(price, rng)
-            yield _goal(
+            yield goal_of(
                 listing.product,
                 instruction=str(written.get("instruction", "")).strip(".") + said,
                 attributes=attributes,
                 options=tuple(map(str, written.get("instruction_options") or ())),
-                cap=cap,
+                price_upper=cap,
             )
 
 
@@ -97,37 +98,26 @@ def synthetic_goals(listings: Iterable[Listing], prices: Iterable[float], rng: r
             options = dict(zip(names, values, strict=True))
             with_options = ", and ".join([f"{name}: {value}" for name, value in options.items()])
             goals.append(
-                _goal(
+                goal_of(
                     listing.product,
                     instruction=f"{listing.instruction}{f' with {with_options}' if options else ''}{said}",
                     attributes=attributes,
                     options=options,
-                    cap=cap,
+                    price_upper=cap,
                     weight=sum(1.0 / uses[a] for a in attributes) / len(attributes),
                 )
             )
     return goals
 
 
-def _goal(
-    product: Product,
-    *,
-    instruction: str,
-    attributes: tuple[str, ...],
-    options: dict[str, str] | tuple[str, ...],
-    cap: float,
-    weight: float = 1.0,
-) -> Goal:
+def goal_of(product: Product, **wanted: Any) -> Goal:
+    """A goal written for ``product``; ``wanted`` holds the fields that are not the product's."""
     return Goal(
         asin=product.asin,
-        instruction=instruction,
         query=product.query,
         product_category=product.product_category,
         title=product.title,
-        attributes=attributes,
-        options=options,
-        price_upper=cap,
-        weight=weight,
+        **wanted,
     )
 
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from zlib import crc32
 
 from envs.webshop.catalogue import Catalogue, memory_catalogue
-from envs.webshop.goals import split_of
+from envs.webshop.goals import goal_of, split_of
 from envs.webshop.shipped.product_families import Draw, drawing, pick, thinned
-from envs.webshop.types import Goal, Product
+from envs.webshop.types import Product
 
 __all__ = ["COLOURS", "KINDS", "MATERIALS", "NUM_GOALS", "QUALITIES", "SIZES", "mini_catalogue", "mini_words"]
 
@@ -100,12 +100,9 @@ def mini_catalogue(seed: int, number: int) -> Catalogue:
     products = [
         _product(draft, f"M{number:07d}{place:02d}", split, draw) for draft, place in zip(drafts, places, strict=True)
     ]
-    goal = Goal(
-        asin=products[0].asin,
+    goal = goal_of(
+        products[0],
         instruction=f"{wanted.title} with color: {colour}, and size: {size}, and price lower than {cap}.00 dollars",
-        query=kind,
-        product_category=products[0].product_category,
-        title=wanted.title,
         attributes=products[0].attributes,
         options={"color": colour, "size": size},
         price_upper=float(cap),

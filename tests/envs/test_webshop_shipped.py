@@ -27,7 +27,7 @@ from envs.webshop.shipped import SHIPPED_COUNT, Shipped, generate, nouns_of_titl
 from envs.webshop.shipped.categories import BRANDS, CATEGORIES
 from envs.webshop.shipped.generator import ASIN_STEPS, asin_of
 from envs.webshop.shipped.product_families import BLOCK
-from envs.webshop.shipped.tables import ATTRIBUTES, OPTIONS, TEXTS, stated
+from envs.webshop.shipped.tables import ATTRIBUTES, OPTIONS, TEXTS
 from envs.webshop.types import Goal
 from roll_envs.errors import ConfigError
 
@@ -284,7 +284,7 @@ def test_blocks_hold_near_duplicates(shop: list[Shipped]) -> None:
 
 
 def test_values_of_an_option_can_be_told_apart() -> None:
-    for option in {option for category in CATEGORIES for option in category.options}:
+    for option in {option for category in CATEGORIES for option in category.kind.options}:
         for one, other in combinations(option.values, repeat=2):
             if one == other:
                 # The reward looks for a colour anywhere in a wanted value (tan in standard): it must be a whole word.
@@ -306,17 +306,21 @@ def test_no_sentence_states_another_attribute() -> None:
     for category in CATEGORIES:
         phrases = {trait.phrase for group in category.choices for trait in group}
         fixed = [
-            *category.facts,
-            *category.closers,
+            *category.kind.facts,
+            *category.department.closers,
             *category.openers,
             *category.own_openers,
             *category.kind.uses,
             *reviews,
         ]
-        fixed += [*category.styles, category.noun, *(value for option in category.options for value in option.values)]
+        fixed += [
+            *category.styles,
+            category.kind.noun,
+            *(value for option in category.kind.options for value in option.values),
+        ]
         for phrase in phrases:
             assert not [text for text in fixed if phrase in text.lower()], (category.kind.query, phrase)
-            others = [text for other in phrases - {phrase} for text in stated(ATTRIBUTES[other])]
+            others = [text for other in phrases - {phrase} for text in ATTRIBUTES[other].stated]
             assert not [text for text in others if phrase in text.lower()], (category.kind.query, phrase)
 
 
@@ -324,7 +328,7 @@ def test_each_attribute_is_in_use_and_its_sentences_say_it() -> None:
     used = {trait.phrase for category in CATEGORIES for group in category.choices for trait in group}
     assert used == set(ATTRIBUTES)
     for phrase, attribute in ATTRIBUTES.items():
-        assert all(phrase in text.lower() and text[-1] == "." for text in stated(attribute)), phrase
+        assert all(phrase in text.lower() and text[-1] == "." for text in attribute.stated), phrase
 
 
 def test_nouns_of_titles(shop: list[Shipped]) -> None:
@@ -338,7 +342,7 @@ def test_nouns_of_titles(shop: list[Shipped]) -> None:
     for one in shop:
         assert one.nouns == nouns_of_title(one.record)
         category = next(s for s in CATEGORIES if s.kind.query == one.record["query"])
-        head = re.findall(r"[a-z]+(?:-[a-z]+)*", category.noun)[-1]
+        head = re.findall(r"[a-z]+(?:-[a-z]+)*", category.kind.noun)[-1]
         assert head in one.nouns, one.record["name"]
         assert len(one.nouns) <= 14
         used |= set(re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*", one.record["name"].lower()))

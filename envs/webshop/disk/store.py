@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,61 +15,28 @@ from envs.webshop.types import Product, Review
 __all__ = ["DiskStore", "pack_product", "unpack_product"]
 
 
+_FIELDS = tuple(field.name for field in fields(Product))
+
+
 def pack_product(product: Product) -> bytes:
-    """A product as JSON: its fields in the order of :class:`Product`."""
-    fields = (
-        product.asin,
-        product.title,
-        product.description,
-        product.bullet_points,
-        product.category,
-        product.query,
-        product.product_category,
-        product.pricing,
-        product.price_tag,
-        dict(product.options),
-        product.attributes,
-        product.image,
-        product.rating,
-        [(review.title, review.score, review.body) for review in product.reviews],
-    )
-    return encode(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+    """A product as JSON: its fields in the order of :class:`Product`, reviews as lists of theirs."""
+    values = [getattr(product, name) for name in _FIELDS]
+    return encode(json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return astuple(value) if isinstance(value, Review) else dict(value)
 
 
 def unpack_product(packed: bytes) -> Product:
     """The product that :func:`pack_product` was given."""
-    (
-        asin,
-        title,
-        description,
-        bullet_points,
-        category,
-        query,
-        product_category,
-        pricing,
-        price_tag,
-        options,
-        attributes,
-        image,
-        rating,
-        reviews,
-    ) = json.loads(packed.decode("utf-8", "surrogatepass"))
-    return Product(
-        asin=asin,
-        title=title,
-        description=description,
-        bullet_points=tuple(bullet_points),
-        category=category,
-        query=query,
-        product_category=product_category,
-        pricing=tuple(pricing),
-        price_tag=price_tag,
-        options={name: tuple(values) for name, values in options.items()},
-        attributes=tuple(attributes),
-        image=image,
-        rating=rating,
-        reviews=tuple(Review(title=t, score=s, body=b) for t, s, b in reviews),
-    )
+    values = json.loads(packed.decode("utf-8", "surrogatepass"))
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in zip(_FIELDS, values, strict=True)
+    }
+    found["options"] = {name: tuple(held) for name, held in found["options"].items()}
+    found["reviews"] = tuple(Review(title=title, score=score, body=body) for title, score, body in found["reviews"])
+    return Product(**found)
 
 
 class DiskStore:

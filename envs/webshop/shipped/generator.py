@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.arguments import check_int
-from envs.webshop.shipped.categories import title_case
 from envs.webshop.shipped.goal_phrases import human_instructions, synthetic_instruction
 from envs.webshop.shipped.listing import bullets_of, description_of, price_of, reviews_of, title_of
 from envs.webshop.shipped.product_families import (
@@ -21,7 +20,7 @@ from envs.webshop.shipped.product_families import (
     pick,
     thinned,
 )
-from envs.webshop.shipped.tables import TEXTS, Option
+from envs.webshop.shipped.tables import TEXTS, Option, title_case
 
 __all__ = ["ASIN_STEPS", "SHIPPED_COUNT", "Shipped", "asin_of", "generate", "nouns_of_title", "product"]
 
@@ -132,7 +131,7 @@ def _write(seed: int, index: int, family: ProductFamily) -> Shipped:
     category, kind = family.category, family.category.kind
     brand = family.brand if draw() < 0.65 else pick(draw, category.brands)
     traits = member_traits(family, draw)
-    offered, fixed = _offered_options(category.options, draw)
+    offered, fixed = _offered_options(kind.options, draw)
     price = min(family.price * pick(draw, _PRICE_FACTORS) * (0.95 + 0.1 * draw()), 1.6 * kind.high)
     asin = asin_of(index, seed)
     title, untold = title_of(family, brand, traits, fixed, draw)

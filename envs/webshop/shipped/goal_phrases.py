@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from envs.webshop.shipped.categories import Category, Trait
+from envs.webshop.shipped.categories import Category
 from envs.webshop.shipped.product_families import Draw, pick, thinned
-from envs.webshop.shipped.tables import TEXTS, Option, with_article
+from envs.webshop.shipped.tables import TEXTS, Attribute, Option, with_article
 
 __all__ = ["human_instructions", "synthetic_instruction"]
 
@@ -15,7 +15,7 @@ __all__ = ["human_instructions", "synthetic_instruction"]
 _HOW_MANY = (0, 0, 1, 1, 1, 2, 2, 2, 3, 3)
 
 
-def synthetic_instruction(query: str, traits: Sequence[Trait], draw: Draw) -> tuple[list[str], str]:
+def synthetic_instruction(query: str, traits: Sequence[Attribute], draw: Draw) -> tuple[list[str], str]:
     """Choose two to five attributes and write the sentence ``Find me sugar free granola with real fruit for ...``."""
     chosen = thinned(draw, traits, 2 + int(draw() * 4))
     adjectives = [t.phrase for t in chosen if t.role == "adj"]
@@ -30,7 +30,7 @@ def synthetic_instruction(query: str, traits: Sequence[Trait], draw: Draw) -> tu
 def human_instructions(
     asin: str,
     category: Category,
-    traits: Sequence[Trait],
+    traits: Sequence[Attribute],
     offered: Sequence[tuple[Option, list[str]]],
     draw: Draw,
 ) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def human_instructions(
     return found
 
 
-def _sentence(category: Category, wanted: Sequence[Trait], chosen: Sequence[tuple[Option, str]], draw: Draw) -> str:
+def _sentence(category: Category, wanted: Sequence[Attribute], chosen: Sequence[tuple[Option, str]], draw: Draw) -> str:
     before: list[str] = []
     parts: list[str] = []
     behind: list[str] = []
@@ -81,7 +81,7 @@ def _sentence(category: Category, wanted: Sequence[Trait], chosen: Sequence[tupl
         else:
             behind.append(pick(draw, phrases.after) % value)
     separator = ", " if draw() < 0.6 else " "
-    words = separator.join(before) + " " + category.noun if before else category.noun
+    words = separator.join(before) + " " + category.kind.noun if before else category.kind.noun
     start = "" if category.kind.form == "some" and draw() < 0.5 else category.start
     text = " ".join([with_article(words) if category.kind.form == "a" else start + words, *behind])
     if late:

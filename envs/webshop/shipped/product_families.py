@@ -12,8 +12,8 @@ from math import gcd
 from random import Random
 from typing import TypeVar
 
-from envs.webshop.shipped.categories import CATEGORIES, Category, Trait
-from envs.webshop.shipped.tables import TEXTS
+from envs.webshop.shipped.categories import CATEGORIES, Category
+from envs.webshop.shipped.tables import TEXTS, Attribute
 
 __all__ = ["BLOCK", "Draw", "ProductFamily", "block", "drawing", "member_traits", "pick", "thinned"]
 
@@ -41,7 +41,7 @@ class ProductFamily:
     style: str
     form: int
     uses: tuple[str, str]
-    traits: tuple[Trait, ...]
+    traits: tuple[Attribute, ...]
     """One of each of some choices of the kind."""
     price: float
 
@@ -92,7 +92,7 @@ def _family(category: Category, draw: Draw) -> ProductFamily:
     )
 
 
-def member_traits(family: ProductFamily, draw: Draw) -> list[Trait]:
+def member_traits(family: ProductFamily, draw: Draw) -> list[Attribute]:
     """The traits of the family, sometimes with one removed, replaced or added; never two of one choice."""
     traits = list(family.traits)
     change = draw()

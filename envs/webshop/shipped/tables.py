@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "ATTRIBUTES",
+    "BULLETS",
     "DEPARTMENTS",
     "OPTIONS",
     "TEXTS",
@@ -21,7 +22,7 @@ __all__ = [
     "Kind",
     "Option",
     "OptionPhrases",
-    "stated",
+    "title_case",
     "with_article",
 ]
 
@@ -61,11 +62,15 @@ class Attribute:
     skin, ``in`` a glass jar."""
     named: str
     """The phrase with the article that it needs in a sentence (``a usb port``, ``the living room``)."""
+    goal_phrase: str
+    """The form after the noun in a goal (``for dry skin``, ``made of solid wood``)."""
+    title: str
     predicative: bool
     """Whether a thing can *be* it (``that is machine washable``, but hardly ``that is long sleeve``)."""
-    heads: tuple[str, ...]
-    """Headings of a bullet point that states it."""
-    statements: tuple[str, ...]
+    stated: tuple[str, ...]
+    """All sentences that may state it, its own more likely than those that fit every attribute of its role."""
+    heads: tuple[tuple[str, ...], ...]
+    """Headings of a bullet point that states it, in the styles of :data:`BULLETS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,31 +155,54 @@ def with_article(phrase: str) -> str:
     return ("an " if vowel else "a ") + phrase
 
 
-def _attribute(phrase: str, role: str, head: str, *statements: str) -> Attribute:
+_ABBREVIATIONS = {w.lower(): w for w in ("USB", "BPA", "LED", "UV", "PVC", "PFOA", "GMO", "A5", "T-Shirt", "T-Shirts")}
+_SMALL_WORDS = {"of", "with", "for", "and", "in", "de", "on", "up", "a"}
+_UNITS = {"oz", "ft", "lb", "mm", "mah", "pc", "gb", "inch", "liter"}
+
+
+def title_case(text: str) -> str:
+    """``usb port for men's jeans`` as ``USB Port for Men's Jeans``; the first letter of the last word is upper case
+    whatever the word is, unless it is a unit."""
+    words = text.split(" ")
+    small = [
+        word.rstrip(")") in _UNITS or (word in _SMALL_WORDS and n < len(words) - 1) for n, word in enumerate(words)
+    ]
+    return " ".join(
+        _ABBREVIATIONS.get(word) or (word if keep else word[0].upper() + word[1:])
+        for word, keep in zip(words, small, strict=True)
+    )
+
+
+BULLETS = ("%s: ", "%s - ", "【%s】", "")
+"""Forms of the heading of a bullet point; in the first it is upper case, the last has none."""
+
+
+def _attribute(phrase: str, role: str, head: str, *own: str) -> Attribute:
     """A role of ``with`` or ``in`` takes ``a``, unless it ends in s or is uncounted; others take the article listed."""
     articles = _ATTRIBUTES["articles"]
     bare = role not in ("with", "in") or phrase.endswith("s") or phrase in _ATTRIBUTES["uncounted"]
     named = f"{articles[phrase]} {phrase}" if phrase in articles else phrase if bare else with_article(phrase)
+    # By its last word.
+    predicative = phrase.split()[-1] in _ATTRIBUTES["predicates"]
+    frames = _ATTRIBUTES["frames"][role]
+    if role == "adj" and not predicative:
+        # "Long sleeve by design.", never "It is ..."
+        frames = () if head == "care" else frames[:1]
+    general = [frame % named for frame in frames]
+    quiet = _ATTRIBUTES["heads"][head]
+    loud = tuple(text.upper() for text in quiet)
     return Attribute(
         phrase=phrase,
         role=role,
         named=named,
-        # By its last word.
-        predicative=phrase.split()[-1] in _ATTRIBUTES["predicates"],
-        heads=_ATTRIBUTES["heads"][head],
-        statements=statements,
+        goal_phrase={"of": "made of ", "for": "for ", "in": "in "}.get(role, "") + named,
+        title=title_case(phrase),
+        predicative=predicative,
+        stated=own * (6 // len(own)) + tuple(text[0].upper() + text[1:] for text in general),
+        heads=tuple(
+            tuple(form % text for text in (quiet if n else loud)) if form else ("",) for n, form in enumerate(BULLETS)
+        ),
     )
 
 
 ATTRIBUTES = {phrase: _attribute(phrase, *row) for phrase, row in _ATTRIBUTES["attributes"].items()}
-
-
-def stated(attribute: Attribute) -> tuple[str, ...]:
-    """All sentences that may state ``attribute``: its own more likely than the general ones of its role."""
-    frames = _ATTRIBUTES["frames"][attribute.role]
-    if attribute.role == "adj" and not attribute.predicative:
-        # "Long sleeve by design.", never "It is ..."
-        frames = () if attribute.heads == _ATTRIBUTES["heads"]["care"] else frames[:1]
-    general = tuple(frame % attribute.named for frame in frames)
-    own = attribute.statements * (6 // len(attribute.statements))
-    return own + tuple(text[0].upper() + text[1:] for text in general)
