@@ -223,6 +223,6 @@ def _opened(place: str, num_products: int | None, human: bool, seed: int) -> Cat
         store=found.store,
         index=found.index,
         goals=goals,
-        nouns=_nouns(found.nouns.get),
-        listed=found.listed.get,
+        nouns=_nouns(found.nouns),
+        listed=found.listed,
     )

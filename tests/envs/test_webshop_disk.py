@@ -23,7 +23,6 @@ from webshop_made import COMMON, RARE, make_data
 from envs.webshop import commands
 from envs.webshop.disk import CatalogueError, DiskCatalogue, build_index, open_index
 from envs.webshop.disk import index as index_module
-from envs.webshop.disk import nouns as nouns_module
 from envs.webshop.disk.index import DiskIndex
 from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
 from envs.webshop.original import Listing, read_listings
@@ -84,8 +83,8 @@ def test_products_of_departments_kinds_and_attributes(opened: DiskCatalogue, lis
         ("<x>", "garden", []),
     ):
         expected = [doc for doc, member in enumerate(members) if member]
-        assert opened.listed.get(operator, wanted) == tuple(expected)
-    assert len(opened.listed.get("<c>", "garden")) > 500
+        assert opened.listed(operator, wanted) == tuple(expected)
+    assert len(opened.listed("<c>", "garden")) > 500
 
 
 def test_prices_and_goals_are_those_in_memory(opened: DiskCatalogue, listings: list[Listing]) -> None:
@@ -177,8 +176,8 @@ def test_recorded_reference(shared_dir: Path, tmp_path: Path) -> None:
     nouns = json.loads((folder / "title_nouns.json").read_text())
     for doc in range(0, 1000, 50):
         product = catalogue.store[doc]
-        assert catalogue.nouns.get(product.title) == tuple(nouns[product.asin]["name"])
-    assert catalogue.nouns.get("no such title") is None
+        assert catalogue.nouns(product.title) == tuple(nouns[product.asin]["name"])
+    assert catalogue.nouns("no such title") is None
 
 
 # --- what can be wrong with a catalogue ---------------------------------------------------------------------------
@@ -258,7 +257,7 @@ def errors_of(folder: Path) -> Iterator[str]:
         return
     queries = [f"rare{n} rare{n + 1} rare{n + 2} common1" for n in range(0, 600, 3)]
     calls: list[Callable[[], object]] = [lambda: [opened.index.search(query, 9) for query in queries]]
-    calls += [lambda: opened.listed.get("<c>", "garden"), lambda: opened.nouns.get("title")]
+    calls += [lambda: opened.listed("<c>", "garden"), lambda: opened.nouns("title")]
     for n in range(0, 1500, 50):
         calls += [lambda n=n: opened.store[n], lambda n=n: opened.store.find(f"B{n * 7919 % 1_000_003:07d}")]  # type: ignore[misc]
         calls += [lambda n=n: opened.human_goals[n % 100], lambda n=n: opened.synthetic_goals[n % 100]]  # type: ignore[misc]
@@ -279,23 +278,24 @@ def test_a_damaged_product_is_an_error_when_it_is_read(copy: Path) -> None:
     assert store[1499].asin
 
 
-def test_nouns_of_titles_with_the_same_hash(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nouns_of_titles(data: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(data, tmp_path / "data"))
     records = json.loads((source / "items_shuffle.json").read_text())[:4]
+    records[3]["name"] = records[1]["name"]  # of equal titles the last counts
+    (source / "items_shuffle.json").write_text(json.dumps(records))
     nouns = {record["asin"]: {"name": [f"noun{number}"]} for number, record in enumerate(records)}
     (source / "title_nouns.json").write_text(json.dumps(nouns))
-    monkeypatch.setattr(nouns_module, "_hash", lambda title: 7)
-    found = open_index(build_index(source, tmp_path / "i", num_products=9, workers=0)).nouns
-    assert len(found) == 4
-    assert [found.get(record["name"]) for record in records] == [(f"noun{number}",) for number in range(4)]
-    assert found.get("another") is None
+    catalogue = open_index(build_index(source, tmp_path / "i", workers=0, segment_records=3))
+    assert [catalogue.nouns(record["name"]) for record in records] == [("noun0",), ("noun3",), ("noun2",), ("noun3",)]
+    assert catalogue.nouns("another") is None
+    assert pickle.loads(pickle.dumps(catalogue)).nouns(records[2]["name"]) == ("noun2",)
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
 
 
 def test_parts_survive_pickling(opened: DiskCatalogue) -> None:
-    for part in (opened, opened.store, opened.index, opened.nouns, opened.human_goals):
+    for part in (opened, opened.store, opened.index, opened.human_goals):
         assert len(pickle.dumps(part)) < 10_000
     again = pickle.loads(pickle.dumps(opened))
     assert again.store[7] == opened.store[7]

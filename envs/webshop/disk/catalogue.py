@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from envs.webshop.disk.blobs import Map, load_json
 from envs.webshop.disk.format import Manifest, describe_file, read_manifest, reading, unfinished_name, verify_checksums
 from envs.webshop.disk.goals import DiskGoals
 from envs.webshop.disk.index import DiskIndex
-from envs.webshop.disk.listed import Listed
-from envs.webshop.disk.nouns import KnownNouns
 from envs.webshop.disk.store import DiskStore
 
 __all__ = ["DiskCatalogue", "is_index", "open_index"]
@@ -23,13 +24,24 @@ class DiskCatalogue:
         self.path, self.manifest = path, manifest
         self.store = DiskStore(path, manifest)
         self.index = DiskIndex(path, manifest)
-        self.nouns = KnownNouns(path, manifest)
-        self.listed = Listed(path, manifest)
+        self._nouns, self._listed = Map(path / "nouns"), Map(path / "listed")
         self.human_goals = DiskGoals(path, manifest, "human", self.store)
         self.synthetic_goals = DiskGoals(path, manifest, "synthetic", self.store)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DiskCatalogue, (self.path, self.manifest)
+
+    def nouns(self, title: str) -> tuple[str, ...] | None:
+        """The nouns of a title that came with the data (``title_nouns.json``); of equal titles the last counts."""
+        held = self._nouns.get(title)
+        with reading(f"the nouns of {title!r} in {str(self.path)!r}"):
+            return None if held is None else tuple(load_json(held))
+
+    def listed(self, operator: str, wanted: str) -> tuple[int, ...]:
+        """Documents of a department (``<c>``), kind (``<q>``) or attribute (``<a>``), in order."""
+        held = self._listed.get(f"{operator} {wanted}")
+        with reading(f"the list of {operator} {wanted} in {str(self.path)!r}"):
+            return () if held is None else tuple(np.frombuffer(held, "<u4").tolist())
 
     def goals(self, *, human: bool) -> DiskGoals:
         """The goals written by people, or those made from the options of products."""

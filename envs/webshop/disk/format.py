@@ -11,6 +11,7 @@ import hashlib
 import json
 import mmap
 import os
+import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ __all__ = [
     "Manifest",
     "Source",
     "describe_file",
+    "describe_written",
     "manifest_to_dict",
     "map_array",
     "map_file",
@@ -47,7 +49,6 @@ __all__ = [
 FORMAT = "roll-envs webshop catalogue"
 VERSION = 2
 UNFINISHED = ".unfinished"
-_BLOCK_BYTES = 4 << 20
 
 
 class CatalogueError(RollError):
@@ -59,7 +60,16 @@ def reading(what: str) -> Iterator[None]:
     """Turn what goes wrong while reading damaged bytes into a :class:`CatalogueError` that begins with ``what``."""
     try:
         yield
-    except (IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, zlib.error) as error:
+    except (
+        IndexError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        zlib.error,
+        sqlite3.Error,
+    ) as error:
         raise CatalogueError(
             f"{what} is damaged ({error}); `roll-envs webshop info --verify` names the file; build the catalogue again"
         ) from None
@@ -133,6 +143,14 @@ def write_array(folder: Path, name: str, dtype: str, values: NDArray[Any] | byte
         writer = ArrayWriter(folder, name, dtype, held)
         writer.write(values)
         return writer.close()
+
+
+def describe_written(path: Path) -> FileEntry:
+    """Flush a file of bytes that something else wrote to the disk, and describe it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256")
+        return FileEntry(dtype="|u1", count=file.tell(), sha256=digest.hexdigest())
 
 
 def unfinished_name(out: Path) -> Path:
@@ -227,10 +245,8 @@ def verify_checksums(folder: Path, manifest: Manifest) -> None:
     """Read every file and compare it with its checksum (seconds per gigabyte)."""
     for name in manifest.files:
         entry = describe_file(folder, name, manifest)
-        digest = hashlib.sha256()
         with (folder / name).open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
+            digest = hashlib.file_digest(file, "sha256")
         if digest.hexdigest() != entry.sha256:
             raise CatalogueError(
                 f"{name!r} of the catalogue {str(folder)!r} does not match its checksum: it is damaged; build it again"

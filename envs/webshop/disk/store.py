@@ -8,7 +8,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
-from envs.webshop.disk.blobs import Blobs, encode, find_blob
+from envs.webshop.disk.blobs import Blobs, encode, find_blob, load_json
 from envs.webshop.disk.format import Manifest, map_array, reading
 from envs.webshop.types import Product, Review
 
@@ -30,7 +30,7 @@ def _plain(value: Any) -> Any:
 
 def unpack_product(packed: bytes) -> Product:
     """The product that :func:`pack_product` was given."""
-    values = json.loads(packed.decode("utf-8", "surrogatepass"))
+    values = load_json(packed)
     found: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in zip(_FIELDS, values, strict=True)
     }
