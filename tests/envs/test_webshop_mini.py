@@ -12,6 +12,7 @@ import pytest
 from envs.webshop.goals import split_range
 from envs.webshop.mini import ACTIONS, WebShopMiniEnv
 from envs.webshop.mini_catalogue import KINDS, NUM_GOALS, mini_catalogue, mini_words
+from roll_envs.errors import ConfigError
 
 Player = Callable[[str, list[str], dict[str, Any]], str]
 """Observation, what can be done, notes of the episode -> action. Players see what a policy sees, and nothing else."""
@@ -209,6 +210,21 @@ def test_the_oracle_from_anywhere() -> None:
         for said in env.oracle() or ():
             result = env.step(said)
         assert (result[1], result[2]) == (1.0, True)
+
+
+def test_wrong_snapshots_are_refused_and_change_nothing() -> None:
+    env = WebShopMiniEnv(action_format="word")
+    env.reset(seed=1)
+    before = env.snapshot()
+    for wrong, said in (
+        (7, "a snapshot is a mapping"),
+        ({**before, "goal": NUM_GOALS}, f"the snapshot is of goal {NUM_GOALS}; there are"),
+        ({**before, "kind": "item"}, "cannot show the product"),
+        ({**before, "np_random": {}}, "'np_random' of a snapshot is the state of a generator"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            env.restore(wrong)  # type: ignore[arg-type]
+        assert env.snapshot() == before
 
 
 @pytest.mark.parametrize("said", ["search[sofa]", "click[1]", "click[buy]", "click[red]", "click[next]", "buy", ""])
