@@ -25,6 +25,8 @@ DIFFERENCES = (
     "An answer is stripped of whitespace before it is read.",
     "A search for '<r>' gives the same products every time, and a search operator without an argument finds nothing; "
     "the original draws anew, and crashes.",
+    "A search for '<c>' reads all words after it; the original reads the first only, and cannot list a department of "
+    "two words.",
     "Product numbers in lower case, prices without a number and texts that are missing are read; the original crashes.",
     "A query that contains the name of a page ('search_results') does not confuse '< Prev'; the original tells pages "
     "apart by looking for these names in an address that contains the query.",
