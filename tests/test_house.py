@@ -217,9 +217,11 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
         for path in (source / package).rglob("*.py")
     }
     page = {"envs/webshop/serve/templates/layout.html", "envs/webshop/serve/static/style.css"}
+    tables = {path.relative_to(source).as_posix() for path in (source / "envs").rglob("*.json")}
+    assert len(tables) >= 7
     worker = "trainer/engines/vllm_worker"  # run by another Python, which finds the plugin by its description
     plugin = {f"{worker}/roll_vllm.dist-info/entry_points.txt", f"{worker}/requirements.txt"}
-    assert wanted | page | plugin | modules <= set(names)
+    assert wanted | page | plugin | modules | tables <= set(names)
     assert any(n.endswith("/LICENSE") for n in names)
     assert re.search(r"^License(-Expression)?: Apache-2.0$", metadata, re.MULTILINE)
     assert "Requires-Dist: torch" in metadata

@@ -25,6 +25,8 @@ DIFFERENCES = (
     "An answer is stripped of whitespace before it is read.",
     "A search for '<r>' gives the same products every time, and a search operator without an argument finds nothing; "
     "the original draws anew, and crashes.",
+    "A search for '<c>' reads all words after it; the original reads the first only, and cannot list a department of "
+    "two words.",
     "Product numbers in lower case, prices without a number and texts that are missing are read; the original crashes.",
     "A query that contains the name of a page ('search_results') does not confuse '< Prev'; the original tells pages "
     "apart by looking for these names in an address that contains the query.",
@@ -50,12 +52,19 @@ WEBSHOP_MINI = EnvironmentCard(
     id="roll/WebShopMini-v0",
     entry_point="envs.webshop.mini:WebShopMiniEnv",
     summary="The same shop on short pages with a fixed list of actions, for small policies.",
-    tests="Comparing what is wanted with what is shown, over several pages towards one decision.",
+    tests="Comparing title, price and options with what is wanted, over several pages towards one decision.",
     turns="15 turns of one search or click; an answer that is no possible action takes a turn.",
     reward_range=(0.0, 1.0),
     rewards=REWARDS,
     success=SUCCESS,
-    splits=SPLITS_TEXT,
-    versions={"v0": "First version."},
+    splits=(
+        "Each goal has a shop of its own, and no listing occurs in two splits. Goals are numbered: test 0-499, eval "
+        "500-1499, train from 1500. reset(options={'split': name}) draws from one of them, "
+        "reset(options={'session': i}) takes goal i."
+    ),
+    versions={
+        "v0": "First version. Until November 2026 all goals shared one catalogue of 160 products, which a player could "
+        "know by heart: figures from before do not compare."
+    },
     citation=CITATION,
 )

@@ -8,9 +8,11 @@ over those letters: linear in the length of any text. Whitespace ends a word alw
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from functools import lru_cache
+from pathlib import Path
 from unicodedata import category
 
 from envs.webshop.porter import stem
@@ -56,54 +58,15 @@ _SINGLES = {
     "ℹ": "A",
 }
 
-# Ranges of code points where the category does not tell, without overlap.
-_RANGES = {
-    # letters in circles and squares
-    "A": "24B6-24E9 1F130-1F149 1F150-1F169 1F170-1F189",
-    # Hebrew
-    "H": "05D0-05EA 05F0-05F2 FB1D FB1F-FB28 FB2A-FB36 FB38-FB3C FB3E FB40-FB41 FB43-FB44 FB46-FB4F",
-    # South-east Asian scripts, whose words are not separated
-    "S": (
-        "0E01-0E3A 0E40-0E4E 0E80-0ECF 0EDC-0EDF 1000-103F 1050-108F 109A-109F 1780-17D3 17D7 17DC-17DD 1950-1974 "
-        "1980-19CF 19DE-19DF 1A20-1A7C AA60-AAC2 AADB-AADF 11700-1172B"
-    ),
-    # Han
-    "I": "2E80-2E99 2E9B-2EF3 2F00-2FD5 3005 3007 3021-3029 3038-303B 3400-4DBF 4E00-9FFF F900-FAD9 20000-3FFFD",
-    # Hiragana
-    "G": "3041-3096 309D-309F 1B001-1B11E 1F200",
-    # Katakana
-    "K": "3031-3035 309B-309C 30A0-30FA 30FC-30FF 31F0-31FF 32D0-32FE 3300-3357 FF66-FF9D 1B000",
-    # pictographs
-    "P": (
-        "00A9 00AE 203C 2049 2122 2194-2199 21A9-21AA 231A-231B 2328 2388 23CF 23E9-23F3 23F8-23FA 25AA-25AB 25B6 "
-        "25C0 25FB-25FE 2600-2605 2607-2612 2614-261C 261E-2685 2690-26F8 26FA-2705 2708-2709 270E-2712 2714 2716 "
-        "271D 2721 2728 2733-2734 2744 2747 274C 274E 2753-2755 2757 2763-2767 2795-2797 27A1 27B0 27BF 2934-2935 "
-        "2B05-2B07 2B1B-2B1C 2B50 2B55 3030 303D 3297 3299 1F000-1F0FF 1F10D-1F10F 1F12F 1F16C-1F16F 1F18E "
-        "1F191-1F19A 1F1AD-1F1E5 1F201-1F20F 1F21A 1F22F 1F232-1F23A 1F23C-1F23F 1F249-1F384 1F386-1F3C1 "
-        "1F3C5-1F3C6 1F3C8-1F3C9 1F3CD-1F3FA 1F400-1F441 1F444-1F445 1F451-1F465 1F479-1F47B 1F47D-1F480 1F484 "
-        "1F488-1F48E 1F490 1F492-1F4A9 1F4AB-1F53D 1F546-1F573 1F576-1F579 1F57B-1F58F 1F591-1F594 1F597-1F644 "
-        "1F648-1F64A 1F680-1F6A2 1F6A4-1F6B3 1F6B7-1F6BF 1F6C1-1F6CB 1F6CD-1F6FF 1F774-1F77F 1F7D5-1F7FF "
-        "1F80C-1F80F 1F848-1F84F 1F85A-1F85F 1F888-1F88F 1F8AE-1F8FF 1F90D-1F90E 1F910-1F917 1F920-1F925 "
-        "1F927-1F92F 1F93A 1F93F-1F945 1F947-1F976 1F978-1F9B4 1F9B7 1F9BA 1F9BC-1F9CC 1F9D0 1F9DE-1FAC2 "
-        "1FAC6-1FAEF 1FAF7-1FAFF 1FC00-1FFFD"
-    ),
-    # pictographs that take a skin tone
-    "O": (
-        "261D 26F9 270A-270D 1F385 1F3C2-1F3C4 1F3C7 1F3CA-1F3CC 1F442-1F443 1F446-1F450 1F466-1F478 1F47C "
-        "1F481-1F483 1F485-1F487 1F48F 1F491 1F4AA 1F574-1F575 1F57A 1F590 1F595-1F596 1F645-1F647 1F64B-1F64F "
-        "1F6A3 1F6B4-1F6B6 1F6C0 1F6CC 1F90C 1F90F 1F918-1F91F 1F926 1F930-1F939 1F93C-1F93E 1F977 1F9B5-1F9B6 "
-        "1F9B8-1F9B9 1F9BB 1F9CD-1F9CF 1F9D1-1F9DD 1FAC3-1FAC5 1FAF0-1FAF6"
-    ),
-    # skin tone
-    "M": "1F3FB-1F3FF",
-    # a pair of these is a flag
-    "R": "1F1E6-1F1FF",
-}
-
 
 def _read_ranges() -> list[tuple[int, int, str]]:
-    """(first, last, class), sorted."""
-    spans = ((*span.partition("-")[::2], kind) for kind, spans in _RANGES.items() for span in spans.split())
+    """(first, last, class) of the code points whose class their category does not tell, sorted, without overlap.
+
+    Classes: A letters in circles and squares, H Hebrew, S South-east Asian scripts, whose words are not separated, I
+    Han, G Hiragana, K Katakana, P pictographs, O pictographs that take a skin tone, M skin tones, R half a flag.
+    """
+    ranges = json.loads(Path(__file__).with_name("word_breaks.json").read_text(encoding="utf-8"))
+    spans = ((*span.partition("-")[::2], kind) for kind, spans in ranges.items() for span in spans)
     return sorted((int(first, 16), int(last or first, 16), kind) for first, last, kind in spans)
 
 

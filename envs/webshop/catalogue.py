@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,13 +17,21 @@ from pathlib import Path
 from envs.webshop.disk import is_index, open_index
 from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
 from envs.webshop.nouns import nouns_of
-from envs.webshop.original import Listing, listings, read_listings
-from envs.webshop.search import MemoryIndex, document_text
+from envs.webshop.original import Listing, join, read_listings
+from envs.webshop.search import MemoryIndex, document_text, listed_under
 from envs.webshop.shipped import SHIPPED_COUNT, Shipped, generate
 from envs.webshop.types import Goal, Product, ProductStore, SearchIndex
 from roll_envs.errors import ConfigError
 
-__all__ = ["DATA_VARIABLE", "MOST_HITS", "Catalogue", "build_catalogue", "load_catalogue", "shipped_listings"]
+__all__ = [
+    "DATA_VARIABLE",
+    "MOST_HITS",
+    "Catalogue",
+    "build_catalogue",
+    "load_catalogue",
+    "memory_catalogue",
+    "shipped_listings",
+]
 
 DATA_VARIABLE = "ROLL_WEBSHOP_DATA"
 """Environment variable that names the default data folder or index."""
@@ -65,7 +73,7 @@ class Catalogue:
     nouns: Callable[[str], Sequence[str]]
     """Nouns of a title."""
     listed: Callable[[str, str], Sequence[int]]
-    """The first 50 products of an operator (``<c>``, ``<q>``, ``<a>``) and what it asks for."""
+    """The products of an operator (``<c>``, ``<q>``, ``<a>``) and what it asks for, in the order of the catalogue."""
     _found: Callable[[str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,37 +84,20 @@ class Catalogue:
     def search(self, query: str) -> tuple[int, ...]:
         """Document numbers of the best 50 products at most, best first.
 
-        A query that begins with ``<c>``, ``<q>`` or ``<a>`` lists the products of that department, kind or attribute,
-        and ``<r>`` a fixed random choice, as in the original.
+        A query that begins with ``<c>``, ``<q>`` or ``<a>`` lists all products of that department, kind or attribute,
+        and ``<r>`` a fixed random choice of 50, as in the original.
         """
+        head, _, rest = query.partition(" ")
+        if head in ("<c>", "<q>", "<a>"):
+            # Not remembered: such a list can hold much of the catalogue.
+            return tuple(self.listed(head, rest.strip()))
         return self._found(query)
 
     def _look_up(self, query: str) -> tuple[int, ...]:
-        head, _, rest = query.partition(" ")
-        if head in ("<r>", "<c>", "<q>", "<a>"):
-            return self._listed(head, rest.strip())
-        return tuple(self.index.search(query, MOST_HITS))
-
-    def _listed(self, operator: str, wanted: str) -> tuple[int, ...]:
-        if operator == "<r>":
+        if query.partition(" ")[0] == "<r>":
             count = len(self.store)
             return tuple(random.Random(0).sample(range(count), min(MOST_HITS, count)))
-        return tuple(self.listed(operator, wanted))
-
-
-class _Listed:
-    """The first products of a department, kind or attribute, found by looking through all of them."""
-
-    def __init__(self, products: Sequence[Product]) -> None:
-        self._products = products
-
-    def __call__(self, operator: str, wanted: str) -> Sequence[int]:
-        found: list[int] = []
-        for doc, product in enumerate(self._products):
-            own = {"<c>": (product.category,), "<q>": (product.query,), "<a>": product.attributes}[operator]
-            if wanted in own:
-                found.append(doc)
-        return found[:MOST_HITS]
+        return tuple(self.index.search(query, MOST_HITS))
 
 
 def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: int = 0) -> Catalogue:
@@ -118,56 +109,61 @@ def build_catalogue(name: str, found: Iterable[Listing], *, human: bool, seed: i
     # All prices are drawn before the first price cap (see goals).
     prices = [draw_price(listing.product.pricing, rng) for listing in kept]
     goals = list(human_goals(kept, prices, rng)) if human else synthetic_goals(kept, prices, rng)
-    if not goals:
-        other = "human_goals=False" if human else "human_goals=True"
-        raise ConfigError(f"the catalogue {name} has no {'human' if human else 'synthetic'} goals; try {other}")
+    _check_goals(f"the catalogue {name}", goals, human)
     known = {listing.product.title: listing.nouns for listing in kept if listing.nouns is not None}
-    products = [listing.product for listing in kept]
+    return memory_catalogue(name, [listing.product for listing in kept], prices, shuffled(goals), known)
+
+
+def memory_catalogue(
+    name: str,
+    products: Sequence[Product],
+    prices: Sequence[float],
+    goals: Sequence[Goal],
+    known: Mapping[str, tuple[str, ...]],
+) -> Catalogue:
+    """A catalogue of these products, each at its price; ``known`` holds the nouns of titles where they are known."""
+    listed: dict[str, list[int]] = {}
+    for doc, product in enumerate(products):
+        for key in listed_under(product):
+            listed.setdefault(key, []).append(doc)
     return Catalogue(
         name=name,
         store=MemoryStore(products, prices),
         index=MemoryIndex.build(map(document_text, products), [product.asin for product in products]),
-        goals=shuffled(goals),
-        nouns=_Nouns(known.get),
-        listed=_Listed(products),
+        goals=goals,
+        nouns=_nouns(known.get),
+        listed=lambda operator, wanted: listed.get(f"{operator} {wanted}", ()),
     )
 
 
-class _Nouns:
+def _check_goals(catalogue: str, goals: Sequence[Goal], human: bool) -> None:
+    if not len(goals):
+        kind, other = ("human", "human_goals=False") if human else ("synthetic", "human_goals=True")
+        raise ConfigError(f"{catalogue} has no {kind} goals; try {other}")
+
+
+def _nouns(known: Callable[[str], tuple[str, ...] | None]) -> Callable[[str], Sequence[str]]:
     """Nouns of titles: those that are known, else by rule; remembered."""
 
-    def __init__(self, known: Callable[[str], tuple[str, ...] | None]) -> None:
-        self._known = known
-        self._found = lru_cache(maxsize=65_536)(self._look_up)
+    @lru_cache(maxsize=65_536)
+    def look_up(title: str) -> tuple[str, ...]:
+        found = known(title)
+        return tuple(nouns_of(title)) if found is None else found
 
-    def _look_up(self, title: str) -> tuple[str, ...]:
-        known = self._known(title)
-        return tuple(nouns_of(title)) if known is None else known
-
-    def __call__(self, title: str) -> Sequence[str]:
-        return self._found(title)
+    return look_up
 
 
 def shipped_listings(made: Iterable[Shipped]) -> Iterable[Listing]:
     """The generated products as listings."""
     for one in made:
-        asin = one.record["asin"]
-        yield from (
-            Listing(
-                product=found.product,
-                instruction=found.instruction,
-                instruction_attributes=found.instruction_attributes,
-                human=found.human,
-                nouns=tuple(one.nouns),
-            )
-            for found in listings(
-                [one.record],
-                {asin: one.ins},
-                {asin: one.human},
-                {asin: {"reviews": one.reviews, "average_rating": one.record.get("average_rating") or "N.A."}},
-                {},
-                where="the shipped catalogue",
-            )
+        rating = one.record["average_rating"] or "N.A."
+        yield join(
+            one.record,
+            made=one.ins,
+            human=one.human,
+            reviews={"reviews": one.reviews, "average_rating": rating},
+            nouns={"name": one.nouns},
+            where="the shipped catalogue",
         )
 
 
@@ -221,14 +217,12 @@ def _opened(place: str, num_products: int | None, human: bool, seed: int) -> Cat
             f"{num_products}"
         )
     goals = found.goals(human=human)
-    if not len(goals):
-        other = "human_goals=False" if human else "human_goals=True"
-        raise ConfigError(f"the index {place} has no {'human' if human else 'synthetic'} goals; try {other}")
+    _check_goals(f"the index {place}", goals, human)
     return Catalogue(
         name=place,
         store=found.store,
         index=found.index,
         goals=goals,
-        nouns=_Nouns(found.nouns.get),
-        listed=found.listed.get,
+        nouns=_nouns(found.nouns),
+        listed=found.listed,
     )

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 
 from envs.arguments import check_choice, check_int, check_penalty
 from envs.webshop.actions import read_action
 from envs.webshop.catalogue import Catalogue, load_catalogue
-from envs.webshop.goals import SPLITS, split_range
+from envs.webshop.goals import SPLITS, chosen_goal
 from envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Page, Piece, pieces, plain_text, rich_text
 from envs.webshop.pages import clickables as clickables_of
 from envs.webshop.reward import Purchase, purchase_reward
@@ -21,7 +22,7 @@ from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import FreeFormat, make_free_format
 
-__all__ = ["PAGE_SIZE", "WebShopEnv"]
+__all__ = ["PAGE_SIZE", "WebShopEnv", "set_generator"]
 
 PAGE_SIZE = 10
 
@@ -117,28 +118,13 @@ class WebShopEnv(TextEnv):
         """Start on the search page with goal number ``seed`` of the split (counted round).
 
         ``options``: ``{"split": name}`` chooses the split of this episode, ``{"session": i}`` goal ``i`` of all.
-        Raises :class:`ConfigError` for a split without goals and a session that does not exist.
+        Raises :class:`ConfigError` for other options, a split without goals and a session that does not exist.
         """
-        number = self._goal_of(self.episode_seed(seed), options or {})
-        self._start(number)
+        episode = self.episode_seed(seed)
+        goals = self.catalogue.goals
+        self._start(chosen_goal(episode, options, split=self.split, count=len(goals), name=self.catalogue.name))
         self._turns, self._over = 0, False
         return self.render(), {"success": False, **self._actions_info()}
-
-    def _goal_of(self, seed: int, options: Mapping[str, Any]) -> int:
-        count = len(self.catalogue.goals)
-        session = options.get("session")
-        if session is not None:
-            if isinstance(session, bool) or not hasattr(session, "__index__") or not 0 <= int(session) < count:
-                raise ConfigError(f"session must be the number of a goal, 0 to {count - 1}, not {session!r}")
-            return int(session)
-        split = check_choice("split", options.get("split", self.split), tuple(SPLITS))
-        numbers = split_range(split, count)
-        if not numbers:
-            raise ConfigError(
-                f"the split {split!r} of catalogue {self.catalogue.name} is empty: it begins at goal "
-                f"{SPLITS[split][0]} of {count}; choose split='all', or a catalogue with more goals"
-            )
-        return numbers[seed % len(numbers)]
 
     def _start(self, number: int) -> None:
         self._goal_number = number
@@ -361,7 +347,12 @@ class WebShopEnv(TextEnv):
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> str:
-        """Continue from ``snapshot``; its ``np_random`` may be missing (the generator then stays as it is)."""
+        """Continue from ``snapshot``; its ``np_random`` may be missing (the generator then stays as it is).
+
+        Raises :class:`ConfigError` for one that :meth:`snapshot` of an environment with this catalogue cannot give.
+        """
+        if not isinstance(snapshot, Mapping):
+            raise ConfigError(f"a snapshot is a mapping, not {snapshot!r}")
         number = check_int("goal", snapshot.get("goal"), 0)
         if number >= len(self.catalogue.goals):
             raise ConfigError(f"the snapshot is of goal {number}; this catalogue has {len(self.catalogue.goals)}")
@@ -373,24 +364,49 @@ class WebShopEnv(TextEnv):
         # Only search and result pages show no product.
         if (kind not in ("search", "results")) != (doc is not None):
             raise ConfigError(f"a snapshot of a page {kind!r} cannot show the product {asin!r} in this catalogue")
+        product = self.catalogue.store[doc] if doc is not None else None
         turns, shown = check_int("turns", snapshot.get("turns", 0), 0), check_int("page", snapshot.get("page", 1), 1)
+        query, reward, seen = snapshot.get("query", ""), snapshot.get("reward", 0.0), snapshot.get("seen", ())
+        if not isinstance(query, str):
+            raise ConfigError(f"the query of a snapshot is a text, not {query!r}")
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not 0 <= reward <= 1:
+            raise ConfigError(f"the reward of a snapshot is a number from 0 to 1, not {reward!r}")
+        if not isinstance(seen, (list, tuple)) or not all(isinstance(asin, str) for asin in seen):
+            raise ConfigError(f"'seen' of a snapshot is a list of product numbers, not {seen!r}")
+        chosen = _known_choices(snapshot.get("chosen", {}), product)
         if "np_random" in snapshot:
-            self.np_random.bit_generator.state = snapshot["np_random"]
+            set_generator(self.np_random, snapshot["np_random"])
         self._start(number)
         if kind != "search":
-            self._search(str(snapshot.get("query", "")), shown)
+            self._search(query, shown)
             self._page = replace(
                 self._page,
                 kind=kind,
-                product=self.catalogue.store[doc] if doc is not None else None,
-                chosen={str(k): str(v) for k, v in dict(snapshot.get("chosen", {})).items()},
-                seen=frozenset(map(str, snapshot.get("seen", ()))),
-                reward=float(snapshot.get("reward", 0.0)),
+                product=product,
+                chosen=chosen,
+                seen=frozenset(seen),
+                reward=float(reward),
             )
             self._show()
         self._turns = turns
         self._over = kind == "done" or turns >= self.max_turns or bool(snapshot.get("over", False))
         return self.render()
+
+
+def set_generator(generator: np.random.Generator, state: Any) -> None:
+    """Set the state of a snapshot's ``np_random``. Raises :class:`ConfigError` for what is no such state."""
+    try:
+        generator.bit_generator.state = state
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise ConfigError(f"'np_random' of a snapshot is the state of a generator, not {state!r} ({error})") from None
+
+
+def _known_choices(chosen: Any, product: Product | None) -> dict[str, str]:
+    """The chosen options of a snapshot, which the product must have."""
+    options = product.options if product is not None else {}
+    if not isinstance(chosen, Mapping) or any(value not in options.get(name, ()) for name, value in chosen.items()):
+        raise ConfigError(f"the choices of a snapshot must be among the product's {dict(options)!r}, not {chosen!r}")
+    return dict(chosen)
 
 
 _SUB_PAGES = {text.lower(): kind for text, kind in SUB_PAGES.items()}

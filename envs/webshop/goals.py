@@ -10,18 +10,24 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from envs.arguments import check_choice
 from envs.webshop.original import Listing
 from envs.webshop.types import Goal, Product
+from roll_envs.errors import ConfigError
 
 __all__ = [
     "SHUFFLE_SEED",
     "SPLITS",
+    "chosen_goal",
     "draw_cap",
     "draw_price",
+    "goal_of",
     "human_goals",
     "shuffled",
+    "split_of",
     "split_range",
     "synthetic_goals",
 ]
@@ -62,12 +68,12 @@ def human_goals(listings: Iterable[Listing], prices: Iterable[float], rng: rando
             if not attributes:
                 continue
             cap, said = draw_cap(price, rng)
-            yield _goal(
+            yield goal_of(
                 listing.product,
                 instruction=str(written.get("instruction", "")).strip(".") + said,
                 attributes=attributes,
                 options=tuple(map(str, written.get("instruction_options") or ())),
-                cap=cap,
+                price_upper=cap,
             )
 
 
@@ -92,37 +98,26 @@ def synthetic_goals(listings: Iterable[Listing], prices: Iterable[float], rng: r
             options = dict(zip(names, values, strict=True))
             with_options = ", and ".join([f"{name}: {value}" for name, value in options.items()])
             goals.append(
-                _goal(
+                goal_of(
                     listing.product,
                     instruction=f"{listing.instruction}{f' with {with_options}' if options else ''}{said}",
                     attributes=attributes,
                     options=options,
-                    cap=cap,
+                    price_upper=cap,
                     weight=sum(1.0 / uses[a] for a in attributes) / len(attributes),
                 )
             )
     return goals
 
 
-def _goal(
-    product: Product,
-    *,
-    instruction: str,
-    attributes: tuple[str, ...],
-    options: dict[str, str] | tuple[str, ...],
-    cap: float,
-    weight: float = 1.0,
-) -> Goal:
+def goal_of(product: Product, **wanted: Any) -> Goal:
+    """A goal written for ``product``; ``wanted`` holds the fields that are not the product's."""
     return Goal(
         asin=product.asin,
-        instruction=instruction,
         query=product.query,
         product_category=product.product_category,
         title=product.title,
-        attributes=attributes,
-        options=options,
-        price_upper=cap,
-        weight=weight,
+        **wanted,
     )
 
 
@@ -137,3 +132,34 @@ def split_range(split: str, count: int) -> range:
     """Numbers of the goals of a split when there are ``count`` goals; empty when there are too few."""
     first, last = SPLITS[split]
     return range(min(first, count), count if last is None else min(last, count))
+
+
+def split_of(number: int) -> str:
+    """The split that goal ``number`` belongs to (other than ``all``)."""
+    return next(name for name, (first, last) in SPLITS.items() if number >= first and (last is None or number < last))
+
+
+def chosen_goal(seed: int, options: Mapping[str, Any] | None, *, split: str, count: int, name: str) -> int:
+    """The number of the goal that ``reset(seed, options)`` starts, of ``count`` goals of the catalogue ``name``.
+
+    ``options``: ``{"split": name}`` instead of ``split``, or ``{"session": i}`` for goal ``i`` of all. Raises
+    :class:`ConfigError` for other options, a split without goals and a session that does not exist.
+    """
+    given = {} if options is None else options
+    if not isinstance(given, Mapping) or not set(given) <= {"split", "session"}:
+        raise ConfigError(
+            f"the options of reset() are 'split' and 'session', such as {{'split': 'test'}}, not {given!r}"
+        )
+    session = given.get("session")
+    if session is not None:
+        if isinstance(session, bool) or not hasattr(session, "__index__") or not 0 <= int(session) < count:
+            raise ConfigError(f"session must be the number of a goal, 0 to {count - 1}, not {session!r}")
+        return int(session)
+    split = check_choice("split", given.get("split", split), tuple(SPLITS))
+    numbers = split_range(split, count)
+    if not numbers:
+        raise ConfigError(
+            f"the split {split!r} of catalogue {name} is empty: it begins at goal {SPLITS[split][0]} of {count}; "
+            "choose split='all', or a catalogue with more goals"
+        )
+    return numbers[seed % len(numbers)]

@@ -1,19 +1,18 @@
 """WebShopMiniEnv: the same shop on one short page a turn, with a closed vocabulary and a fixed list of actions.
 
-Catalogue, search engine, goals and reward are those of WebShop; only the catalogue is small and the pages are brief,
-so that a model of a few hundred thousand parameters can learn to shop on a CPU.
+Search engine and reward are those of WebShop; each goal has a small shop of its own and the pages are brief, so that a
+model of a few hundred thousand parameters can learn to shop on a CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, ClassVar
 
 from envs.arguments import check_choice, check_int, check_penalty
-from envs.webshop.catalogue import Catalogue, build_catalogue
-from envs.webshop.env import WebShopEnv
-from envs.webshop.mini_catalogue import COLOURS, KINDS, SIZES, mini_listings, mini_words
+from envs.webshop.env import WebShopEnv, set_generator
+from envs.webshop.goals import SPLITS, chosen_goal
+from envs.webshop.mini_catalogue import COLOURS, KINDS, NUM_GOALS, SIZES, mini_catalogue, mini_words
 from envs.webshop.pages import Page
 from envs.webshop.types import Product
 from roll_envs.env import AnyText, TextEnv
@@ -32,14 +31,10 @@ ACTIONS = (*SEARCHES, *ROWS, *OPTIONS, *WAYS)
 
 RULES = (
     "You are shopping. Buy what is wanted: the right kind with its quality and material, in the wanted color and size, "
-    "below the price. A search lists the products of a kind, four on a page with their prices; a click on a number "
-    "opens a product; its page shows its options, the chosen ones in brackets."
+    "for no more than the price. A search lists the products of a kind, four on a page with their prices, and marks "
+    "those that you opened as seen; a click on a number opens a product; its page shows its options, the chosen ones "
+    "in brackets. Not every product is offered in every color and size."
 )
-
-
-@lru_cache(maxsize=4)
-def _catalogue(seed: int) -> Catalogue:
-    return build_catalogue("mini", mini_listings(), human=False, seed=seed)
 
 
 class WebShopMiniEnv(TextEnv):
@@ -67,9 +62,12 @@ class WebShopMiniEnv(TextEnv):
         self._parse = self.action_format.parse
         self.action_space = AnyText(tuple(self.action_format.format([a]) for a in range(len(ACTIONS))))
         self.observation_space = AnyText()
-        catalogue = _catalogue(check_int("seed", seed, 0))
-        self.shop = WebShopEnv(catalogue=catalogue, split=split, page_size=PAGE_SIZE, max_turns=self.max_turns)
-        self.shop.show_attrs = False
+        self.split = check_choice("split", split, tuple(SPLITS))
+        self.seed = check_int("seed", seed, 0)
+        self.number, self.shop = 0, self._shop(0)
+
+    def _shop(self, number: int) -> WebShopEnv:
+        return WebShopEnv(catalogue=mini_catalogue(self.seed, number), page_size=PAGE_SIZE, max_turns=self.max_turns)
 
     @property
     def instructions(self) -> str:
@@ -84,14 +82,15 @@ class WebShopMiniEnv(TextEnv):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """The words of the pages, each with the space before it, and the numbers of prices."""
-        marks = (*(f" [{value}]" for value in (*COLOURS, *SIZES)), "want", "page", "item", " below", " of", " more")
-        numbers = {str(n) for n in range(1, 100)}
-        return (*(f" {word}" for word in mini_words()), *marks, *(f" {n}" for n in sorted(numbers, key=int)))
+        marks = (*(f" [{value}]" for value in (*COLOURS, *SIZES)), "want", "page", "item", " below", " of", " seen")
+        return (*(f" {word}" for word in mini_words()), *marks, *(f" {n}" for n in range(100)))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start on the search page; ``options`` as for WebShop."""
+        """Start on the search page of a shop; ``options`` as for WebShop."""
         episode = self.episode_seed(seed)
-        self.shop.reset(seed=episode, options=options)
+        self.number = chosen_goal(episode, options, split=self.split, count=NUM_GOALS, name="mini")
+        self.shop = self._shop(self.number)
+        self.shop.reset(options={"session": 0})
         return self.render(), {"success": False, "available_actions": self._available()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -149,9 +148,7 @@ class WebShopMiniEnv(TextEnv):
     def _wanted(self) -> str:
         goal = self.shop.goal
         assert isinstance(goal.options, Mapping)
-        # Without a cap price_upper is a million.
-        below = f" below {goal.price_upper:.0f}" if goal.price_upper < 1000 else ""
-        return f"want {goal.title} {' '.join(goal.options.values())}{below}"
+        return f"want {goal.title} {' '.join(goal.options.values())} below {goal.price_upper:.0f}"
 
     def oracle(self) -> list[str] | None:
         """Answers that buy the goal's product from here; ``None`` when too few turns are left."""
@@ -175,22 +172,28 @@ class WebShopMiniEnv(TextEnv):
     def _way_to(self, page: Page, wanted: Product, doc: int) -> list[str]:
         found = self.shop.catalogue.search(wanted.query)
         number, row = divmod(found.index(doc), PAGE_SIZE)
-        if page.kind == "results" and page.query == wanted.query:
+        if page.query == wanted.query and page.kind in ("results", "item"):
             turns = number + 1 - page.page_number
-            return ["click[next]" if turns > 0 else "click[back]"] * abs(turns) + [ROWS[row]]
+            leave = ["click[back]"] if page.kind == "item" else []
+            return [*leave, *["click[next]" if turns > 0 else "click[back]"] * abs(turns), ROWS[row]]
         return [f"search[{wanted.query}]", *["click[next]"] * number, ROWS[row]]
 
     def snapshot(self) -> Mapping[str, Any]:
-        """That of the shop, with this environment's generator."""
-        return {**self.shop.snapshot(), "np_random": self.np_random.bit_generator.state}
+        """That of the shop, with the number of its goal and this environment's generator."""
+        return {**self.shop.snapshot(), "goal": self.number, "np_random": self.np_random.bit_generator.state}
 
     def restore(self, snapshot: Mapping[str, Any]) -> str:
         """Continue from ``snapshot``; its ``np_random`` may be missing."""
         if not isinstance(snapshot, Mapping):
             raise ConfigError(f"a snapshot is a mapping, not {snapshot!r}")
+        number = check_int("goal", snapshot.get("goal"), 0)
+        if number >= NUM_GOALS:
+            raise ConfigError(f"the snapshot is of goal {number}; there are {NUM_GOALS}")
+        shop = self._shop(number)
+        shop.restore({**{name: value for name, value in snapshot.items() if name != "np_random"}, "goal": 0})
         if "np_random" in snapshot:
-            self.np_random.bit_generator.state = snapshot["np_random"]
-        self.shop.restore({name: value for name, value in snapshot.items() if name != "np_random"})
+            set_generator(self.np_random, snapshot["np_random"])
+        self.number, self.shop = number, shop
         return self.render()
 
 
@@ -198,7 +201,10 @@ def _shown(page: Page) -> str:
     if page.kind == "search":
         return "page"
     if page.kind == "results":
-        rows = [f"{n} {p.title} {p.pricing[0]:.0f}" for n, p in enumerate(page.products, 1)]
+        rows = [
+            f"{n} {p.title} {p.pricing[0]:.0f}{' seen' if p.asin in page.seen else ''}"
+            for n, p in enumerate(page.products, 1)
+        ]
         pages = -(-page.total // PAGE_SIZE)
         return "\n".join([f"page {page.page_number} of {pages}", *rows])
     product = page.product

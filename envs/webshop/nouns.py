@@ -1,4 +1,4 @@
-"""Nouns of a product title, by rule: no model, no data.
+"""Nouns of a product title, by rule and two lists of words (``nouns.json``): no model.
 
 The original asks a statistical tagger which words of two titles are nouns or proper names, and compares the two sets.
 In a title nearly every word is one, above all with a capital; what must go are numbers, sizes, joining words and a few
@@ -8,51 +8,21 @@ titles share a word, so the lists are about words that many titles share.
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 __all__ = ["nouns_of"]
 
 _MAX_TITLE_CHARS = 10_000
 
+_WORDS: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 # Never nouns: determiners, pronouns, prepositions, conjunctions, auxiliaries, adverbs, numbers, forms of verbs.
-_FUNCTION_WORDS = """
-a about above across after against all almost along already also although always am amid among an and any anymore
-anyone anything anywhere are around as at away be because been before behind being below beneath beside besides between
-beyond both but by can cannot could did do does doing done down during each either else enough especially etc even ever
-every everyone everything everywhere exactly except far few for forever from get gets getting go goes going gone got
-had has have having he her here hers herself him himself his how however i if in instead into is it its itself just let
-lets like many may me might mine more most much must my myself near nearly neither never no nobody none nor not nothing
-now of off often on once only onto or other others our ours ourselves out outside over own per perfectly quite rather
-really same shall she should simply since so some something sometimes soon still such than that the their theirs them
-themselves then there these they this those though through throughout thru till to together too toward towards under
-underneath unlike until up upon us versus very via vs was we well were what whatever when whenever where wherever
-whether which while who whole whom whose why will with within without would yet you your yours yourself yourselves
-one two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty hundred thousand
-million first second third fourth fifth half full
-applies based become becoming bringing brings built carried chosen comes containing contains created creates designed
-ensures ensuring fitted gave given gives giving helped helping included includes including keeping kept known knows
-made makes making met needed preventing provided provides providing reduces reducing removes removing saw seen served
-shown stays taken takes taking trying used using wants wearing worn
-"""
-
+_FUNCTION = frozenset(_WORDS["function_words"])
 # Nouns with a capital only: words for size, age, worth and state, and verbs.
-_DESCRIBING_WORDS = """
-available bad better big bigger biggest bright broad cheap clean clear comfortable comfy common compatible complete
-cool correct cute dark deep different difficult dirty durable easier easy effective empty excellent extra fabulous
-famous fancy fast faster fat fine flat free fresh funny general gentle genuine good gorgeous great handmade happy hard
-heavy high higher hot huge ideal important large larger largest light little long longer loose loud lovely low lower
-main major medium mini minor modern multiple natural new newest next nice normal official old older open original
-perfect pleasant poor popular possible pretty previous proper pure quick quiet rare ready real recent regular rich
-right round sexy sharp short similar simple single slim slow small smaller smart smooth soft solid special stable
-straight strong stronger stylish suitable super sweet tall thick thin tight tiny tough traditional true typical ultra
-unique universal unusual usual various vast vivid warm weak wet wide wild wonderful wrong young younger
-add allow apply become bring buy carry choose come contain create ensure fit give hang help hold keep kill know leave
-look make meet prevent protect provide reduce remove replace save see serve stay stop take try use want wear
-"""
+_DESCRIBING = frozenset(_WORDS["describing_words"])
 _DESCRIBING_ENDINGS = ("ing", "ed", "able", "ible", "ful", "less", "ous", "ive", "ly")
 _SHORTEST_ENDED = 6  # ring, string, bed and table are no forms of anything
-
-_FUNCTION, _DESCRIBING = frozenset(_FUNCTION_WORDS.split()), frozenset(_DESCRIBING_WORDS.split())
 
 # Units that are a word of their own right after a number: 64GB is 64 and GB, but 75ml one word.
 _UNITS = "km|km²|m|m²|dm|cm|cm²|mm|mm²|nm|µm|ha|yd|in|ft|kg|g|mg|t|lb|oz|mb|kb|gb|tb|k"

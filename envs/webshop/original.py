@@ -17,7 +17,7 @@ from typing import Any
 from envs.webshop.types import Product, Review
 from roll_envs.errors import ConfigError
 
-__all__ = ["Listing", "find_file", "parse_product", "read_json", "read_listings", "usable_asin"]
+__all__ = ["Listing", "find_file", "join", "listings", "parse_product", "read_json", "read_listings", "usable_asin"]
 
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """What the original gives a product of which the attributes file knows nothing."""
@@ -75,7 +75,7 @@ def parse_product(
         attributes=_attributes(attributes, where),
         image=str(images[0]) if isinstance(images, list) else str(images),
         rating=str(found.get("average_rating", "N.A.")),
-        reviews=tuple(_review(r) for r in found.get("reviews", ()) if isinstance(r, Mapping)),
+        reviews=tuple(map(_review, found.get("reviews") or ())),
     )
 
 
@@ -213,18 +213,57 @@ def listings(
         asin = record.get("asin") if isinstance(record, Mapping) else None
         if isinstance(asin, str) and (not usable_asin(asin) or asin in seen):
             continue
-        entry = attributes.get(asin) if asin is not None else None
-        product = parse_product(record, entry, reviews.get(str(asin)), where=f"{where}, record {number}")
-        seen.add(product.asin)
-        made = entry or {}
-        known = nouns.get(product.asin)
-        yield Listing(
-            product=product,
-            instruction=made.get("instruction"),
-            instruction_attributes=tuple(made.get("instruction_attributes") or ()),
-            human=tuple(h for h in human.get(product.asin, ()) if isinstance(h, Mapping)),
-            nouns=tuple(known["name"]) if isinstance(known, Mapping) and "name" in known else None,
+        key = str(asin)
+        found = join(
+            record,
+            made=attributes.get(key),
+            human=human.get(key),
+            reviews=reviews.get(key),
+            nouns=nouns.get(key),
+            where=f"{where}, record {number}",
         )
+        seen.add(found.product.asin)
+        yield found
+
+
+def join(record: Any, *, made: Any, human: Any, reviews: Any, nouns: Any, where: str) -> Listing:
+    """A record with its entries in the other files, each ``None`` where there is none.
+
+    Raises :class:`ConfigError` that names the file and the product number of an entry that is malformed.
+    """
+    asin = record.get("asin") if isinstance(record, Mapping) else None
+    made = _side(made, dict, f"items_ins_v2: the entry of {asin}") or {}
+    reviews = _side(reviews, dict, f"reviews: the entry of {asin}") or {}
+    reviewed = _side(reviews.get("reviews"), list, f"reviews: 'reviews' of {asin}") or ()
+    for review in reviewed:
+        _side(review or 0, dict, f"reviews: a review of {asin}")
+    instructions = _side(human, list, f"items_human_ins: the entry of {asin}") or ()
+    for written in instructions:
+        what = f"items_human_ins: an instruction of {asin}"
+        _side(_side(written or 0, dict, what).get("instruction"), str, f"{what}, its 'instruction',")
+        for name in ("instruction_attributes", "instruction_options"):
+            _side(written.get(name), list, f"{what}, its {name!r},")
+    what = f"items_ins_v2: {{}} of {asin}"
+    wanted = _side(made.get("instruction_attributes"), list, what.format("'instruction_attributes'"))
+    known = (_side(nouns, dict, f"title_nouns: the entry of {asin}") or {}).get("name")
+    _side(known, list, f"title_nouns: 'name' of {asin}")
+    return Listing(
+        product=parse_product(record, made or None, reviews, where=where),
+        instruction=_side(made.get("instruction"), str, what.format("'instruction'")),
+        instruction_attributes=tuple(wanted or ()),
+        human=tuple(instructions),
+        nouns=None if known is None else tuple(known),
+    )
+
+
+_JSON: dict[type, str] = {dict: "an object", list: "an array", str: "a text"}
+
+
+def _side(value: Any, kind: type, what: str) -> Any:
+    """``value``, which must be a ``kind`` or missing."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{what} must be {_JSON[kind]}, not {_short(value)}; mend the file or fetch it again")
+    return value
 
 
 def _side_file(data_dir: Path, stem: str, num_products: int | None) -> dict[str, Any]:
@@ -236,4 +275,6 @@ def _side_file(data_dir: Path, stem: str, num_products: int | None) -> dict[str,
 def _reviews(data_dir: Path) -> dict[str, Any]:
     path = find_file(data_dir, "reviews")
     entries = read_json(path, list) if path is not None else []
-    return {str(e.get("asin")): e for e in entries if isinstance(e, Mapping)}
+    for number, entry in enumerate(entries):
+        _side(entry, dict, f"{path}: entry {number}")
+    return {str(entry.get("asin")): entry for entry in entries}

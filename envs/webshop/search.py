@@ -39,6 +39,7 @@ __all__ = [
     "encode_length",
     "idf",
     "length_factors",
+    "listed_under",
     "term_weights",
 ]
 
@@ -56,6 +57,11 @@ def document_text(product: Product) -> str:
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
     bullet = product.bullet_points[0] if product.bullet_points else ""
     return " ".join((product.title, product.description, bullet, options)).lower()
+
+
+def listed_under(product: Product) -> set[str]:
+    """Queries that list a product instead of searching for it: ``<c> department``, ``<q> kind``, ``<a> attribute``."""
+    return {f"<c> {product.category}", f"<q> {product.query}", *(f"<a> {name}" for name in product.attributes)}
 
 
 def encode_length(length: int) -> int:

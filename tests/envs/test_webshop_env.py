@@ -16,6 +16,7 @@ from envs.webshop.actions import read_action
 from envs.webshop.catalogue import Catalogue, build_catalogue, load_catalogue
 from envs.webshop.env import WebShopEnv
 from envs.webshop.goals import split_range
+from envs.webshop.mini import WebShopMiniEnv
 from envs.webshop.original import listings
 from roll_envs.errors import ConfigError
 
@@ -329,6 +330,48 @@ def test_oracle_and_snapshots(catalogue: Catalogue) -> None:
             assert other.step(way[0]) == (result := env.step(way[0]))
             way = env.oracle()
         assert (result[1], result[2], result[4]["success"]) == (1.0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"goal": 10_000}, "the snapshot is of goal 10000; this catalogue has"),
+        ({"goal": None}, "goal must be a whole number"),
+        ({"kind": "cellar"}, "kind must be one of"),
+        ({"kind": "results"}, "a snapshot of a page 'results' cannot show the product"),
+        ({"asin": "NONE"}, "cannot show the product 'NONE' in this catalogue"),
+        ({"chosen": {"button": "mauve"}}, "must be among the product's .* not {'button': 'mauve'}"),
+        ({"chosen": {"weight": "red"}}, "must be among the product's"),
+        ({"chosen": "red"}, "must be among the product's .* not 'red'"),
+        ({"query": 7}, "the query of a snapshot is a text, not 7"),
+        ({"page": 0}, "page must be a whole number of 1 or more, not 0"),
+        ({"turns": -1}, "turns must be a whole number of 0 or more, not -1"),
+        ({"reward": "much"}, "the reward of a snapshot is a number from 0 to 1, not 'much'"),
+        ({"seen": 3}, "'seen' of a snapshot is a list of product numbers, not 3"),
+        ({"np_random": {"bit_generator": "MT19937"}}, "'np_random' of a snapshot is the state of a generator"),
+        ({"np_random": 5}, "'np_random' of a snapshot is the state of a generator, not 5"),
+    ],
+)
+def test_wrong_snapshots_are_refused_and_change_nothing(
+    catalogue: Catalogue, change: dict[str, Any], said: str
+) -> None:
+    env = shop(catalogue)
+    env.reset(seed=0)
+    play(env, "search[lamp]", "click[lamp000001]", "click[red]")
+    before = env.snapshot()
+    assert before["chosen"]
+    with pytest.raises(ConfigError, match=said):
+        env.restore({**before, **change})
+    with pytest.raises(ConfigError, match="a snapshot is a mapping, not 7"):
+        env.restore(7)  # type: ignore[arg-type]
+    assert env.snapshot() == before
+
+
+@pytest.mark.parametrize("options", [{"sesion": 1}, {"split": "test", "seed": 3}, "train", [("split", "test")]])
+def test_unknown_options_of_reset_are_refused(catalogue: Catalogue, options: Any) -> None:
+    for env in (shop(catalogue), WebShopMiniEnv()):
+        with pytest.raises(ConfigError, match=r"the options of reset.* are 'split' and 'session'"):
+            env.reset(seed=0, options=options)
 
 
 def test_an_environment_survives_pickling() -> None:

@@ -1,24 +1,163 @@
-"""The small shop: its catalogue, what its pages say, and that its actions are those of the shop."""
+"""The small shops: what they sell, what decides in them, what pages say, and that actions are those of the shop."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
 from envs.webshop.goals import split_range
 from envs.webshop.mini import ACTIONS, WebShopMiniEnv
-from envs.webshop.mini_catalogue import KINDS, mini_listings, mini_words
+from envs.webshop.mini_catalogue import KINDS, NUM_GOALS, mini_catalogue, mini_words
+from roll_envs.errors import ConfigError
+
+Player = Callable[[str, list[str], dict[str, Any]], str]
+"""Observation, what can be done, notes of the episode -> action. Players see what a policy sees, and nothing else."""
 
 
-def test_the_catalogue_is_closed_and_its_products_differ() -> None:
-    found = [listing.product for listing in mini_listings()]
-    assert found == [listing.product for listing in mini_listings()]
-    assert Counter(p.query for p in found) == dict.fromkeys(KINDS, 8)
-    assert len({p.title for p in found}) == len(found) == 160
-    words = {w for p in found for text in (p.title, *p.options["color"], *p.options["size"]) for w in text.split()}
-    assert words == set(mini_words())
+def success(player: Player, seeds: Iterable[int] = range(200), split: str = "test", seed: int = 0) -> float:
+    env = WebShopMiniEnv(action_format="word", seed=seed)
+    bought = []
+    for number in seeds:
+        shown, info = env.reset(seed=number, options={"split": split})
+        notes: dict[str, Any] = {"draw": random.Random(number)}
+        over = False
+        while not over:
+            shown, _, terminated, truncated, info = env.step(player(shown, info["available_actions"], notes))
+            over = terminated or truncated
+        bought.append(info["success"])
+    return sum(bought) / len(bought)
+
+
+def shopper(
+    *, pages: int = 3, price: bool = True, options: bool = True, title: slice = slice(1, 4), dearest: bool = False
+) -> Player:
+    """Opens what fits the wish as far as it looks, and buys it; a random row of the last page that it reads if none."""
+
+    def play(shown: str, legal: list[str], notes: dict[str, Any]) -> str:
+        wish, head, *rows = shown.split("\n")
+        wanted = wish.split()
+        if head == "page":
+            return f"search[{wanted[3]}]"
+        if head.startswith("page "):
+            found = [row.split() for row in rows]
+            fit = [row for row in found if row[title] == wanted[title] and "seen" not in row]
+            fit = [row for row in fit if not price or int(row[4]) <= int(wanted[7])]
+            if fit:
+                return f"click[{max(fit, key=lambda row: int(row[4]))[0] if dearest else fit[0][0]}]"
+            if "click[next]" in legal and int(head.split()[1]) < pages:
+                return "click[next]"
+            return f"click[{notes['draw'].choice(found)[0]}]"
+        offered = " ".join(rows).split()
+        if options and not all(value in offered or f"[{value}]" in offered for value in wanted[4:6]):
+            return "click[back]"
+        return next((f"click[{value}]" for value in wanted[4:6] if value in offered), "click[buy]")
+
+    return play
+
+
+def test_a_player_that_reads_everything_buys_what_is_wanted() -> None:
+    assert success(shopper(), range(500)) == 1.0
+    assert success(shopper(), range(200), "eval") == 1.0
+    assert success(shopper(), range(200), "train") == 1.0
+    assert success(shopper(), range(200), seed=1) == 1.0
+
+
+@pytest.mark.parametrize(
+    "player",
+    [
+        pytest.param(shopper(pages=1), id="page 1"),
+        pytest.param(shopper(pages=1, dearest=True), id="page 1, dearest first"),
+        pytest.param(shopper(pages=1, price=False, options=False), id="title on page 1"),
+        pytest.param(shopper(pages=1, title=slice(0, 0)), id="price and options on page 1"),
+        pytest.param(shopper(price=False), id="no price"),
+        pytest.param(shopper(options=False), id="no options"),
+        pytest.param(shopper(options=False, dearest=True), id="no options, dearest first"),
+        pytest.param(shopper(price=False, options=False), id="title"),
+        pytest.param(shopper(title=slice(1, 2)), id="quality"),
+        pytest.param(shopper(title=slice(2, 3)), id="material"),
+    ],
+)
+def test_a_player_that_leaves_something_out_fails_more_than_half_the_time(player: Player) -> None:
+    assert success(player, range(500)) <= 0.5
+
+
+@pytest.mark.parametrize("known", [slice(1, 4), slice(1, 6), slice(1, 8), slice(3, 4)])
+def test_a_player_that_remembers_the_train_split_is_lost(known: slice) -> None:
+    """It goes to the place where what was wanted in the same words stood, and does not look at the rows."""
+    env, places = WebShopMiniEnv(action_format="word"), {}
+    for number in range(2_000):
+        wish = env.reset(seed=number, options={"split": "train"})[0].split("\n")[0].split()
+        places[tuple(wish[known])] = [a for a in env.oracle() or () if a[6:-1] in ("next", *"1234")]
+
+    def play(shown: str, legal: list[str], notes: dict[str, Any]) -> str:
+        wanted = shown.split("\n")[0].split()
+        if shown.split("\n")[1] == "page":
+            notes["way"] = list(places.get(tuple(wanted[known]), ["click[1]"]))
+            return f"search[{wanted[3]}]"
+        if notes["way"]:
+            return str(notes["way"].pop(0))
+        clicks = [f"click[{value}]" for value in wanted[4:6] if f" {value}" in shown.split("\n", 2)[2]]
+        return next((click for click in clicks if click in legal), "click[buy]")
+
+    assert success(play, range(500)) <= 0.2
+
+
+def listings(number: int) -> set[tuple[Any, ...]]:
+    store = mini_catalogue(0, number).store
+    products = [store[doc] for doc in range(len(store))]
+    return {(p.title, p.pricing, *p.options["color"], *p.options["size"]) for p in products}
+
+
+def test_no_listing_of_a_split_occurs_in_another() -> None:
+    found = {name: [listings(n) for n in split_range(name, 3_000)] for name in ("test", "eval", "train")}
+    held = {name: set().union(*shops) for name, shops in found.items()}
+    assert all(held.values())
+    assert not held["test"] & held["eval"] | held["test"] & held["train"] | held["eval"] & held["train"]
+    assert len({frozenset(shop) for shops in found.values() for shop in shops}) == 3_000
+
+
+def test_a_task_is_its_split_index_and_seed() -> None:
+    one, other = WebShopMiniEnv(seed=4), WebShopMiniEnv(seed=4)
+    for split, first in (("test", 0), ("eval", 500), ("train", 1500), ("all", 0)):
+        for index in (0, 7, 499):
+            other.reset(options={"session": first + index})
+            assert one.reset(seed=index, options={"split": split})[0] == other.render()
+            assert one.shop.goal == other.shop.goal
+    assert one.reset(seed=0, options={"split": "test"})[0] == one.reset(seed=500, options={"split": "test"})[0]
+    assert mini_catalogue(4, 9).goals != mini_catalogue(5, 9).goals
+
+
+def test_the_wanted_product_stands_anywhere() -> None:
+    places: Counter[int] = Counter()
+    for number in range(1_200):
+        catalogue = mini_catalogue(0, number)
+        [goal] = catalogue.goals
+        found = catalogue.search(goal.query)
+        assert len(found) == 12
+        doc = catalogue.store.find(goal.asin)
+        assert doc is not None
+        places[found.index(doc)] += 1
+        titles = [catalogue.store[doc].title for doc in found]
+        assert 3 <= titles.count(goal.title) <= 5
+    assert set(places) == set(range(12))
+    assert 60 <= min(places.values()) <= max(places.values()) <= 140
+
+
+def test_the_words_are_closed() -> None:
+    env = WebShopMiniEnv(action_format="word")
+    known = {word.strip() for word in env.vocabulary}
+    assert {*mini_words()} < known
+    seen: set[str] = set()
+    for number in range(300):
+        seen |= set(env.reset(seed=number)[0].split())
+        for said in env.oracle() or ():
+            seen |= set(env.step(said)[0].split())
+    assert {*mini_words()} < seen
+    assert seen - {"bought"} <= known
 
 
 def test_an_episode_as_it_is_shown() -> None:
@@ -29,16 +168,18 @@ def test_an_episode_as_it_is_shown() -> None:
     want = f"want {goal.title} {color} {size} below {goal.price_upper:.0f}"
     assert observation == f"{want}\npage"
     assert info["available_actions"] == [f"search[{kind}]" for kind in KINDS]
-    shown = env.step(f"search[{goal.query}]")[0].split("\n")
-    assert shown[:2] == [want, "page 1 of 2"]
+    *_, row = way = env.oracle()[:-3]  # type: ignore[index]  # what follows: two options, and buy
+    for said in way[:-1]:
+        shown = env.step(said)[0].split("\n")
+    assert shown[:2] == [want, f"page {len(way) - 1} of 3"]
     assert [line.split()[0] for line in shown[2:]] == ["1", "2", "3", "4"]
-    rows = shown[2:]
-    if not any(goal.title in row for row in rows):
-        rows = env.step("click[next]")[0].split("\n")[2:]
-    (row,) = [row for row in rows if f" {goal.title} " in row]
-    item = env.step(f"click[{row[0]}]")[0].split("\n")
+    assert f" {goal.title} " in shown[1 + int(row[6])]
+    item = env.step(row)[0].split("\n")
     assert item[1].startswith(f"item {goal.title} ")
     assert f" {color} " in f"{item[2]} "
+    back = env.step("click[back]")[0].split("\n")
+    assert back == [line + " seen" if line.startswith(row[6]) else line for line in shown]
+    env.step(row)
     assert f" [{color}]" in env.step(f"click[{color}]")[0].split("\n")[2]
     env.step(f"click[{size}]")
     observation, reward, terminated, _, info = env.step("click[buy]")
@@ -49,14 +190,14 @@ def test_an_episode_as_it_is_shown() -> None:
 def test_the_oracle_buys_every_goal_of_the_test_split() -> None:
     env = WebShopMiniEnv()
     lengths: Counter[int] = Counter()
-    for number in split_range("test", len(env.shop.catalogue.goals)):
+    for number in split_range("test", NUM_GOALS):
         env.reset(options={"session": number})
         way = env.oracle()
         assert way is not None
         lengths[len(way)] += 1
         *_, last = [env.step(said) for said in way]
         assert (last[1], last[2]) == (1.0, True)
-    assert set(lengths) == {5, 6}  # on the first or on the second page of results
+    assert set(lengths) == {5, 6, 7}  # on one of three pages of results
 
 
 def test_the_oracle_from_anywhere() -> None:
@@ -69,6 +210,21 @@ def test_the_oracle_from_anywhere() -> None:
         for said in env.oracle() or ():
             result = env.step(said)
         assert (result[1], result[2]) == (1.0, True)
+
+
+def test_wrong_snapshots_are_refused_and_change_nothing() -> None:
+    env = WebShopMiniEnv(action_format="word")
+    env.reset(seed=1)
+    before = env.snapshot()
+    for wrong, said in (
+        (7, "a snapshot is a mapping"),
+        ({**before, "goal": NUM_GOALS}, f"the snapshot is of goal {NUM_GOALS}; there are"),
+        ({**before, "kind": "item"}, "cannot show the product"),
+        ({**before, "np_random": {}}, "'np_random' of a snapshot is the state of a generator"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            env.restore(wrong)  # type: ignore[arg-type]
+        assert env.snapshot() == before
 
 
 @pytest.mark.parametrize("said", ["search[sofa]", "click[1]", "click[buy]", "click[red]", "click[next]", "buy", ""])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envs.webshop.catalogue import load_catalogue
+from envs.webshop.disk import build_index
 from envs.webshop.goals import draw_cap, draw_price
 from envs.webshop.original import find_file, parse_product, read_listings
 from roll_envs.errors import ConfigError
@@ -114,6 +117,63 @@ def test_which_file_is_meant(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path, content: Any, said: str) -> None:
     write(tmp_path, items_shuffle=content)
     with pytest.raises(ConfigError, match=said):
+        list(read_listings(tmp_path))
+
+
+GOOD_INS = {"attributes": ["a"], "instruction": "Find", "instruction_attributes": ["a"]}
+
+
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("items_ins_v2", {"A1": ["a"]}, "items_ins_v2: the entry of A1 must be an object, not"),
+        ("items_ins_v2", {"A1": {**GOOD_INS, "attributes": "soft"}}, r"\(A1\): 'attributes' must be a list"),
+        (
+            "items_ins_v2",
+            {"A1": {**GOOD_INS, "instruction": ["x"]}},
+            "items_ins_v2: 'instruction' of A1 must be a text",
+        ),
+        (
+            "items_ins_v2",
+            {"A1": {**GOOD_INS, "instruction_attributes": "ab"}},
+            "'instruction_attributes' of A1 must be an",
+        ),
+        ("items_human_ins", {"A1": {"instruction": "i"}}, "items_human_ins: the entry of A1 must be an array"),
+        (
+            "items_human_ins",
+            {"A1": ["i want"]},
+            "items_human_ins: an instruction of A1 must be an object, not 'i want'",
+        ),
+        ("items_human_ins", {"A1": [None]}, "items_human_ins: an instruction of A1 must be an object"),
+        ("items_human_ins", {"A1": [{"instruction": 3}]}, "its 'instruction', must be a text, not 3"),
+        (
+            "items_human_ins",
+            {"A1": [{"instruction_attributes": "soft"}]},
+            "its 'instruction_attributes', must be an array",
+        ),
+        (
+            "items_human_ins",
+            {"A1": [{"instruction_options": {"a": "b"}}]},
+            "its 'instruction_options', must be an array",
+        ),
+        ("reviews", [{"asin": "A1", "reviews": {"title": "T"}}], "reviews: 'reviews' of A1 must be an array"),
+        ("reviews", [{"asin": "A1", "reviews": ["good"]}], "reviews: a review of A1 must be an object, not 'good'"),
+        ("title_nouns", {"A1": ["cup"]}, "title_nouns: the entry of A1 must be an object"),
+        ("title_nouns", {"A1": {"name": "cup"}}, "title_nouns: 'name' of A1 must be an array, not 'cup'"),
+    ],
+)
+def test_malformed_side_files_are_named(tmp_path: Path, name: str, content: Any, said: str, built: bool) -> None:
+    write(tmp_path, items_shuffle=[RECORD], **{name: content})
+    read = partial(build_index, out=tmp_path / "index", workers=0) if built else load_catalogue
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path)
+    assert not (tmp_path / "index").exists()
+
+
+def test_reviews_that_are_no_objects(tmp_path: Path) -> None:
+    write(tmp_path, items_shuffle=[RECORD], reviews=["good"])
+    with pytest.raises(ConfigError, match=r"reviews.json: entry 0 must be an object, not 'good'"):
         list(read_listings(tmp_path))
 
 

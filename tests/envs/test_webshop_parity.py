@@ -70,6 +70,17 @@ def test_500_rewards_with_their_parts(folder: Path) -> None:
     assert len(cases) == 500
 
 
+def test_lists_are_whole(folder: Path) -> None:
+    """The original asks its search engine for 50 products, but lists all of a department, kind or attribute."""
+    env = WebShopEnv(data_dir=folder, human_goals=False)
+    env.reset(seed=0)
+    assert "Page 1 (Total results: 238)" in env.step("search[<c> beauty]")[0]
+    products = [env.catalogue.store[doc] for doc in range(1000)]
+    beauty = [doc for doc, product in enumerate(products) if product.category == "beauty"]
+    assert list(env.catalogue.search("<c> beauty")) == beauty
+    assert env.page.products == tuple(products[doc] for doc in beauty[:10])
+
+
 def _episodes(folder: Path, kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = recorded(folder, "episodes")[kind]
     return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.arguments import check_int
-from envs.webshop.disk.blobs import Blobs, write_json_map
+from envs.webshop.disk.blobs import Blobs, dump_json, encode, write_map
 from envs.webshop.disk.format import (
     VERSION,
     CatalogueError,
@@ -233,14 +233,16 @@ class _Reporter:
 
 def _make_maps(files: Mapping[str, Path], work: Path, reporter: _Reporter) -> None:
     for name in SIDES:
-        path, folder = files.get(name), work / "maps" / name
-        if path is None or folder.is_dir():
+        path, made = files.get(name), work / "maps" / name
+        if path is None or made.exists():
             continue
+        made.parent.mkdir(exist_ok=True)
         reporter.stage("side files", 0.0)
         if name == "reviews":
-            write_json_map(((str(record.value.get("asin")), record.value) for record in iter_array(path)), folder)
+            entries = ((str(record.value.get("asin")), record.value) for record in iter_array(path))
         else:
-            write_json_map(((entry.key, entry.value) for entry in iter_object(path)), folder)
+            entries = ((entry.key, entry.value) for entry in iter_object(path))
+        write_map(made, ((encode(key), dump_json(value)) for key, value in entries))
 
 
 def _make_segments(

@@ -11,8 +11,10 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,12 @@ __all__ = [
     "Manifest",
     "Source",
     "describe_file",
+    "describe_written",
     "manifest_to_dict",
     "map_array",
     "map_file",
     "read_manifest",
+    "reading",
     "unfinished_name",
     "verify_checksums",
     "write_array",
@@ -43,13 +47,32 @@ __all__ = [
 ]
 
 FORMAT = "roll-envs webshop catalogue"
-VERSION = 1
+VERSION = 2
 UNFINISHED = ".unfinished"
-_BLOCK_BYTES = 4 << 20
 
 
 class CatalogueError(RollError):
     """A product file or a catalogue on disk that is missing, unfinished, damaged or of another format."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn what goes wrong while reading damaged bytes into a :class:`CatalogueError` that begins with ``what``."""
+    try:
+        yield
+    except (
+        IndexError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        zlib.error,
+        sqlite3.Error,
+    ) as error:
+        raise CatalogueError(
+            f"{what} is damaged ({error}); `roll-envs webshop info --verify` names the file; build the catalogue again"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +92,10 @@ class FileEntry:
     """As numpy writes it, byte order included (``<u4``)."""
     count: int
     sha256: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.count * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +143,14 @@ def write_array(folder: Path, name: str, dtype: str, values: NDArray[Any] | byte
         writer = ArrayWriter(folder, name, dtype, held)
         writer.write(values)
         return writer.close()
+
+
+def describe_written(path: Path) -> FileEntry:
+    """Flush a file of bytes that something else wrote to the disk, and describe it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256")
+        return FileEntry(dtype="|u1", count=file.tell(), sha256=digest.hexdigest())
 
 
 def unfinished_name(out: Path) -> Path:
@@ -178,15 +213,14 @@ def describe_file(folder: Path, name: str, manifest: Manifest) -> FileEntry:
     entry = manifest.files.get(name)
     if entry is None:
         raise CatalogueError(f"the manifest of {str(folder)!r} lacks {name!r}; build the catalogue again")
-    expected = entry.count * np.dtype(entry.dtype).itemsize
     try:
         actual = (folder / name).stat().st_size
     except OSError:
         raise CatalogueError(f"{name!r} is missing from the catalogue {str(folder)!r}; build it again") from None
-    if actual != expected:
+    if actual != entry.num_bytes:
         raise CatalogueError(
-            f"{name!r} of the catalogue {str(folder)!r} has {actual} bytes instead of {expected}: it is truncated or "
-            "damaged; build it again"
+            f"{name!r} of the catalogue {str(folder)!r} has {actual} bytes instead of {entry.num_bytes}: it is cut "
+            "short or damaged; build it again"
         )
     return entry
 
@@ -211,10 +245,8 @@ def verify_checksums(folder: Path, manifest: Manifest) -> None:
     """Read every file and compare it with its checksum (seconds per gigabyte)."""
     for name in manifest.files:
         entry = describe_file(folder, name, manifest)
-        digest = hashlib.sha256()
         with (folder / name).open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
+            digest = hashlib.file_digest(file, "sha256")
         if digest.hexdigest() != entry.sha256:
             raise CatalogueError(
                 f"{name!r} of the catalogue {str(folder)!r} does not match its checksum: it is damaged; build it again"

@@ -7,7 +7,6 @@ the same functions that make all of them in memory (:mod:`envs.webshop.goals`), 
 
 from __future__ import annotations
 
-import json
 import random
 from array import array
 from collections import Counter
@@ -19,8 +18,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.webshop.disk.blobs import Blobs
-from envs.webshop.disk.format import CatalogueError, Manifest, map_array
+from envs.webshop.disk.blobs import Blobs, load_json
+from envs.webshop.disk.format import Manifest, map_array, reading
 from envs.webshop.disk.store import DiskStore
 from envs.webshop.goals import SHUFFLE_SEED, draw_cap, draw_price, human_goals, synthetic_goals
 from envs.webshop.original import Listing
@@ -75,7 +74,7 @@ def attribute_uses(sources: Blobs, combinations: NDArray[Any]) -> dict[str, int]
     """How many synthetic goals ask for each attribute."""
     uses: Counter[str] = Counter()
     for number, times in enumerate(combinations.tolist()):
-        for attribute in json.loads(sources[number].decode("utf-8", "surrogatepass"))[1]:
+        for attribute in load_json(sources[number])[1]:
             uses[str(attribute)] += times
     return dict(sorted(uses.items()))
 
@@ -103,10 +102,7 @@ class _Sources:
 
     def read(self, source: int) -> tuple[Product, float, _Decided, Any]:
         doc = int(self.docs[source])
-        try:
-            said = json.loads(self.blobs[source].decode("utf-8", "surrogatepass"))
-        except ValueError as error:
-            raise CatalogueError(f"goal source {source} in {self.blobs.where} is damaged ({error})") from None
+        said = load_json(self.blobs[source])
         return self.store[doc], self.store.price(doc), _Decided(float(self.caps[source])), said
 
 
@@ -116,7 +112,8 @@ class HumanGoals(_Sources):
     def make(self, number: int) -> Goal:
         """The goal at a place in catalogue order."""
         product, price, decided, written = self.read(number)
-        return next(human_goals([Listing(product=product, human=(written,))], [price], decided))
+        [goal] = human_goals([Listing(product=product, human=(written,))], [price], decided)
+        return goal
 
 
 class SyntheticGoals(_Sources):
@@ -126,7 +123,7 @@ class SyntheticGoals(_Sources):
         super().__init__(folder, manifest, name, store)
         self.ends = map_array(folder, f"{name}.ends", manifest)
         uses = map_array(folder, f"{name}.uses", manifest).tobytes()
-        self.uses: dict[str, int] = json.loads(uses.decode("utf-8", "surrogatepass")) if uses else {}
+        self.uses: dict[str, int] = load_json(uses) if uses else {}
 
     def make(self, number: int) -> Goal:
         """The goal at a place in catalogue order: the last option changes fastest."""
@@ -171,4 +168,5 @@ class DiskGoals(Sequence[Goal]):
             return tuple(self[n] for n in range(*number.indices(len(self))))
         if not -len(self) <= number < len(self):
             raise IndexError(f"goal {number} is not in 0..{len(self) - 1}")
-        return self._sources.make(int(self._order[number]))
+        with reading(f"goal {number} in {self._sources.blobs.where}"):
+            return self._sources.make(int(self._order[number]))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from envs.arguments import check_int
 from envs.webshop.disk.blobs import Blobs, encode, find_blob
-from envs.webshop.disk.format import Manifest, map_array
+from envs.webshop.disk.format import Manifest, map_array, reading
 from envs.webshop.search import idf, term_weights
 
 __all__ = ["DiskIndex"]
@@ -83,13 +83,15 @@ class DiskIndex:
     def scores(self, query: str, k: int) -> list[tuple[int, float]]:
         """The best ``k`` matches, best first, with their scores."""
         check_int("k", k, 0)
-        terms = self._read_terms(query)
+        with reading(f"the list of words in {self._terms.where}"):
+            terms = self._read_terms(query)
         if not terms or k == 0:
             return []
-        docs = self._candidates(sorted(terms, key=lambda term: -term.upper_bound), k)
-        scores = self._exact(terms, docs)
-        order = np.lexsort((self._ranks[docs], -scores))[:k]
-        return list(zip(docs[order].tolist(), scores[order].tolist(), strict=True))
+        with reading(f"the list of products of a word in {self._terms.where}"):
+            docs = self._candidates(sorted(terms, key=lambda term: -term.upper_bound), k)
+            scores = self._exact(terms, docs)
+            order = np.lexsort((self._ranks[docs], -scores))[:k]
+            return list(zip(docs[order].tolist(), scores[order].tolist(), strict=True))
 
     def _read_terms(self, query: str) -> list[_Term]:
         """The terms of a query that any document holds, in its order."""

@@ -18,18 +18,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.webshop.disk.blobs import Blobs, BlobWriter
-from envs.webshop.disk.format import ArrayWriter, CatalogueError, FileEntry, Manifest, Source, map_file, write_array
+from envs.webshop.disk.blobs import Blobs, BlobWriter, Map, dump_json, encode, load_json, write_map
+from envs.webshop.disk.format import (
+    ArrayWriter,
+    CatalogueError,
+    FileEntry,
+    Manifest,
+    Source,
+    describe_written,
+    map_file,
+    write_array,
+)
 from envs.webshop.disk.goals import MAX_GOALS, attribute_uses, draw, shuffled_order
-from envs.webshop.disk.listed import merge_listed
-from envs.webshop.disk.nouns import order_titles
-from envs.webshop.disk.segments import dump_json
 from envs.webshop.search import length_factors
 
 __all__ = ["merge_segments"]
 
 _BATCH_POSTINGS = 4 << 20
-_BLOBS = ("products", "synthetic", "human", "nouns")
+_BLOBS = ("products", "synthetic", "human")
 
 
 class _Segment(NamedTuple):
@@ -53,6 +59,10 @@ class _Output:
 
     def array(self, name: str, dtype: str, values: NDArray[Any] | bytes) -> None:
         self.files[name] = write_array(self.folder, name, dtype, values)
+
+    def map(self, name: str, entries: Iterator[tuple[bytes, bytes]]) -> None:
+        write_map(self.folder / name, entries)
+        self.files[name] = describe_written(self.folder / name)
 
     def blobs(self, name: str, parts: Iterator[Blobs]) -> Blobs:
         with ExitStack() as held:
@@ -83,10 +93,8 @@ def merge_segments(
     progress("products", 0.0)
     blobs = {name: output.blobs(name, (segment.blobs(name) for segment in segments)) for name in _BLOBS}
     _merge_asins(segments, output)
-    output.files |= merge_listed(((segment.folder, segment.first_doc) for segment in segments), out)
-    order, hashes = order_titles(blobs["nouns"])
-    output.array("nouns.order", "<u4", order)
-    output.array("nouns.hashes", "<u8", hashes)
+    output.map("listed", _listed(segments))
+    output.map("nouns", _nouns(segments))
     progress("goals", 0.0)
     counts = _write_goals(segments, blobs, output, seed)
     norms = np.concatenate([segment.array("norms", "|u1") for segment in segments])
@@ -96,6 +104,26 @@ def merge_segments(
     counts |= {"products": first_doc, "filled_products": filled}
     counts |= _merge_postings(segments, output, factors[norms], progress)
     return Manifest(counts=counts, seed=seed, sources=dict(sources), files=dict(output.files))
+
+
+def _listed(segments: Sequence[_Segment]) -> Iterator[tuple[bytes, bytes]]:
+    """Queries that list products, in order, with the documents of each."""
+    # heapq.merge is stable: of equal queries, those of earlier segments come first.
+    for query, same in groupby(heapq.merge(*map(_listed_in, segments), key=itemgetter(0)), key=itemgetter(0)):
+        yield query, np.concatenate([docs for _, docs in same]).tobytes()
+
+
+def _listed_in(segment: _Segment) -> Iterator[tuple[bytes, NDArray[Any]]]:
+    for query, docs in Map(segment.folder / "listed").items():
+        yield query, np.frombuffer(docs, "<u4") + np.uint32(segment.first_doc)
+
+
+def _nouns(segments: Sequence[_Segment]) -> Iterator[tuple[bytes, bytes]]:
+    for segment in segments:
+        known = segment.blobs("nouns")
+        for number in range(len(known)):
+            title, nouns = load_json(known[number])
+            yield encode(title), dump_json(nouns)
 
 
 def _merge_asins(segments: Sequence[_Segment], output: _Output) -> None:

@@ -6,7 +6,6 @@ from who made it or when, so that a build that was interrupted ends with the sam
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -23,15 +22,14 @@ from typing import Any
 import numpy as np
 
 from envs.webshop.analysis import analyse
-from envs.webshop.disk.blobs import BlobWriter, JsonMap, encode
+from envs.webshop.disk.blobs import BlobWriter, Map, dump_json, encode, load_json, write_map
 from envs.webshop.disk.format import write_array, write_json
 from envs.webshop.disk.json_stream import Record, iter_array
-from envs.webshop.disk.listed import ListedWriter
 from envs.webshop.disk.store import pack_product
-from envs.webshop.original import Listing, parse_product
-from envs.webshop.search import document_text, encode_length
+from envs.webshop.original import Listing, join
+from envs.webshop.search import document_text, encode_length, listed_under
 
-__all__ = ["SIDES", "SegmentTask", "SideMaps", "build_segment", "dump_json", "segment_folder"]
+__all__ = ["SIDES", "SegmentTask", "SideMaps", "build_segment", "segment_folder"]
 
 SIDES = ("attributes", "human_instructions", "reviews", "title_nouns")
 _COMPRESSION = 6
@@ -56,27 +54,17 @@ class SideMaps:
     """The entries of the other input files by product number; a file that was not given is empty."""
 
     def __init__(self, work: Path) -> None:
-        self._maps: dict[str, JsonMap] = {
-            name: JsonMap(work / "maps" / name) for name in SIDES if (work / "maps" / name).is_dir()
-        }
+        paths = {name: work / "maps" / name for name in SIDES}
+        self._maps = {name: Map(path) for name, path in paths.items() if path.exists()}
 
-    def get(self, name: str, asin: str) -> Any:
-        """What file ``name`` says of a product, or ``None``."""
-        return self._maps[name].get(asin) if name in self._maps else None
+    def _entry(self, name: str, asin: str) -> Any:
+        held = self._maps[name].get(asin) if name in self._maps else None
+        return None if held is None else load_json(held)
 
     def listing(self, record: dict[str, Any], where: str) -> Listing:
         """A record joined with what the other files say of it."""
-        asin = str(record.get("asin"))
-        made = self.get("attributes", asin)
-        nouns = self.get("title_nouns", asin)
-        product = parse_product(record, made, self.get("reviews", asin), where=where)
-        return Listing(
-            product=product,
-            instruction=(made or {}).get("instruction"),
-            instruction_attributes=tuple((made or {}).get("instruction_attributes") or ()),
-            human=tuple(h for h in self.get("human_instructions", asin) or () if isinstance(h, dict)),
-            nouns=tuple(nouns["name"]) if isinstance(nouns, dict) and "name" in nouns else None,
-        )
+        made, human, reviews, nouns = (self._entry(name, str(record.get("asin"))) for name in SIDES)
+        return join(record, made=made, human=human, reviews=reviews, nouns=nouns, where=where)
 
 
 def segment_folder(work: Path, number: int) -> Path:
@@ -119,7 +107,7 @@ class _SegmentWriter:
         self.synthetic = BlobWriter(folder, "synthetic", held)
         self.human = BlobWriter(folder, "human", held)
         self.nouns = BlobWriter(folder, "nouns", held)
-        self.listed = ListedWriter()
+        self.listed: dict[str, array[int]] = {}
         self.pricing = array("d")
         self.norms = bytearray()
         self.total_length = 0
@@ -132,7 +120,8 @@ class _SegmentWriter:
         product, doc = listing.product, len(self.norms)
         self.products.append(zlib.compress(pack_product(product), _COMPRESSION))
         self.asins.append(encode(product.asin))
-        self.listed.add(product, doc)
+        for query in listed_under(product):
+            self.listed.setdefault(query, array("I")).append(doc)
         low_high = product.pricing[:2]
         self.pricing.extend((len(low_high), *low_high, *([0.0] * (2 - len(low_high)))))
         self._add_terms(analyse(document_text(product)))
@@ -163,7 +152,8 @@ class _SegmentWriter:
     def close(self) -> dict[str, int]:
         for blobs in (self.products, self.asins, self.synthetic, self.human, self.nouns):
             blobs.close()
-        self.listed.write(self.folder)
+        docs = ((encode(query), np.array(docs, "<u4").tobytes()) for query, docs in sorted(self.listed.items()))
+        write_map(self.folder / "listed", docs)
         write_array(self.folder, "pricing", "<f8", np.frombuffer(self.pricing, "f8"))
         write_array(self.folder, "norms", "|u1", np.frombuffer(self.norms, "u1"))
         write_array(self.folder, "synthetic.docs", "<u4", np.array(self.synthetic_docs, "<u4"))
@@ -188,8 +178,3 @@ class _SegmentWriter:
         write_array(self.folder, "postings.docs", "<u4", docs[order])
         write_array(self.folder, "postings.counts", "<u4", np.array(self.counts_of_docs, "<u4")[order])
         write_array(self.folder, "terms.docs", "<u4", np.bincount(ranks, minlength=len(ordered)))
-
-
-def dump_json(value: Any) -> bytes:
-    """Compact JSON."""
-    return encode(json.dumps(value, ensure_ascii=False, separators=(",", ":")))

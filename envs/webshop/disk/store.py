@@ -4,71 +4,39 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
-from envs.webshop.disk.blobs import Blobs, encode, find_blob
-from envs.webshop.disk.format import CatalogueError, Manifest, map_array
+from envs.webshop.disk.blobs import Blobs, encode, find_blob, load_json
+from envs.webshop.disk.format import Manifest, map_array, reading
 from envs.webshop.types import Product, Review
 
 __all__ = ["DiskStore", "pack_product", "unpack_product"]
 
 
+_FIELDS = tuple(field.name for field in fields(Product))
+
+
 def pack_product(product: Product) -> bytes:
-    """A product as JSON: its fields in the order of :class:`Product`."""
-    fields = (
-        product.asin,
-        product.title,
-        product.description,
-        product.bullet_points,
-        product.category,
-        product.query,
-        product.product_category,
-        product.pricing,
-        product.price_tag,
-        dict(product.options),
-        product.attributes,
-        product.image,
-        product.rating,
-        [(review.title, review.score, review.body) for review in product.reviews],
-    )
-    return encode(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+    """A product as JSON: its fields in the order of :class:`Product`, reviews as lists of theirs."""
+    values = [getattr(product, name) for name in _FIELDS]
+    return encode(json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return astuple(value) if isinstance(value, Review) else dict(value)
 
 
 def unpack_product(packed: bytes) -> Product:
     """The product that :func:`pack_product` was given."""
-    (
-        asin,
-        title,
-        description,
-        bullet_points,
-        category,
-        query,
-        product_category,
-        pricing,
-        price_tag,
-        options,
-        attributes,
-        image,
-        rating,
-        reviews,
-    ) = json.loads(packed.decode("utf-8", "surrogatepass"))
-    return Product(
-        asin=asin,
-        title=title,
-        description=description,
-        bullet_points=tuple(bullet_points),
-        category=category,
-        query=query,
-        product_category=product_category,
-        pricing=tuple(pricing),
-        price_tag=price_tag,
-        options={name: tuple(values) for name, values in options.items()},
-        attributes=tuple(attributes),
-        image=image,
-        rating=rating,
-        reviews=tuple(Review(title=t, score=s, body=b) for t, s, b in reviews),
-    )
+    values = load_json(packed)
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in zip(_FIELDS, values, strict=True)
+    }
+    found["options"] = {name: tuple(held) for name, held in found["options"].items()}
+    found["reviews"] = tuple(Review(title=title, score=score, body=body) for title, score, body in found["reviews"])
+    return Product(**found)
 
 
 class DiskStore:
@@ -90,18 +58,14 @@ class DiskStore:
     def __getitem__(self, doc: int) -> Product:
         if not 0 <= doc < len(self):
             raise IndexError(f"document {doc} is not in 0..{len(self) - 1}")
-        try:
+        with reading(f"product {doc} in {self._products.where}"):
             return unpack_product(zlib.decompress(self._products[doc]))
-        except (zlib.error, ValueError, TypeError) as error:
-            raise CatalogueError(
-                f"product {doc} in {self._products.where} is damaged ({error}); check with `roll-envs webshop info "
-                "--verify` and build the catalogue again"
-            ) from None
 
     def find(self, asin: str) -> int | None:
         """Document number of a product, ``None`` when there is none."""
-        found = find_blob(self._asins, encode(asin))
-        return None if found is None else int(self._asin_docs[found])
+        with reading(f"the list of product numbers in {self._asins.where}"):
+            found = find_blob(self._asins, encode(asin))
+            return None if found is None else range(len(self))[self._asin_docs[found]]
 
     def price(self, doc: int) -> float:
         """The price charged, in dollars."""

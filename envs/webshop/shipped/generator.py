@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from envs.arguments import check_int
-from envs.webshop.shipped.categories import title_case
 from envs.webshop.shipped.goal_phrases import human_instructions, synthetic_instruction
-from envs.webshop.shipped.kinds import Option
 from envs.webshop.shipped.listing import bullets_of, description_of, price_of, reviews_of, title_of
-from envs.webshop.shipped.nouns import nouns_of_title
-from envs.webshop.shipped.product_families import BLOCK, Draw, ProductFamily, block, drawing, member_traits, pick
+from envs.webshop.shipped.product_families import (
+    BLOCK,
+    Draw,
+    ProductFamily,
+    block,
+    drawing,
+    member_traits,
+    pick,
+    thinned,
+)
+from envs.webshop.shipped.tables import TEXTS, Option, title_case
 
-__all__ = ["ASIN_STEPS", "SHIPPED_COUNT", "Shipped", "asin_of", "generate", "product"]
+__all__ = ["ASIN_STEPS", "SHIPPED_COUNT", "Shipped", "asin_of", "generate", "nouns_of_title", "product"]
 
 SHIPPED_COUNT = 2_400
 """Size of the catalogue that ships with WebShop."""
@@ -84,6 +92,15 @@ def asin_of(index: int, seed: int = 0) -> str:
     return "B0" + "".join(letters)
 
 
+_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
+_NOT_NOUNS = frozenset(TEXTS["not_nouns"])
+
+
+def nouns_of_title(record: Mapping[str, Any]) -> list[str]:
+    """The nouns of a shipped product's title in lower case, in order: its words are known, the others are listed."""
+    return [word for word in _WORD.findall(record["name"].lower()) if word not in _NOT_NOUNS]
+
+
 def _offered_options(options: Sequence[Option], draw: Draw) -> tuple[list[tuple[Option, list[str]]], str]:
     """The options that a product offers with their values, and a value for the title of an option without a choice."""
     offered: list[tuple[Option, list[str]]] = []
@@ -101,10 +118,7 @@ def _offered_options(options: Sequence[Option], draw: Draw) -> tuple[list[tuple[
             at = int(draw() * (len(values) - size + 1))
             offered.append((option, list(values[at : at + size])))
             continue
-        chosen = list(values)
-        while len(chosen) > size:
-            del chosen[int(draw() * len(chosen))]
-        offered.append((option, chosen))
+        offered.append((option, thinned(draw, values, size)))
     return offered, fixed
 
 
@@ -117,7 +131,7 @@ def _write(seed: int, index: int, family: ProductFamily) -> Shipped:
     category, kind = family.category, family.category.kind
     brand = family.brand if draw() < 0.65 else pick(draw, category.brands)
     traits = member_traits(family, draw)
-    offered, fixed = _offered_options(category.options, draw)
+    offered, fixed = _offered_options(kind.options, draw)
     price = min(family.price * pick(draw, _PRICE_FACTORS) * (0.95 + 0.1 * draw()), 1.6 * kind.high)
     asin = asin_of(index, seed)
     title, untold = title_of(family, brand, traits, fixed, draw)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from envs.webshop.shipped.categories import Category, Trait
-from envs.webshop.shipped.kinds import Option, with_article
-from envs.webshop.shipped.phrases import REQUESTS, REQUESTS_WITH_CLAUSE
-from envs.webshop.shipped.product_families import Draw
+from envs.webshop.shipped.categories import Category
+from envs.webshop.shipped.product_families import Draw, pick, thinned
+from envs.webshop.shipped.tables import TEXTS, Attribute, Option, with_article
 
 __all__ = ["human_instructions", "synthetic_instruction"]
 
@@ -16,12 +15,9 @@ __all__ = ["human_instructions", "synthetic_instruction"]
 _HOW_MANY = (0, 0, 1, 1, 1, 2, 2, 2, 3, 3)
 
 
-def synthetic_instruction(query: str, traits: Sequence[Trait], draw: Draw) -> tuple[list[str], str]:
+def synthetic_instruction(query: str, traits: Sequence[Attribute], draw: Draw) -> tuple[list[str], str]:
     """Choose two to five attributes and write the sentence ``Find me sugar free granola with real fruit for ...``."""
-    chosen = list(traits)
-    size = 2 + int(draw() * 4)
-    while len(chosen) > size:
-        del chosen[int(draw() * len(chosen))]
+    chosen = thinned(draw, traits, 2 + int(draw() * 4))
     adjectives = [t.phrase for t in chosen if t.role == "adj"]
     parts = [t.phrase for t in chosen if t.role in ("with", "of", "in")]
     aims = [t.phrase for t in chosen if t.role == "for"]
@@ -34,18 +30,15 @@ def synthetic_instruction(query: str, traits: Sequence[Trait], draw: Draw) -> tu
 def human_instructions(
     asin: str,
     category: Category,
-    traits: Sequence[Trait],
+    traits: Sequence[Attribute],
     offered: Sequence[tuple[Option, list[str]]],
     draw: Draw,
 ) -> list[dict[str, Any]]:
     """Up to three different entries of ``items_human_ins.json``."""
     found: list[dict[str, Any]] = []
-    for _ in range(_HOW_MANY[int(draw() * len(_HOW_MANY))]):
-        wanted = list(traits)
-        size = 1 + int(draw() * 3)
-        while len(wanted) > size:
-            del wanted[int(draw() * len(wanted))]
-        chosen = [(option, values[int(draw() * len(values))]) for option, values in offered if draw() < 0.78]
+    for _ in range(pick(draw, _HOW_MANY)):
+        wanted = thinned(draw, traits, 1 + int(draw() * 3))
+        chosen = [(option, pick(draw, values)) for option, values in offered if draw() < 0.78]
         text = _sentence(category, wanted, chosen, draw)
         entry = {
             "asin": asin,
@@ -60,7 +53,7 @@ def human_instructions(
     return found
 
 
-def _sentence(category: Category, wanted: Sequence[Trait], chosen: Sequence[tuple[Option, str]], draw: Draw) -> str:
+def _sentence(category: Category, wanted: Sequence[Attribute], chosen: Sequence[tuple[Option, str]], draw: Draw) -> str:
     before: list[str] = []
     parts: list[str] = []
     behind: list[str] = []
@@ -82,17 +75,16 @@ def _sentence(category: Category, wanted: Sequence[Trait], chosen: Sequence[tupl
         phrases = option.phrases
         way = draw()
         if way < 0.25 and not clause:
-            clause = phrases.clause[int(draw() * len(phrases.clause))] % value
+            clause = pick(draw, phrases.clause) % value
         elif way < 0.55 and phrases.before:
-            before.append(phrases.before[int(draw() * len(phrases.before))] % value)
+            before.append(pick(draw, phrases.before) % value)
         else:
-            behind.append(phrases.after[int(draw() * len(phrases.after))] % value)
+            behind.append(pick(draw, phrases.after) % value)
     separator = ", " if draw() < 0.6 else " "
-    words = separator.join(before) + " " + category.noun if before else category.noun
+    words = separator.join(before) + " " + category.kind.noun if before else category.kind.noun
     start = "" if category.kind.form == "some" and draw() < 0.5 else category.start
     text = " ".join([with_article(words) if category.kind.form == "a" else start + words, *behind])
     if late:
         text += category.verb + " and ".join(late)
-    if clause:
-        return REQUESTS_WITH_CLAUSE[int(draw() * len(REQUESTS_WITH_CLAUSE))] % (text, clause)
-    return REQUESTS[int(draw() * len(REQUESTS))] % text
+    requests: tuple[str, ...] = TEXTS["requests_with_clause" if clause else "requests"]
+    return pick(draw, requests) % ((text, clause) if clause else (text,))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envs.webshop.shipped.categories import BULLETS, Category, Trait
-from envs.webshop.shipped.phrases import REVIEWS
-from envs.webshop.shipped.product_families import Draw, ProductFamily
+from envs.webshop.shipped.categories import Category
+from envs.webshop.shipped.product_families import Draw, ProductFamily, pick
+from envs.webshop.shipped.tables import BULLETS, TEXTS, Attribute
 
 __all__ = ["bullets_of", "description_of", "price_of", "reviews_of", "title_of"]
 
@@ -18,8 +18,8 @@ _CODE = "BCDFGHKLMNPRSTVX"
 
 
 def title_of(
-    family: ProductFamily, brand: str, traits: Sequence[Trait], fixed: str, draw: Draw
-) -> tuple[str, list[Trait]]:
+    family: ProductFamily, brand: str, traits: Sequence[Attribute], fixed: str, draw: Draw
+) -> tuple[str, list[Attribute]]:
     """The title, and the attributes that it does not name."""
     told = [trait for trait in traits if draw() < 0.32][:3]
     noun, style, line = family.category.title_noun, family.style, family.line
@@ -44,25 +44,25 @@ def title_of(
     return title, [trait for trait in traits if trait not in told]
 
 
-def description_of(family: ProductFamily, brand: str, untold: Sequence[Trait], draw: Draw) -> tuple[str, list[Trait]]:
+def description_of(
+    family: ProductFamily, brand: str, untold: Sequence[Attribute], draw: Draw
+) -> tuple[str, list[Attribute]]:
     """Two to five sentences, and the attributes that neither they nor the title name."""
     category = family.category
-    openers = category.openers
-    text = openers[int(draw() * len(openers))]
+    text = pick(draw, category.openers)
     text = text.replace("\0", brand).replace("\1", family.uses[0]).replace("\2", family.uses[1])
     sentences = [text]
     if draw() < 0.4:
-        own = category.own_openers
-        sentences.append(own[int(draw() * len(own))].replace("\0", brand))
-    unsaid: list[Trait] = []
+        sentences.append(pick(draw, category.own_openers).replace("\0", brand))
+    unsaid: list[Attribute] = []
     for trait in untold:
         # What neither title nor description names gets a bullet point, of which there are at most six.
         if (len(sentences) < 4 and draw() < 0.34) or len(unsaid) == MOST_BULLETS:
-            sentences.append(trait.stated[int(draw() * len(trait.stated))])
+            sentences.append(pick(draw, trait.stated))
         else:
             unsaid.append(trait)
     if len(sentences) == 1 or draw() < 0.4:
-        sentences.append(category.closers[int(draw() * len(category.closers))])
+        sentences.append(pick(draw, category.department.closers))
     if category.numbered and len(sentences) < 5 and draw() < 0.6:
         # Two of 16 letters, and four digits from 1000 on.
         number = int(draw() * 256 * 9000)
@@ -71,19 +71,18 @@ def description_of(family: ProductFamily, brand: str, untold: Sequence[Trait], d
     return " ".join(sentences), unsaid
 
 
-def bullets_of(category: Category, unsaid: Sequence[Trait], traits: Sequence[Trait], draw: Draw) -> list[str]:
+def bullets_of(category: Category, unsaid: Sequence[Attribute], traits: Sequence[Attribute], draw: Draw) -> list[str]:
     """Three to six bullet points: one for each of ``unsaid``, then facts and perhaps more on ``traits``."""
     form = int(draw() * len(BULLETS))
     told = list(unsaid)
     if draw() < 0.3 and len(told) < MOST_BULLETS:
-        trait = traits[int(draw() * len(traits))]
+        trait = pick(draw, traits)
         if trait not in unsaid:
             told.append(trait)
     lines = []
     for trait in told:
-        heads = trait.heads[form]
-        lines.append(heads[int(draw() * len(heads))] + trait.stated[int(draw() * len(trait.stated))])
-    facts = list(category.facts)
+        lines.append(pick(draw, trait.heads[form]) + pick(draw, trait.stated))
+    facts = list(category.kind.facts)
     size = 3 + int(draw() * 4)
     while len(lines) < size and facts:
         fact = facts.pop(int(draw() * len(facts)))
@@ -112,11 +111,11 @@ def reviews_of(category: Category, draw: Draw) -> tuple[list[dict[str, str]], fl
     total = 0.0
     taken: set[str] = set()
     for _ in range(int(draw() * 5)):
-        mood = _MOODS[int(draw() * len(_MOODS))]
-        title, text = REVIEWS[mood][int(draw() * len(REVIEWS[mood]))]
-        score = _SCORES[mood][int(draw() * len(_SCORES[mood]))]
+        mood = pick(draw, _MOODS)
+        title, text = pick(draw, TEXTS["reviews"][mood])
+        score = pick(draw, _SCORES[mood])
         if title not in taken:
             taken.add(title)
             total += float(score)
-            reviews.append({"title": title, "score": score, "review": text.replace("{noun}", category.noun)})
+            reviews.append({"title": title, "score": score, "review": text.replace("{noun}", category.kind.noun)})
     return reviews, round(total / len(reviews), 1) if reviews else ""

@@ -12,10 +12,10 @@ from math import gcd
 from random import Random
 from typing import TypeVar
 
-from envs.webshop.shipped.brands import LINES
-from envs.webshop.shipped.categories import CATEGORIES, Category, Trait
+from envs.webshop.shipped.categories import CATEGORIES, Category
+from envs.webshop.shipped.tables import TEXTS, Attribute
 
-__all__ = ["BLOCK", "Draw", "ProductFamily", "block", "drawing", "member_traits", "pick"]
+__all__ = ["BLOCK", "Draw", "ProductFamily", "block", "drawing", "member_traits", "pick", "thinned"]
 
 BLOCK = 6
 _FAMILIES = ((0, 0, 0, 0, 1, 1), (0, 0, 0, 1, 1, 1), (0, 0, 1, 1, 2, 2), (0, 0, 0, 1, 1, 2), (0, 0, 0, 0, 0, 1))
@@ -41,7 +41,7 @@ class ProductFamily:
     style: str
     form: int
     uses: tuple[str, str]
-    traits: tuple[Trait, ...]
+    traits: tuple[Attribute, ...]
     """One of each of some choices of the kind."""
     price: float
 
@@ -56,6 +56,14 @@ def pick(draw: Draw, values: Sequence[T]) -> T:
     return values[int(draw() * len(values))]
 
 
+def thinned(draw: Draw, values: Sequence[T], size: int) -> list[T]:
+    """``values`` without some of them, so that no more than ``size`` are left."""
+    kept = list(values)
+    while len(kept) > size:
+        del kept[int(draw() * len(kept))]
+    return kept
+
+
 def block(seed: int, number: int) -> list[ProductFamily]:
     """Families of the six products of a block."""
     draw = drawing(seed, 1, number)
@@ -68,16 +76,13 @@ def block(seed: int, number: int) -> list[ProductFamily]:
 
 def _family(category: Category, draw: Draw) -> ProductFamily:
     kind = category.kind
-    groups = list(category.choices)
-    keep = min(len(groups), 3 + int(draw() * 5))
-    while len(groups) > keep:
-        del groups[int(draw() * len(groups))]
+    groups = thinned(draw, category.choices, 3 + int(draw() * 5))
     uses = kind.uses
     at, level = int(draw() * len(uses)), draw()
     return ProductFamily(
         category=category,
         brand=pick(draw, category.brands),
-        line=pick(draw, LINES),
+        line=pick(draw, TEXTS["lines"]),
         style=pick(draw, category.styles),
         form=int(draw() * 4),
         uses=(uses[at], uses[(at + 1 + int(draw() * (len(uses) - 1))) % len(uses)]),
@@ -87,7 +92,7 @@ def _family(category: Category, draw: Draw) -> ProductFamily:
     )
 
 
-def member_traits(family: ProductFamily, draw: Draw) -> list[Trait]:
+def member_traits(family: ProductFamily, draw: Draw) -> list[Attribute]:
     """The traits of the family, sometimes with one removed, replaced or added; never two of one choice."""
     traits = list(family.traits)
     change = draw()
