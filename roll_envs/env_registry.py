@@ -271,6 +271,15 @@ def discard(env: AnyEnv) -> None:
         _log.warning("closing %s raised %s: %s", type(env.unwrapped).__name__, type(error).__name__, error)
 
 
+def settings_to_give(id: str) -> tuple[str, ...]:
+    """Settings that an environment cannot be made without, such as the address of a server. Raises as :func:`card`."""
+    from roll_envs.settings import settings_model  # imports pydantic, which importing the hub must not
+
+    found = card(id)
+    fields = settings_model(_class_of(found)).model_fields
+    return tuple(name for name, field in fields.items() if field.is_required() and name not in found.kwargs)
+
+
 def environment_class(id: str) -> type[AnyEnv]:
     """The class behind an id, imported. Raises as :func:`card` does."""
     return _class_of(card(id))
