@@ -248,3 +248,14 @@ def test_an_unknown_rule_or_id_names_the_nearest() -> None:
 def test_no_seeds_is_an_error() -> None:
     with pytest.raises(roll_envs.RollError, match="at least one seed"):
         check_env(CounterEnv, seeds=())
+
+
+def test_the_table_of_openenvs_checks_names_rules_that_exist() -> None:
+    """All 34 of its policy, each once, and every rule of ours."""
+    guide = (Path(__file__).parents[2] / "docs" / "add_an_environment.md").read_text(encoding="utf-8")
+    table = guide.partition("### OpenEnv's checks")[2].partition("\n\n`roll_envs.testing`")[0]
+    rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
+    theirs = [name for left, _ in rows for name in re.findall(r"`([^`]+)`", left)]
+    ours = {name for _, right in rows for name in re.findall(r"`(\w+)`", right)}
+    assert len(theirs) == len(set(theirs)) == 34
+    assert ours == {*RULES, "load"}  # the latter is reported where nothing can be checked
