@@ -271,6 +271,19 @@ def discard(env: AnyEnv) -> None:
         _log.warning("closing %s raised %s: %s", type(env.unwrapped).__name__, type(error).__name__, error)
 
 
+def drawing(id: str, kwargs: Mapping[str, Any]) -> Callable[[str], str | None] | None:
+    """What draws observations of an environment made with ``kwargs``, as HTML; ``None`` where its card names nothing.
+
+    Raises as :func:`card` does.
+    """
+    found = card(id)
+    if not found.drawing:
+        return None
+    draw = ENVIRONMENTS.load(found.id, EntryPoint(found.id, found.drawing, ""))
+    arguments = {**found.kwargs, **kwargs}
+    return lambda observation: draw(observation, arguments)
+
+
 def settings_to_give(id: str) -> tuple[str, ...]:
     """Settings that an environment cannot be made without, such as the address of a server. Raises as :func:`card`."""
     from roll_envs.settings import settings_model  # imports pydantic, which importing the hub must not

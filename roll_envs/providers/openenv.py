@@ -171,13 +171,15 @@ class OpenEnvEnv(GameEnv):
 
     def _shown_of(self, observation: Mapping[str, Any]) -> str:
         field = self._settings.observation_field
+        # Releases differ in whether these stand in it too.
+        observation = {name: each for name, each in observation.items() if name not in ("metadata", "reward", "done")}
         if field is not None and field not in observation:
             raise ConfigError(
                 f"observation_field is {field!r}; the observation of {self._settings.url} has "
                 f"{', '.join(map(repr, observation)) or 'no fields'}"
             )
         texts = [value for value in observation.values() if isinstance(value, str) and value]
-        only = texts[0] if len(texts) == 1 and len(observation) == 1 else dict(observation)
+        only = texts[0] if len(texts) == len(observation) == 1 else observation
         shown = only if field is None else observation[field]
         return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
 

@@ -57,7 +57,7 @@ class Game:
         if guess == 999:
             time.sleep(4)
         right = guess == self.secret
-        told = {"text": "Right." if right else "Higher." if guess < self.secret else "Lower."}
+        told = {"metadata": {}, "text": "Right." if right else "Higher." if guess < self.secret else "Lower."}
         return {"observation": told, "reward": 1.0 if right else 0.0, "done": right}
 
 
