@@ -23,8 +23,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import roll_envs
 from envs.frozenlake.env import FrozenLakeEnv
 from envs.sokoban import generator
 from envs.sokoban.env import SokobanEnv
@@ -126,6 +129,52 @@ def measure_rooms(repeats: int) -> list[Row]:
     return rows
 
 
+def measure_batches(repeats: int) -> list[Row]:
+    """Steps per second of one environment alone, of Gymnasium's batch of single ones, and of the batch of its own.
+
+    Ended episodes are reset between the steps and not counted, as above; "with resets" counts them, which the usual
+    batch (``NextStep``, 10 turns) does as a part of its steps.
+    """
+    rows: list[Row] = []
+    for id in ("roll/SimpleSokoban-v0", "roll/LargerSokoban-v0", "roll/FrozenLake-v0", "roll/FrozenLakeSlippery-v0"):
+        single = roll_envs.make(id, max_turns=10**9)
+        form = single.action_format  # type: ignore[attr-defined]
+        choose = random.Random(0)
+        answers = [form.format([choose.randrange(4)]) for _ in range(16 * 1024)]
+        row: Row = {"batch": id, "single": steps_per_second(single, answers, repeats)}
+        for count in (64, 1024):
+            steps = [answers[i : i + count] for i in range(0, len(answers), count)]
+            for mode, settings in (
+                ("sync", {"vector_kwargs": {"autoreset_mode": "Disabled"}}),
+                ("vector_entry_point", {"autoreset_mode": "Disabled"}),
+            ):
+                envs = gymnasium.make_vec(id, count, vectorization_mode=mode, max_turns=10**9, **settings)
+                row[f"{mode} {count}"] = batch_steps_per_second(envs, steps, repeats)
+        usual = gymnasium.make_vec(id, 1024, vectorization_mode="vector_entry_point")
+        row["with resets 1024"] = batch_steps_per_second(usual, steps, repeats)
+        rows.append(row)
+    return rows
+
+
+def batch_steps_per_second(envs: Any, steps: list[list[str]], repeats: int) -> float:
+    """Median steps of environments per second; resets that are asked for are not counted."""
+    disabled = envs.metadata["autoreset_mode"].value == "Disabled"
+    found = []
+    for repeat in range(repeats):
+        envs.reset(seed=repeat)
+        clock, resets = time.thread_time, 0.0
+        start = clock()
+        for answers in steps:
+            _, _, terminated, truncated, _ = envs.step(answers)
+            over = terminated | truncated
+            if disabled and over.any():
+                stopped = clock()
+                envs.reset(options={"reset_mask": over})
+                resets += clock() - stopped
+        found.append(len(steps) * len(steps[0]) / (clock() - start - resets))
+    return statistics.median(found)
+
+
 def measure_gymnasium(repeats: int, count: int) -> Row:
     """Gymnasium's own FrozenLake (fixed map, integers, no text)."""
     from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as Original
@@ -188,6 +237,14 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def batch_table(rows: list[Row]) -> str:
+    """Batches as a Markdown table."""
+    columns = [name for name in rows[0] if name != "batch"]
+    lines = ["| steps/s | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
+    lines += [f"| {row['batch']} | " + " | ".join(f"{row[name]:,.0f}" for name in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
 def room_table(rows: list[Row]) -> str:
     """Room generation as a Markdown table."""
     times: dict[str, dict[str, float]] = {}
@@ -215,18 +272,21 @@ def main() -> None:
         rows.append(
             {"environment": environment, "by": by, "reset_ms": reset_ms, "steps_per_s": steps, "source": "recorded"}
         )
+    batches = measure_batches(repeats)
     rooms = measure_rooms(repeats)
     about = {
         "date": date.today().isoformat(),
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "load": f"{os.getloadavg()[0]:.1f}",
         "compiled_search": generator.COMPILED,
     }
     if options.json:
-        print(json.dumps({"about": about, "environments": rows, "rooms": rooms}, indent=1))
+        print(json.dumps({"about": about, "environments": rows, "batches": batches, "rooms": rooms}, indent=1))
         return
     print("  ".join(f"{k}: {v}" for k, v in about.items()), end="\n\n")
     print(table(rows), end="\n\n")
+    print(batch_table(batches), end="\n\n")
     print(room_table(rooms))
 
 

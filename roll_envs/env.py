@@ -244,6 +244,9 @@ class EnvironmentCard:
     citation: str = ""
     differences: tuple[str, ...] = ()
     """Deliberate differences from the original, each with its reason."""
+    drawing: str = ""
+    """``module:function`` that draws observations for people: ``(observation, arguments) -> HTML``, or ``None`` where
+    the text stays. No script runs in it; the function escapes what the observation says."""
 
 
 # -- text in shared memory, so that gymnasium.make_vec(id, vectorization_mode="async") works with its defaults ---

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import logging
 import re
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
 from roll_envs import providers
 from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
@@ -29,6 +31,7 @@ from roll_envs.registry import Registration, Registry, hidden_by
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+_VECTOR = "vector/"
 _ID = r"[\w-]+/[\w.-]+-v\d+"
 
 
@@ -71,16 +74,30 @@ ENVIRONMENTS = _Environments("environment", "roll_envs", _accept, name_pattern=_
 """Environment id -> its card."""
 
 
+def _accept_vector(name: str, found: object) -> Callable[..., VectorEnv[Any, Any]]:
+    if not (isinstance(found, type) and issubclass(found, VectorEnv)):
+        raise TypeError(f"it must be a class derived from gymnasium.vector.VectorEnv, not {found!r}")
+    return found
+
+
+VECTOR_ENVIRONMENTS = Registry("vector environment", "roll_envs.vector", _accept_vector, name_pattern=_ID)
+"""Environment id -> the class behind ``gymnasium.make_vec(id, vectorization_mode="vector_entry_point")``, for
+environments that have one. It is made with ``num_envs`` and the arguments of a single environment."""
+
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Callable[..., AnyEnv]:
-        """A function that makes the environment ``name``, with the class's ``metadata``, which Gymnasium looks at.
+        """A function that makes the environment ``name``, with the class's ``metadata``, which Gymnasium looks at; for
+        ``vector/<id>`` one that makes a batch of them.
 
         Gymnasium's registry points to ``roll_envs.env_registry:<id>``. A string keeps the ``EnvSpec`` serialisable and
         nothing of the environment's package imported until it is made, also in worker processes of ``make_vec``.
         """
         if "/" not in name:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name.count("/") == 2:
+            return functools.partial(_build_vector, name.removeprefix(_VECTOR))
 
         def create(**kwargs: Any) -> AnyEnv:
             return build(name, kwargs)
@@ -95,10 +112,12 @@ def discover(*, provided: bool = False) -> None:
 
     Called once when ``roll_envs`` is imported; imports nothing of any package and never raises for a broken one.
     """
+    vectors = VECTOR_ENVIRONMENTS.names()
     for name in ENVIRONMENTS.names() if provided else Registry.names(ENVIRONMENTS):
         if re.fullmatch(_ID, name) and name not in gymnasium.registry:
             with contextlib.suppress(gymnasium.error.Error):  # it has an unversioned id of the same name
-                gymnasium.register(name, entry_point=_target(name))
+                batch = _target(_VECTOR + name) if name in vectors else None
+                gymnasium.register(name, entry_point=_target(name), vector_entry_point=batch)
 
 
 def _target(id: str) -> str:
@@ -234,12 +253,44 @@ def build(id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
     return env
 
 
+def _build_vector(id: str, num_envs: int, **kwargs: Any) -> VectorEnv[Any, Any]:
+    """``num_envs`` environments of an id as one; raises as :func:`build` does."""
+    from roll_envs.settings import refuse_unknown  # imports pydantic, which importing the hub must not
+
+    found = card(id)
+    given = {**found.kwargs, **kwargs}
+    refuse_unknown(f"environment {id!r}", _class_of(found), {k: v for k, v in given.items() if k != "autoreset_mode"})
+    return VECTOR_ENVIRONMENTS.find(id)(num_envs=num_envs, **given)
+
+
 def discard(env: AnyEnv) -> None:
     """Close an environment that nobody needs any more: what goes wrong in that is logged, and ends nothing."""
     try:
         env.close()
     except Exception as error:
         _log.warning("closing %s raised %s: %s", type(env.unwrapped).__name__, type(error).__name__, error)
+
+
+def drawing(id: str, kwargs: Mapping[str, Any]) -> Callable[[str], str | None] | None:
+    """What draws observations of an environment made with ``kwargs``, as HTML; ``None`` where its card names nothing.
+
+    Raises as :func:`card` does.
+    """
+    found = card(id)
+    if not found.drawing:
+        return None
+    draw = ENVIRONMENTS.load(found.id, EntryPoint(found.id, found.drawing, ""))
+    arguments = {**found.kwargs, **kwargs}
+    return lambda observation: draw(observation, arguments)
+
+
+def settings_to_give(id: str) -> tuple[str, ...]:
+    """Settings that an environment cannot be made without, such as the address of a server. Raises as :func:`card`."""
+    from roll_envs.settings import settings_model  # imports pydantic, which importing the hub must not
+
+    found = card(id)
+    fields = settings_model(_class_of(found)).model_fields
+    return tuple(name for name, field in fields.items() if field.is_required() and name not in found.kwargs)
 
 
 def environment_class(id: str) -> type[AnyEnv]:

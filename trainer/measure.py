@@ -2,6 +2,7 @@
 
 roll-envs eval roll/FrozenLake-v0 --model models/smollm2-135m --tasks 128
 roll-envs eval reasoning_gym/chain_sum-v0 --model http://127.0.0.1:8000/v1 --name NAME --samples 8 --temperature 1
+roll-envs eval roll/FrozenLake-v0 --model oracle
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import roll_envs
+from roll_envs import env_registry as registry
 from roll_envs.cli.common import add_kwargs, parse_kwargs, print_json, seed_number, table
+from roll_envs.env import TextEnv
 from roll_envs.errors import ConfigError, RollError
-from roll_envs.types import Group, Task, Trajectory
+from roll_envs.managers import EpisodeDriver, EpisodeSettings, GroupStream, load_context
+from roll_envs.policy import CharRenderer
+from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
+from trainer.cluster import episode_limits
 from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config, parse_config
 from trainer.config.yaml_text import dump_yaml
 from trainer.data.metrics import wilson_interval
-from trainer.rollout.source import Session
+from trainer.rollout.source import Session, held_out_tasks, next_answer
 from trainer.rollout.stream import RecordReader, StepRecord
 from trainer.run.evaluate import PhaseResult, evaluation_metrics, phase_result
 from trainer.run.folder import RunFolder, disk_errors, read_metrics, write_atomic
@@ -36,6 +43,10 @@ SUMMARY = "play an environment's held-out tasks with a model: success, intervals
 
 GREEDY = "eval-greedy"
 """Name of a configuration that is played greedily: a temperature of a run is above 0."""
+PLAYERS = {"random": 0.0, "oracle": 1.0}
+"""Who plays without a model -> how often the environment's oracle says the answer; else a legal one is drawn."""
+_LONGEST = 1 << 16
+"""Characters of such a player's answer."""
 _WEIGHTS = "model.sha256"
 _SAVE_S = 10.0
 """How often what has ended is recorded."""
@@ -58,13 +69,16 @@ class Measured:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``ENV --model URL_OR_FOLDER [--name NAME] [--tasks N] [--samples K] ... [key=value ...]``."""
+    """``ENV --model MODEL [--name NAME] [--tasks N] [--samples K] ... [key=value ...]``."""
     parser.add_argument("env", metavar="ENV", help="id of the environment")
     parser.add_argument(
         "overrides", metavar="key=value", nargs="*", help="keys of a configuration, such as context.system_prompt=..."
     )
     parser.add_argument(
-        "--model", metavar="URL_OR_FOLDER", required=True, help="http(s)://.../v1, a folder in Hugging Face form, a run"
+        "--model",
+        metavar="MODEL",
+        required=True,
+        help="http(s)://.../v1, a folder in Hugging Face form, a run; random and oracle play without a model",
     )
     parser.add_argument("--name", metavar="NAME", help="the model's name at the URL")
     parser.add_argument("--tasks", type=int, default=128, metavar="N", help="held-out tasks (default 128)")
@@ -84,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("tasks", "samples", "max_new_tokens", "concurrency"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {getattr(options, name)}")
-    if options.samples > 1 and options.temperature == 0:
+    if options.samples > 1 and options.temperature == 0 and options.model != "random":
         raise ConfigError("--samples above 1 with --temperature 0 plays the same episode again; give a temperature")
     config = _configured(options)
     name = _slug(f"{options.env}-{options.name or options.model}-seed{options.seed}")
@@ -123,6 +137,9 @@ def _configured(options: argparse.Namespace) -> RunConfig:
     if remote:
         base["engine"] = {"name": "openai", "url": options.model, "model": options.name}
         return parse_config(dump_yaml(base), options.overrides, source="roll-envs eval")
+    if options.model in PLAYERS:
+        base |= {"name": f"eval-{options.model}", "engine": {"name": "scripted"}}
+        return parse_config(dump_yaml(base), options.overrides, source="roll-envs eval")
     folder = Path(options.model)
     if (folder / "config.yaml").is_file():  # a run: the model sees what it was trained to see
         trained = load_config(folder / "config.yaml")
@@ -147,7 +164,9 @@ def measure(config: RunConfig, path: Path) -> Measured:
     with _opened(path, config) as folder:
         groups = _recorded(folder, samples)
         earlier = sum(float(line.get("seconds", 0.0)) for line in read_metrics(folder.path, "progress"))
-        with Session(config, temperature=0.0 if config.name == GREEDY else None) as session:
+        player = config.name.removeprefix("eval-")
+        temperature = 0.0 if config.name == GREEDY else None
+        with _Player(config, player) if player in PLAYERS else Session(config, temperature=temperature) as session:
             wanted = session.evaluation_tasks()
             missing = [task for task in wanted if _key(task) not in groups]
             try:
@@ -165,6 +184,44 @@ def measure(config: RunConfig, path: Path) -> Measured:
             folder.log(evaluation_metrics(measured.result), step=0, phase=_EVALUATION)
         folder.save_summary(asdict(measured))
     return measured
+
+
+class _Player(contextlib.AbstractContextManager["_Player"]):
+    """Plays as a session does, without a model: the answer comes from the environment itself."""
+
+    def __init__(self, config: RunConfig, name: str) -> None:
+        assert config.env is not None
+        self._env, self._count = config.env, config.evaluation.tasks
+        cls = registry.environment_class(self._env.id)
+        if name == "oracle" and getattr(cls, "oracle", TextEnv.oracle) is TextEnv.oracle:
+            raise ConfigError(f"{self._env.id} has no oracle; --model random plays it without a model")
+        renderer = CharRenderer()
+        self._settings = EpisodeSettings(
+            context=load_context("everything"),
+            renderer=renderer,
+            sampling=SamplingParams(temperature=1.0, max_new_tokens=_LONGEST, stop_ids=renderer.stop_ids),
+            max_tokens=sys.maxsize,
+            seed=config.seed,
+            answerer=f"the player {name!r}",
+        )
+        self._driver = EpisodeDriver(
+            lambda task: roll_envs.make(task.env_id, **task.kwargs), episode_limits(config.rollout)
+        )
+
+        def respond(env: Any, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
+            ids = (*renderer.encode(next_answer(env, sampling.seed, PLAYERS[name])), renderer.STOP)
+            return Completion(ids=ids, logprobs=(0.0,) * len(ids), finish="stop", weight_version=0)
+
+        self._respond = respond
+
+    def evaluation_tasks(self) -> list[Task]:
+        return held_out_tasks(self._env, self._count)
+
+    def start(self, tasks: Sequence[Task], group_size: int) -> GroupStream:
+        return self._driver.start(tasks, group_size, lambda task: self._settings, self._respond)
+
+    def __exit__(self, *_: object) -> None:
+        self._driver.close()
 
 
 def _opened(path: Path, config: RunConfig) -> RunFolder:
@@ -228,7 +285,11 @@ def _key(task: Task) -> tuple[Any, ...]:
 
 
 def _play(
-    session: Session, folder: RunFolder, tasks: Sequence[Task], samples: int, groups: dict[tuple[Any, ...], Group]
+    session: Session | _Player,
+    folder: RunFolder,
+    tasks: Sequence[Task],
+    samples: int,
+    groups: dict[tuple[Any, ...], Group],
 ) -> None:
     """Play ``tasks``, put each group into ``groups`` as it ends, and record them every few seconds and at the end."""
     waiting: list[Group] = []

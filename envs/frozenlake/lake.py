@@ -7,13 +7,15 @@ of the same seed, whose first number is spent at the reset.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roll_envs.errors import ConfigError
 
-__all__ = ["FROZEN", "GOAL", "HOLE", "LETTERS", "Slips", "draw_map", "neighbours", "slip_of"]
+__all__ = ["FROZEN", "GOAL", "HOLE", "LETTERS", "SLIP_BLOCK", "Slips", "draw_map", "neighbours", "slip_of", "slips_of"]
 
 FROZEN, HOLE, GOAL = 0, 1, 2
 LETTERS = "FHG"
@@ -93,6 +95,10 @@ class Slips:
             self._drawn += self._rng.random(SLIP_BLOCK).tolist()
         return self._drawn[index]
 
+    def block(self, index: int) -> list[float]:
+        """The ``SLIP_BLOCK`` numbers from ``index`` on."""
+        return [self[at] for at in range(index, index + SLIP_BLOCK)]
+
 
 # gymnasium's cumulated probabilities of going to the one side, straight on, to the other side.
 _STRAIGHT = 1.0 / 3.0
@@ -104,3 +110,8 @@ def slip_of(u: float) -> int:
     """How far the direction turns for the uniform number ``u``: -1, 0 or 1."""
     # Past the last bound (by rounding) gymnasium's argmax falls back to the first outcome.
     return -1 if u < _BELOW[0] else 0 if u < _BELOW[1] else 1 if u < _BELOW[2] else -1
+
+
+def slips_of(us: Sequence[float]) -> NDArray[np.int8]:
+    """:func:`slip_of` of each number."""
+    return np.array((-1, 0, 1, -1), np.int8)[np.searchsorted(_BELOW, us, side="right")]

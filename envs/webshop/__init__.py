@@ -36,6 +36,7 @@ DIFFERENCES = (
 WEBSHOP = EnvironmentCard(
     id="roll/WebShop-v0",
     entry_point="envs.webshop.env:WebShopEnv",
+    drawing="envs.webshop.drawing:draw",
     summary="Find and buy the product that an instruction asks for in an online shop.",
     tests="Search, reading long pages, and acting over several pages towards one decision.",
     turns="100 turns of one search or click; an answer that is no possible action takes a turn.",

@@ -48,6 +48,11 @@ def _check(env_id: str, options: argparse.Namespace) -> CheckReport:
     print(paint(env_id, "bold"), flush=True)
     given = {"kwargs": parse_kwargs(options.kwargs), "rules": options.rules, "timeout_s": options.timeout}
     try:
+        if options.all and (missing := set(registry.settings_to_give(env_id)) - set(given["kwargs"])):
+            asked = ", ".join(sorted(missing))
+            skipped = CheckResult(rule="load", status="skip", detail=f"it needs settings of yours (--kwargs): {asked}")
+            _show(skipped)
+            return CheckReport(name=env_id, results=(skipped,))
         report = check_env(env_id, seeds=range(options.seeds), on_result=_show, **given)
     except RollError as error:
         if not options.all:  # asked for by its id, so that it cannot be checked at all

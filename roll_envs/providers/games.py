@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -31,7 +32,7 @@ class Played(NamedTuple):
 
 
 class GameEnv(TextEnv):
-    """A game of another package, whose global generators follow from the episode's seed and the turn."""
+    """A game of another package. Its global generators follow from the episode's seed and the turn."""
 
     plays_unread = False
     """Whether an answer in which no move can be read is played, as an empty move; else it costs a turn alone."""
@@ -57,6 +58,10 @@ class GameEnv(TextEnv):
     def instructions(self) -> str:
         return f"Play the game, one move in each answer. {self.action_format.instructions}"
 
+    def _apart(self, *seed: int) -> AbstractContextManager[None]:
+        """What the game is played within; by default alone, with global generators that follow from ``seed``."""
+        return isolated(*seed)
+
     @abstractmethod
     def _begin(self, seed: int) -> str:
         """Start the game that follows from ``seed``; what it shows."""
@@ -67,7 +72,7 @@ class GameEnv(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self._seed = self.episode_seed(seed)
-        with isolated(self._seed):
+        with self._apart(self._seed):
             self._shown = self._begin(self._seed)
         self._turns, self._over = 0, False
         return self._shown, {"success": False}
@@ -79,7 +84,7 @@ class GameEnv(TextEnv):
         self._turns += 1
         played = Played(self._shown, valid=False)
         if said is not None or self.plays_unread:
-            with isolated(self._seed, self._turns):
+            with self._apart(self._seed, self._turns):
                 played = self._play(said or "")
         self._shown = played.shown
         penalty = self._penalty if said is None else 0.0

@@ -20,6 +20,7 @@ import pytest
 from faulty_envs import FAULTS, Fault
 
 import roll_envs
+from roll_envs.env_registry import settings_to_give
 from roll_envs.testing import COUNTER_CARD, RULES, CounterEnv, EchoEnv, check_env
 
 SEEDS = (0, 1, 2)
@@ -176,7 +177,10 @@ def test_rules_for_a_text_env_are_skipped_for_others_and_say_so() -> None:
     assert "oracle()" in skipped["oracle"]
 
 
-@pytest.mark.parametrize("env_id", [r.id for r in roll_envs.environments() if r.id.startswith("roll/")])
+BUILT_IN = [each.id for each in roll_envs.environments() if each.id.startswith("roll/")]
+
+
+@pytest.mark.parametrize("env_id", [id for id in BUILT_IN if not settings_to_give(id)])
 def test_the_built_in_environments_pass(env_id: str) -> None:
     report = check_env(env_id, seeds=SEEDS)
     assert report.ok, str(report)
@@ -244,3 +248,14 @@ def test_an_unknown_rule_or_id_names_the_nearest() -> None:
 def test_no_seeds_is_an_error() -> None:
     with pytest.raises(roll_envs.RollError, match="at least one seed"):
         check_env(CounterEnv, seeds=())
+
+
+def test_the_table_of_openenvs_checks_names_rules_that_exist() -> None:
+    """All 34 of its policy, each once, and every rule of ours."""
+    guide = (Path(__file__).parents[2] / "docs" / "add_an_environment.md").read_text(encoding="utf-8")
+    table = guide.partition("### OpenEnv's checks")[2].partition("\n\n`roll_envs.testing`")[0]
+    rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
+    theirs = [name for left, _ in rows for name in re.findall(r"`([^`]+)`", left)]
+    ours = {name for _, right in rows for name in re.findall(r"`(\w+)`", right)}
+    assert len(theirs) == len(set(theirs)) == 34
+    assert ours == {*RULES, "load"}  # the latter is reported where nothing can be checked

@@ -233,3 +233,39 @@ def test_a_folder_of_something_else_stays_as_it_is(capsys: pytest.CaptureFixture
         Path("mine/notes.txt").touch()
         assert main([*arguments[:-1], "mine"]) == 2
         assert "holds something else" in capsys.readouterr().err
+
+
+def test_players_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    def played(player: str, *more: str) -> dict[str, Any]:
+        arguments = ["eval", CARD.id, "--model", player, "--tasks", "40", "--output", f"out-{player}", "--json", *more]
+        assert main(arguments) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    best = played("oracle")["result"]
+    assert (best["success"], best["valid_action_rate"]) == (1.0, 1.0)
+    worse = played("random", "--samples", "4")
+    assert worse["result"]["valid_action_rate"] == 1.0
+    assert 0.0 < worse["result"]["success"] < 1.0
+    assert worse["result"]["mean_return"] < best["mean_return"]
+    assert worse["pass_at"]["4"] > worse["pass_at"]["1"]
+    again = played("random", "--samples", "4")
+    assert {**again["result"], "seconds": 0} == {**worse["result"], "seconds": 0}
+    episodes = [
+        [[turn.text for turn in e.turns] for e in group.trajectories]
+        for member in RecordReader(Path("out-random/episodes/stream.jsonl.gz")).members
+        for group in RecordReader(Path("out-random/episodes/stream.jsonl.gz")).read(member).groups
+    ]
+    assert any(len({tuple(texts) for texts in group}) > 1 for group in episodes), "samples differ"
+
+
+def test_an_environment_without_an_oracle_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "test/NoOracle-v0", "--model", "oracle", "--tasks", "2"]) == 2
+    assert "no environment 'test/NoOracle-v0'" in capsys.readouterr().err
+    card = replace(COUNTER_CARD, id="test/NoOracle-v0", entry_point="roll_envs.testing:EchoEnv", kwargs={})
+    roll_envs.register(card)
+    try:
+        assert main(["eval", card.id, "--model", "oracle", "--tasks", "2"]) == 2
+    finally:
+        roll_envs.unregister(card.id)
+    assert "has no oracle; --model random" in capsys.readouterr().err

@@ -101,6 +101,31 @@ def test_an_evaluation_has_tokens_of_the_sampler_alone(tiny: Path) -> None:
     assert (shown["prompt"], shown["tokens"][0]["text"]) == (None, None)
 
 
+def test_observations_are_drawn_by_their_environment(tiny: Path) -> None:
+    episode = Episodes(tiny).group(0, 0, None)["episodes"][0]
+    drawn = [(each["drawing"], each["prompt_observation"]) for each in episode["turns"]]
+    for shown, text in [*drawn, (episode["drawing"], episode["turns"][-1]["observation"])]:
+        assert shown.startswith("<svg")
+        assert shown.count("<title>") == len(text.replace("\n", ""))
+
+
+def test_what_cannot_be_drawn_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = replace(trajectory(member=1), outcome=Outcome(kind="failed", reason="reset raised"))
+    whole = record(1, group(trajectory(turn()), failed))
+    write(tmp_path / "s.jsonl.gz", replace(whole, kept=(group(whole.groups[0].trajectories[0]),)))
+    episodes = Episodes(tmp_path / "s.jsonl.gz")
+    played, unplayed = episodes.group(0, 0, None)["episodes"]
+    assert (played["drawing"], played["turns"][0]["drawing"]) == (None, None)  # its environment is not installed
+    assert (unplayed["drawing"], unplayed["turns"]) == (None, [])
+
+    def broken(observation: str) -> str:
+        raise ValueError(observation)
+
+    monkeypatch.setattr("roll_envs.env_registry.drawing", lambda id, kwargs: broken)
+    played, _ = episodes.group(0, 0, None)["episodes"]
+    assert (played["drawing"], played["turns"][0]["drawing"]) == (None, None)
+
+
 def test_rows_come_as_the_file_grows(tmp_path: Path) -> None:
     path = tmp_path / "stream.jsonl.gz"
     writer = write(path, record(1, group(trajectory(turn(reward=1.0)))))

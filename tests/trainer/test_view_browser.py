@@ -13,6 +13,7 @@ import pytest
 from episode_builders import group, trajectory, turn
 from loop_runs import run
 
+from roll_envs import env_registry
 from trainer.rollout.stream import RecordWriter, StepRecord
 from trainer.view.episodes import Episodes
 from trainer.view.server import Viewer, export, make_server
@@ -152,3 +153,31 @@ def test_ten_thousand_episodes_are_a_short_list(browser: Any, tmp_path: Path) ->
         browser.execute_script("document.getElementById('list').scrollTop = 5000 * 26")
         drawn = "return [...document.querySelectorAll('#list .row')].map((row) => row.style.top)"
         until(lambda: "130000px" in browser.execute_script(drawn), "the middle")
+
+
+def test_observations_are_drawn_and_run_nothing(browser: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = env_registry.drawing("roll/FrozenLake-v0", {})
+    assert real is not None
+    hostile = (
+        f"<script>parent.document.title = 'broken'</script><a id=hostile>{HOSTILE}</a><div style='height:200px'></div>"
+    )
+    monkeypatch.setattr(env_registry, "drawing", lambda id, kwargs: lambda seen: f"{real(seen)}{hostile}")
+    with Served(tiny) as url:
+        browser.get(url)
+        until(lambda: all_of(browser, "#list .row"), "the episodes")
+        all_of(browser, "#list .row")[0].click()
+        until(lambda: all_of(browser, "#detail iframe"), "a drawing")
+        frame = all_of(browser, "#detail iframe")[0]
+        until(lambda: frame.size["height"] > 250, "the height of what is drawn")
+        browser.switch_to.frame(frame)
+        assert len(all_of(browser, "svg > rect:first-of-type, svg > rect")) >= 16
+        assert all_of(browser, "#hostile")
+        browser.switch_to.default_content()
+        assert "broken" not in browser.title
+        text = browser.find_element("css selector", "#detail .turn details pre")
+        assert not text.is_displayed()
+        browser.find_element("css selector", "#detail .turn details summary").click()
+        until(text.is_displayed, "the text")
+        # What was refused is said on the console; nothing else is.
+        said = [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
+        assert all("Blocked script execution" in each or "Content Security Policy" in each for each in said)

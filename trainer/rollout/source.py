@@ -297,6 +297,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
         gc.unfreeze()
 
 
+def next_answer(env: Any, seed: int | None, oracle_share: float) -> str:
+    """The oracle's next answer with probability ``oracle_share``, else (and where it knows none) one of the legal
+    answers, drawn uniformly."""
+    rng = np.random.default_rng(seed)
+    plan = env.oracle() if rng.random() < oracle_share else None
+    legal = env.legal_answers() or env.action_space.examples
+    return str(plan[0] if plan else legal[int(rng.integers(len(legal)))])
+
+
 def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
     """A deliberately poor player: the oracle's next answer with probability ``oracle_share``, else one of the legal
     answers, drawn uniformly.
@@ -306,10 +315,7 @@ def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
     """
 
     def respond(env: Any, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
-        rng = np.random.default_rng(sampling.seed)
-        plan = env.oracle() if rng.random() < oracle_share else None
-        legal = env.legal_answers() or env.action_space.examples
-        text = plan[0] if plan else legal[int(rng.integers(len(legal)))]
+        text = next_answer(env, sampling.seed, oracle_share)
         ids, most = tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), sampling.max_new_tokens
         if len(ids) > most:
             raise ConfigError(

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from roll_envs import env_registry
 from roll_envs.errors import ConfigError, RollError
-from roll_envs.types import Trajectory, Turn
+from roll_envs.types import Task, Trajectory, Turn
 from trainer.data.table import FloatArray, sequences_of
 from trainer.rollout.records import episode_record, jsonable
 from trainer.rollout.stream import Member, RecordReader, StepRecord, episodes_of
@@ -94,15 +95,32 @@ class Episodes:
         for place, (number, role, episode) in enumerate(_listed(record)):
             if number == group:
                 shown = {"place": place, "role": role, **episode_record(episode)}
+                draw = self._drawn(episode.task)
+                shown["drawing"] = draw(episode.turns[-1].observation) if episode.turns else None
                 for index, (turn, each) in enumerate(zip(episode.turns, shown["turns"], strict=True)):
                     del each["prompt_ids"], each["completion_ids"], each["logprobs"]
                     each["tokens"] = _tokens(turn, known.of(episode, index), decode)
                     each["prompt"] = decode(turn.prompt_ids) if decode else None
                     each["prompt_tokens"] = len(turn.prompt_ids)
+                    each["drawing"] = draw(turn.prompt_observation)
                 found.append(shown)
         if not found:
             raise RollError(f"record {member} has no group {group}")
         return {"episodes": found}
+
+    def _drawn(self, task: Task) -> Callable[[str], str | None]:
+        """What draws observations of a task's environment; nothing where it is not installed here, or fails at it."""
+        draw = None
+        with contextlib.suppress(RollError):
+            draw = env_registry.drawing(task.env_id, task.kwargs)
+
+        def drawn(observation: str) -> str | None:
+            try:
+                return None if draw is None else draw(observation)
+            except Exception:  # code of an environment; the text is there all the same
+                return None
+
+        return drawn
 
     def _opened(self, number: int) -> tuple[StepRecord, _Known]:
         """A record and what was learnt of it; the last one that was asked for is at hand."""

@@ -1,0 +1,269 @@
+"""OpenEnv's environments: servers that are played over a WebSocket, in the wire format of OpenEnv 0.3 to 0.10.
+
+Of the package nothing is needed, only ``websockets``. A server is somebody else's process: it is started by its own
+commands (``openenv serve``, a container, a Space), and named here by its URL. Left out: OpenEnv's MCP mode, in which a
+model's harness calls tools by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import Field
+
+from roll_envs.env import EnvironmentCard
+from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, MissingExtraError
+from roll_envs.providers.games import GameEnv, Played
+from roll_envs.settings import Settings
+
+__all__ = ["OPENENV", "OpenEnvEnv"]
+
+_LARGEST = 100 * 2**20
+"""Bytes of a message, as OpenEnv's own client has it."""
+
+OPENENV = EnvironmentCard(
+    id="roll/OpenEnv-v0",
+    entry_point=f"{__name__}:OpenEnvEnv",
+    summary="An environment that an OpenEnv server serves (url), over its WebSocket.",
+    tests="Whatever the server's environment asks for.",
+    turns="An action each, max_turns of them (50) at most.",
+    reward_range=(float("-inf"), float("inf")),
+    rewards="game: what the server pays for an action; format: format_penalty for an answer that cannot be read.",
+    success="The server says so (success, in the observation or its metadata); where it says nothing, the episode is "
+    "done and has paid more than 0 in all.",
+    versions={"v0": "First version."},
+    citation="OpenEnv, github.com/huggingface/OpenEnv. BSD-3-Clause.",
+    differences=(
+        "An action is text in a tag: its only required field, or a JSON object.",
+        "An action that the server refuses as malformed costs a turn, and the reason is the observation.",
+        "What a seed fixes is the server's business: it is sent with each reset.",
+    ),
+)
+
+
+class OpenEnvSettings(Settings):
+    """Settings of ``roll/OpenEnv-v0``."""
+
+    url: str
+    """Of the server, such as ``http://127.0.0.1:8000``."""
+    action_field: str | None = None
+    """The field of the action that an answer fills; by default the only one that the server's schema requires. Where it
+    requires several, or none, an answer is the action as a JSON object."""
+    observation_field: str | None = None
+    """The field of the observation that is shown; by default the only one that has a text, else all, as JSON."""
+    reset: dict[str, Any] = Field(default_factory=dict)
+    """What is sent with each reset, beside the seed: the environment's own settings of an episode."""
+    instructions: str = ""
+    """Rules that an agent is told before how to answer: servers do not tell them."""
+    action_format: Literal["answer", "think-answer", "action", "boxed", "word"] = "answer"
+    max_turns: int = 50
+    format_penalty: float = 0.0
+    timeout_s: float = 60.0
+    """For a connection, and for the answer to each message."""
+
+
+class OpenEnvEnv(GameEnv):
+    """A session of an OpenEnv server; a lost one is begun anew by the next reset."""
+
+    def __init__(self, settings: OpenEnvSettings) -> None:
+        """Asks the server for its schema. Raises :class:`ConfigError` for settings that do not fit it, and
+        :class:`EnvironmentFaultError` where it cannot be reached."""
+        if urlsplit(settings.url).scheme not in ("http", "https", "ws", "wss") or not urlsplit(settings.url).hostname:
+            raise ConfigError(f"url is {settings.url!r}; give the server's address, such as http://127.0.0.1:8000")
+        if not settings.timeout_s > 0:
+            raise ConfigError(f"timeout_s is {settings.timeout_s!r}; give a number above 0")
+        self._settings = settings
+        self._connection: Any = None
+        self._held = contextlib.ExitStack()
+        self._paid = 0.0
+        schema = self._schema()
+        self._fields: Mapping[str, Any] = {
+            name: field for name, field in (schema.get("properties") or {}).items() if name != "metadata"
+        }
+        required = [name for name in schema.get("required") or () if name in self._fields]
+        if settings.action_field is not None and settings.action_field not in self._fields:
+            raise ConfigError(
+                f"action_field is {settings.action_field!r}; the action of {settings.url} has "
+                f"{', '.join(map(repr, self._fields)) or 'no fields'}"
+            )
+        self._field = settings.action_field or (required[0] if len(required) == 1 else None)
+        example = self._example(self._field) if self._field else {n: self._example(n) for n in required or self._fields}
+        super().__init__(
+            action_format=settings.action_format,
+            max_turns=settings.max_turns,
+            format_penalty=settings.format_penalty,
+            example=example if isinstance(example, str) else json.dumps(example),
+            moves=[example if isinstance(example, str) else json.dumps(example)],
+        )
+
+    @property
+    def instructions(self) -> str:
+        if self._field:
+            about = self._fields[self._field].get("description")
+            what = f"the action's field {self._field}" + (f" ({about})" if about else "")
+        else:
+            what = f"a JSON object with the fields of this schema: {json.dumps(self._fields, ensure_ascii=False)}"
+        rules = f"{self._settings.instructions}\n" if self._settings.instructions else ""
+        return f"{rules}Act in the environment, one action in each answer: {what}. {self.action_format.instructions}"
+
+    def close(self) -> None:
+        connection, self._connection = getattr(self, "_connection", None), None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # the server may be gone
+                connection.send(json.dumps({"type": "close"}))
+            with contextlib.suppress(Exception):
+                self._held.close()
+
+    def _apart(self, *seed: int) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()  # nothing of the package runs in this process
+
+    def _begin(self, seed: int) -> str:
+        if self._connection is None:
+            self._connection = self._connect()
+        self._paid = 0.0
+        said = self._ask("reset", {**self._settings.reset, "seed": seed})
+        return self._shown_of(said.get("observation") or {})
+
+    def _play(self, move: str) -> Played:
+        try:
+            action = self._action(move)
+        except ValueError as error:
+            return Played(f"The action cannot be read: {error}", valid=False)
+        try:
+            said = self._ask("step", action)
+        except _RefusedError as error:
+            return Played(f"The environment refused the action: {error}", valid=False)
+        paid, over = float(said.get("reward") or 0.0), bool(said.get("done"))
+        self._paid += paid
+        observation = said.get("observation") or {}
+        told = {**(said.get("metadata") or {}), **(observation.get("metadata") or {}), **observation}.get("success")
+        success = told if isinstance(told, bool) else over and self._paid > 0
+        return Played(self._shown_of(observation), paid, over, success=success)
+
+    def _action(self, move: str) -> dict[str, Any]:
+        """The action of a text. Raises ``ValueError`` that says what does not fit."""
+        if self._field and _takes_text(self._fields[self._field]):
+            return {self._field: move}
+        try:
+            value = json.loads(move)
+        except ValueError as error:
+            raise ValueError(f"{move[:100]!r} is not JSON ({error})") from None
+        if self._field:
+            return {self._field: value}
+        if not isinstance(value, dict):
+            raise ValueError(f"it must be a JSON object, not {move[:100]!r}")
+        return value
+
+    def _example(self, name: str) -> Any:
+        field = self._fields[name]
+        first = next(iter(field.get("examples") or field.get("enum") or ()), field.get("default"))
+        if first is not None:
+            return first
+        plain: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+        return plain.get(str(field.get("type")), "text")
+
+    def _shown_of(self, observation: Mapping[str, Any]) -> str:
+        field = self._settings.observation_field
+        # Releases differ in whether these stand in it too.
+        observation = {name: each for name, each in observation.items() if name not in ("metadata", "reward", "done")}
+        if field is not None and field not in observation:
+            raise ConfigError(
+                f"observation_field is {field!r}; the observation of {self._settings.url} has "
+                f"{', '.join(map(repr, observation)) or 'no fields'}"
+            )
+        texts = [value for value in observation.values() if isinstance(value, str) and value]
+        only = texts[0] if len(texts) == len(observation) == 1 else observation
+        shown = only if field is None else observation[field]
+        return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+
+    def _schema(self) -> Mapping[str, Any]:
+        """The JSON schema of an action."""
+        url = self._settings.url.rstrip("/").replace("ws", "http", 1) if self._settings.url[:2] == "ws" else None
+        address = f"{url or self._settings.url.rstrip('/')}/schema"
+        try:
+            reply = httpx.get(address, timeout=self._settings.timeout_s, trust_env=not _is_here(address))
+            reply.raise_for_status()
+            schema = reply.json()["action"]
+            schema["properties"].items()
+        except httpx.HTTPError as error:
+            raise EnvironmentFaultError(f"{address} does not answer: {error!r}; is the server running?") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EnvironmentFaultError(f"{address} has no schema of an action; is it an OpenEnv server?") from error
+        found: Mapping[str, Any] = schema
+        return found
+
+    def _connect(self) -> Any:
+        try:
+            from websockets.exceptions import WebSocketException
+            from websockets.sync.client import connect
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("roll/OpenEnv-v0", "openenv") from error
+        url = self._settings.url.rstrip("/")
+        address = (url if url[:2] == "ws" else url.replace("http", "ws", 1)) + "/ws"
+        proxy: Any = {"proxy": None} if _is_here(address) else {}
+        try:
+            opened = connect(address, open_timeout=self._settings.timeout_s, max_size=_LARGEST, **proxy)
+            return self._held.enter_context(opened)
+        except (OSError, WebSocketException) as error:
+            raise EnvironmentFaultError(f"{address} cannot be reached: {error}; is the server running?") from error
+
+    def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's answer. Raises :class:`_RefusedError` for an action that is not well formed,
+        :class:`DeadlineExceededError` and :class:`EnvironmentFaultError`, after which the session is over."""
+        from websockets.exceptions import ConnectionClosed, WebSocketException
+
+        url = self._settings.url
+        try:
+            with contextlib.suppress(ConnectionClosed):  # why may have been told before
+                self._connection.send(json.dumps({"type": kind, "data": data}))
+            said = json.loads(self._connection.recv(timeout=self._settings.timeout_s))
+        except TimeoutError:
+            self.close()
+            raise DeadlineExceededError(f"the answer of {url} to {kind}", self._settings.timeout_s) from None
+        except (OSError, WebSocketException, ValueError) as error:
+            self.close()
+            raise EnvironmentFaultError(f"the session with {url} broke at {kind}: {error}") from error
+        if said.get("type") == "error":
+            told = said.get("data") or {}
+            if kind == "step" and told.get("code") == "VALIDATION_ERROR":
+                raise _RefusedError(_reasons(told))
+            self.close()
+            hint = "; start the server with more sessions (max_concurrent_envs)" * (
+                told.get("code") == "CAPACITY_REACHED"
+            )
+            raise EnvironmentFaultError(f"{url} failed at {kind}: {told.get('code')}: {told.get('message')}{hint}")
+        answer: dict[str, Any] = said["data"]
+        return answer
+
+
+class _RefusedError(Exception):
+    """The server takes the action for malformed."""
+
+
+def _reasons(told: Mapping[str, Any]) -> str:
+    """Of pydantic's errors the places and messages, else what the server says."""
+    errors = [each for each in told.get("errors") or () if isinstance(each, dict)]
+    reasons = [f"{'.'.join(map(str, each.get('loc') or ())) or 'action'}: {each.get('msg')}" for each in errors]
+    return "; ".join(reasons) or str(told.get("message"))
+
+
+def _takes_text(field: Mapping[str, Any]) -> bool:
+    kinds = [field, *(field.get("anyOf") or ())]
+    return any(
+        kind.get("type") == "string" or all(isinstance(v, str) for v in kind.get("enum") or (0,)) for kind in kinds
+    )
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is of this machine, which no proxy reaches."""
+    host = urlsplit(address).hostname or ""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

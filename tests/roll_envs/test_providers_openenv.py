@@ -1,0 +1,182 @@
+"""Environments of OpenEnv servers, against a server that speaks their wire format."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openenv_server
+import pytest
+
+import roll_envs
+from roll_envs.cli import main
+from roll_envs.testing import check_env
+
+ID = "roll/OpenEnv-v0"
+
+
+@pytest.fixture(scope="module")
+def guess() -> Iterator[str]:
+    with openenv_server.serving(openenv_server.Guess) as url:
+        yield url
+
+
+def say(env: Any, text: str) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = env.step(env.action_format.write(text))
+    return found
+
+
+def test_a_game_is_played_to_its_end(guess: str) -> None:
+    env = roll_envs.make(ID, url=guess, reset={"below": 4}, instructions="Find the number.")
+    shown, info = env.reset(seed=3)
+    assert (shown, info) == ("A number below 4.", {"success": False})
+    assert "Find the number." in env.instructions
+    assert "the number you think of" in env.instructions
+    seen = []
+    for number in range(4):
+        shown, reward, terminated, _, info = say(env, str(number))
+        seen.append((shown, reward, terminated))
+        if terminated:
+            break
+    assert seen[-1] == ("Right.", 1.0, True)
+    assert all(each == ("Higher.", 0.0, False) for each in seen[:-1])
+    assert info["success"]
+    assert info["reward_parts"] == {"game": 1.0, "format": 0.0}
+    env.close()
+
+
+def test_a_seed_is_an_episode_whatever_was_played_before(guess: str) -> None:
+    env, other = (roll_envs.make(ID, url=guess) for _ in range(2))
+    answers: list[list[str]] = []
+    for one in (env, other, env):
+        one.reset(seed=8)
+        answers.append([say(one, text)[0] for text in ("5", "-1", "0")])
+        one.reset(seed=9)
+    assert answers[0] == answers[1] == answers[2]
+    begun: set[str] = set()
+    for seed in range(8):
+        env.reset(seed=seed)
+        begun.add(say(env, "5")[0])
+    assert len(begun) > 1  # the server is sent the seed
+    env.close()
+    other.close()
+
+
+def test_what_the_server_refuses_is_an_answer_that_is_not_valid(guess: str) -> None:
+    env = roll_envs.make(ID, url=guess, format_penalty=-0.5, max_turns=5)
+    env.reset(seed=1)
+    for text, why in (("many", "is not JSON"), ("1.5", "number: Input should be a valid integer"), ("-2", "number: ")):
+        shown, reward, terminated, _, info = say(env, text)
+        assert why in shown
+        assert (reward, terminated, info["action_is_valid"]) == (0.0, False, False)
+    shown, reward, *_ = env.step("5, I think")
+    assert (reward, shown) == (-0.5, shown)
+    assert env.step(env.action_format.write("no"))[3]  # five turns
+    env.close()
+
+
+def test_several_fields_are_a_json_object() -> None:
+    with openenv_server.serving(openenv_server.Move) as url:
+        env = roll_envs.make(ID, url=url)
+        assert '"sure"' in env.instructions
+        env.reset(seed=2)
+        assert say(env, '{"number": 50, "sure": true}')[0] == "Lower."
+        assert "it must be a JSON object" in say(env, "50")[0]
+        assert "sure: Field required" in say(env, '{"number": 50}')[0]
+        env.close()
+        one = roll_envs.make(ID, url=url, action_field="number")
+        one.reset(seed=2)
+        assert "sure: Field required" in say(one, "50")[0]
+        one.close()
+        with pytest.raises(roll_envs.ConfigError, match=r"'numbr'; the action of .* has 'number', 'sure'"):
+            roll_envs.make(ID, url=url, action_field="numbr")
+
+
+def test_a_failure_of_the_environment_is_no_reward() -> None:
+    with openenv_server.serving(openenv_server.Say) as url:
+        env = roll_envs.make(ID, url=url)
+        env.reset(seed=1)
+        with pytest.raises(roll_envs.EnvironmentFaultError, match="failed at step: EXECUTION_ERROR: invalid literal"):
+            say(env, "fifty")
+        assert env.reset(seed=1)[0] == "A number below 10."  # a session begun anew
+        assert say(env, "50")[0] == "Lower."
+        env.close()
+        wrong = roll_envs.make(ID, url=url, observation_field="picture")
+        with pytest.raises(roll_envs.ConfigError, match=r"'picture'; the observation of .* has 'text'"):
+            wrong.reset(seed=1)
+        wrong.close()
+
+
+def test_a_server_that_does_not_answer_is_named(guess: str) -> None:
+    with pytest.raises(roll_envs.EnvironmentFaultError, match=r"127.0.0.1:9/schema does not answer"):
+        roll_envs.make(ID, url="http://127.0.0.1:9", timeout_s=5.0)
+    for url in ("guess", "ftp://here", "http://"):
+        with pytest.raises(roll_envs.ConfigError, match="give the server's address"):
+            roll_envs.make(ID, url=url)
+    with pytest.raises(roll_envs.ConfigError, match="url"):
+        roll_envs.make(ID)
+    env = roll_envs.make(ID, url=guess, timeout_s=1.0)
+    env.reset(seed=1)
+    start = time.monotonic()
+    with pytest.raises(roll_envs.DeadlineExceededError, match=f"the answer of {guess} to step after 1 s"):
+        say(env, "999")
+    assert time.monotonic() - start < 15
+    assert env.reset(seed=1)[0] == "A number below 10."
+    env.close()
+
+
+def test_a_server_that_is_full_or_gone_says_so() -> None:
+    with openenv_server.serving(openenv_server.Guess, sessions=1) as url:
+        first, second = (roll_envs.make(ID, url=url.replace("http", "ws")) for _ in range(2))
+        first.reset(seed=1)
+        with pytest.raises(roll_envs.EnvironmentFaultError, match=r"CAPACITY_REACHED.*max_concurrent"):
+            second.reset(seed=1)
+        first.close()
+        for _ in range(100):  # the server notices in its own time
+            try:
+                second.reset(seed=1)
+                break
+            except roll_envs.EnvironmentFaultError:
+                time.sleep(0.1)
+        else:
+            raise AssertionError("the session was not given back")
+    with pytest.raises(roll_envs.EnvironmentFaultError, match="broke at step"):
+        say(second, "1")
+    with pytest.raises(roll_envs.EnvironmentFaultError, match="is the server running"):
+        second.reset(seed=1)
+    first.close()
+    second.close()
+
+
+def test_sessions_are_played_side_by_side(guess: str) -> None:
+    def solve(seed: int) -> float:
+        env = roll_envs.make(ID, url=guess)
+        env.reset(seed=seed)
+        low, high, total = 0, 9, 0.0
+        while True:
+            middle = (low + high) // 2
+            shown, reward, over, _, _ = say(env, str(middle))
+            total += float(reward)
+            if over:
+                env.close()
+                return total
+            low, high = (middle + 1, high) if shown == "Higher." else (low, middle - 1)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(solve, range(24))) == [1.0] * 24
+
+
+def test_passes_the_check(guess: str) -> None:
+    report = check_env(ID, kwargs={"url": guess}, seeds=range(4))
+    assert report.ok, str(report)
+
+
+def test_check_all_leaves_out_what_needs_settings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = [each for each in roll_envs.environments() if each.id == ID]
+    monkeypatch.setattr("roll_envs.env_registry.environments", lambda **_: only)
+    assert main(["check", "--all"]) == 0
+    assert "it needs settings of yours (--kwargs): url" in capsys.readouterr().out
