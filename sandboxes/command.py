@@ -20,8 +20,6 @@ from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from roll_envs.sandbox import Sandbox, make_sandbox
 from sandboxes.service.settings import MIB, Settings, read_tokens
 
-__all__ = ["main", "make_parser"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Option:

@@ -17,8 +17,6 @@ from referencing.exceptions import Unresolvable
 
 from roll_envs.errors import ConfigError, RollError, nearest
 
-__all__ = ["check_arguments", "check_schema", "describe_parameters"]
-
 _MOST_SHOWN = 60
 _MOST_SAID = 300
 _PATTERN_S = 5.0

@@ -22,8 +22,6 @@ from roll_envs.tools.registry import make_tools
 from roll_envs.tools.runner import ToolRunner
 from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult, ToolSpec
 
-__all__ = ["PlansToolCalls", "ToolEnv"]
-
 DEFAULT_TOOL_TURNS = 8
 """Turns for calls beside the wrapped environment's own, where ``max_turns`` is not given."""
 

@@ -18,8 +18,6 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError, UnknownNameErro
 from roll_envs.tools.mcp_connection import McpConnection, McpEndpoint, McpRefusalError, ServerGoneError
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec
 
-__all__ = ["McpServer", "McpTool", "make_mcp_tools"]
-
 
 class McpServer:
     """A server that several tools share, with one restart when it dies.

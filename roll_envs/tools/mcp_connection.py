@@ -18,8 +18,6 @@ from typing import Any
 
 from roll_envs.errors import DeadlineExceededError, EnvironmentFaultError, MissingExtraError
 
-__all__ = ["McpConnection", "McpEndpoint", "McpRefusalError", "ServerGoneError"]
-
 PING_S = 3.0
 _STOP_S = 8.0
 _STDERR_SHOWN = 600

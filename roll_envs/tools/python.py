@@ -9,8 +9,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec, ToolState
 
-__all__ = ["PythonTool"]
-
 _ENDINGS = {
     "timeout": "Error: the code ran longer than {limits.wall_s:g} s and was ended; variables are lost, files are kept.",
     "memory": "Error: the code used more than {limits.memory_mb} MB and was ended; variables are lost, files are kept.",

@@ -10,8 +10,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.tools.search_index import Document, SearchIndex, load_index, words_of_text
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec
 
-__all__ = ["SearchTool", "snippet"]
-
 _WORD = re.compile(r"[^\W_]+")
 
 

@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from roll_envs.errors import ConfigError
 
-__all__ = ["BadCall", "CallRecord", "Tool", "ToolBudget", "ToolCall", "ToolResult", "ToolSpec", "ToolState"]
-
 ToolState = Literal["none", "replay", "outside"]
 """What a tool keeps from call to call: nothing; something that the same calls build up again; or something that lives
 outside of this process and cannot be brought back."""

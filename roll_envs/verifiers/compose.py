@@ -18,8 +18,6 @@ from roll_envs.verifiers.judging import close_verifier, judge
 from roll_envs.verifiers.registry import as_verifier
 from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
 
-__all__ = ["AllOf", "AnyOf", "Gate", "PartSpec", "WeightedSum"]
-
 PartSpec = str | Mapping[str, Any] | Verifier
 
 

@@ -9,18 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = [
-    "MAX_CHARS",
-    "after_thinking",
-    "announced",
-    "answer_phrase",
-    "boxed",
-    "plain",
-    "reply",
-    "short_answer",
-    "tail",
-]
-
 MAX_CHARS = 100_000
 """Of a longer text only the end is read, where a final answer is expected."""
 

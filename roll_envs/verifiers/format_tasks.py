@@ -6,8 +6,6 @@ import importlib
 import json
 from typing import Any
 
-__all__ = ["TASKS", "fit"]
-
 
 def fit(text: str, schema: Any) -> dict[str, str]:
     """Validate a JSON text; returns ``problem`` (first violation, or empty) or ``fault`` (error of the schema)."""

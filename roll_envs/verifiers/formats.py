@@ -21,8 +21,6 @@ from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
 
-__all__ = ["FenceVerifier", "JsonVerifier", "TagsVerifier", "ToolCallsVerifier"]
-
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
 # Apart from the workers of `math`, which need much more memory and import SymPy.
 _POOL = PoolSettings(module="roll_envs.verifiers.format_tasks", workers=2, memory_mb=512)

@@ -35,8 +35,6 @@ from roll_envs.verifiers.judge_llm_prompts import clip_middle, draw_mark, messag
 from roll_envs.verifiers.references import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-__all__ = ["LlmJudge"]
-
 KINDS = ("correctness", "rubric", "pairwise")
 
 

@@ -24,8 +24,6 @@ from roll_envs.chat_api import RETRY_STATUSES, read_answer, retry_after_s
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers.types import Failed
 
-__all__ = ["JUDGE", "ChatClient", "ChatReply", "Endpoint", "judge_variable"]
-
 JUDGE = "judge:"
 """How the address of a judge begins that is given by name."""
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers.extract import after_thinking
 
-__all__ = ["Criterion", "Form", "Reading", "correctness_form", "pairwise_form", "read_reply", "rubric_form"]
-
 _MAX_CHARS = 65_536
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from roll_envs.verifiers.judge_llm_forms import Form
 
-__all__ = ["block", "break_special_tokens", "clip_middle", "draw_mark", "messages_for"]
-
 _SPECIAL = re.compile(
     r"<(?=[|｜])|(?<=[|｜])>|<(?=</?SYS>>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])"
     r"|<(?=/?(?:s|bos|eos|unk|pad|sep|cls|mask|think|thinking|start_of_turn|end_of_turn|tool_call|tool_response)>)",

@@ -17,8 +17,6 @@ from roll_envs.errors import ConfigError, MissingExtraError, UnknownNameError
 from roll_envs.verifiers.extract import after_thinking, tail
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-__all__ = ["LANGUAGES", "Guess", "LanguageVerifier", "identify"]
-
 LANGUAGES: dict[str, str] = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "cs": "Czech", "de": "German", "el": "Greek", "en": "English",
     "es": "Spanish", "fa": "Persian", "fi": "Finnish", "fr": "French", "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi",

@@ -12,8 +12,6 @@ from roll_envs.verifiers.extract import after_thinking, tail
 from roll_envs.verifiers.references import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-__all__ = ["ExactVerifier", "NormalizedVerifier", "normalize"]
-
 _PUNCTUATION = string.punctuation + "“”‘’«»…。、，！？；：·¿¡–—"
 # A hyphen at the edge may be a minus sign.
 _EDGES = _PUNCTUATION.replace("-", "") + " "

@@ -6,8 +6,6 @@ import functools
 import re
 from typing import Any
 
-__all__ = ["TASKS", "find"]
-
 
 def find(pattern: str, flags: int, mode: str, text: str) -> str | None:
     """The first group of the match (the match itself without groups), or ``None``."""

@@ -13,8 +13,6 @@ from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
 
-__all__ = ["FLAGS", "RegexVerifier"]
-
 FLAGS = {"ignorecase": re.IGNORECASE, "multiline": re.MULTILINE, "dotall": re.DOTALL, "verbose": re.VERBOSE}
 MODES = ("search", "fullmatch", "match")
 

@@ -13,8 +13,6 @@ from typing import Any, Literal
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers.types import Score, Verdict
 
-__all__ = ["LengthPenalty", "RepetitionPenalty"]
-
 _MAX_CHARS = 1_000_000
 _WORD = re.compile(r"\w+|[^\w\s]")
 

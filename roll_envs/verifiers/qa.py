@@ -11,8 +11,6 @@ from roll_envs.verifiers.extract import short_answer
 from roll_envs.verifiers.references import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-__all__ = ["ExactMatchVerifier", "F1Verifier", "squad_f1", "squad_normalize"]
-
 # string.punctuation, as in SQuAD's own script.
 _PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 _ARTICLES = frozenset({"a", "an", "the"})

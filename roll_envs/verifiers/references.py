@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["texts_of"]
-
 
 def texts_of(reference: Any) -> tuple[str, ...] | str:
     """The references as texts, or the reason (a ``str``) why they cannot be used."""

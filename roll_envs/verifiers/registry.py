@@ -13,8 +13,6 @@ from roll_envs.errors import ConfigError, PluginError
 from roll_envs.registry import MakerRegistry
 from roll_envs.verifiers.types import Verifier
 
-__all__ = ["BUILT_IN", "VERIFIERS", "as_verifier", "make_verifier", "register_verifier", "verifier_names"]
-
 BUILT_IN: dict[str, str] = {
     "all": "roll_envs.verifiers.compose:AllOf",
     "any": "roll_envs.verifiers.compose:AnyOf",

@@ -35,8 +35,6 @@ from typing import Any, Literal
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.verifiers.worker_lanes import Lane, Shapes
 
-__all__ = ["Outcome", "PoolSettings", "WorkerPool", "close_shared_pools", "pool_metrics", "shared_pool"]
-
 _PACKAGE = Path(__file__).resolve().parent
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """Environment variables that workers inherit."""

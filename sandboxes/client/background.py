@@ -9,8 +9,6 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["EventLoopThread"]
-
 T = TypeVar("T")
 
 

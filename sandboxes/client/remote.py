@@ -18,8 +18,6 @@ from sandboxes.client.retrying import Reply, RetryingClient, TransientError
 from sandboxes.languages import ROWS
 from sandboxes.service.wire import VERSION, decode_bytes, dump_limits, dump_program, encode_bytes, load_result
 
-__all__ = ["RemoteSandbox", "RemoteSession"]
-
 T = TypeVar("T")
 
 APIS = ("auto", "native", "fusion")

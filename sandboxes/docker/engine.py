@@ -19,8 +19,6 @@ from roll_envs.errors import ConfigError, MissingExtraError, SandboxError
 from sandboxes.docker.owner import LABEL, OWNER, is_orphan, owner_label
 from sandboxes.slots import chosen_cpus
 
-__all__ = ["HOST_IMAGE", "Engine", "Shape", "Spawned"]
-
 HOST_IMAGE = "roll-envs-host-python"
 """Name of the image that ``build_host_image`` makes, and the default of the sandbox."""
 

@@ -8,8 +8,6 @@ from typing import Any
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Isolation
 
-__all__ = ["judge"]
-
 
 def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | None, unsafe: bool) -> Isolation:
     """Name the layers. Raises :class:`SandboxError` where one is missing and ``unsafe`` does not allow it.

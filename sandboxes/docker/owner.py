@@ -6,8 +6,6 @@ import os
 import platform
 from pathlib import Path
 
-__all__ = ["LABEL", "OWNER", "is_orphan", "owner_label"]
-
 LABEL = "roll-envs.sandbox"
 OWNER = "roll-envs.owner"
 

@@ -22,8 +22,6 @@ from sandboxes.local.sandbox import PRELOADED
 from sandboxes.programs import Order
 from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError
 
-__all__ = ["ContainerSlot", "Plan"]
-
 START_S = 30.0
 HELPER_S = 60.0
 """Time limit for copying files, and for emptying a container."""

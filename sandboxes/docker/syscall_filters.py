@@ -13,8 +13,6 @@ import struct
 
 from sandboxes.local.inside import seccomp
 
-__all__ = ["MACHINES", "filters"]
-
 MACHINES = seccomp.MACHINES
 
 # Numbers on x86_64 and aarch64.

@@ -24,8 +24,6 @@ from sandboxes.service.settings import Settings
 from sandboxes.service.submit import submit
 from sandboxes.service.wire import VERSION
 
-__all__ = ["make_app"]
-
 FUSION = {"/run_code": run_code, "/run_jupyter": run_jupyter, "/submit": submit}
 """SandboxFusion's routes; their status when the queue is full can be configured."""
 OWN = {"/judge": judge, "/v1/run": native.run_native}

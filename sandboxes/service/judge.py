@@ -25,8 +25,6 @@ from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.settings import Settings
 
-__all__ = ["JudgeForm", "judge"]
-
 log = logging.getLogger("roll_sandbox.judge")
 
 COMPILE_S = 10.0

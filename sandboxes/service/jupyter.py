@@ -22,8 +22,6 @@ from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
 
-__all__ = ["RunJupyterForm", "run_jupyter"]
-
 _TEXT = importlib.resources.files("sandboxes.service").joinpath("notebook.py").read_text(encoding="utf-8")
 PRELUDE = f"exec(compile({_TEXT + 'install()'!r}, '<notebook>', 'exec'), {{'__name__': 'notebook_displays'}})"
 TAKE = "__import__('notebook_displays').take()"

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from roll_envs.sandbox import Isolation
 
-__all__ = ["Histogram", "Metrics"]
-
 LATENCY_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 WAIT_EDGES_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

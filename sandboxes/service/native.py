@@ -20,8 +20,6 @@ from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes, dump_result, encode_bytes, load_limits, load_program
 
-__all__ = ["close_session", "move_file", "open_session", "read_limits", "run_cell", "run_native"]
-
 LONGEST_ARGUMENTS = 64 * 1024
 """Characters of all arguments and of the environment together."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from sandboxes.service.pool import DrainingError, QueueFullError
 
-__all__ = ["RETRY_AFTER_S", "Answer", "Refusal", "encode_json", "refusal_of"]
-
 RETRY_AFTER_S = "1"
 
 

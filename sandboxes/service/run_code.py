@@ -19,8 +19,6 @@ from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
 
-__all__ = ["LANGUAGE_NAMES", "RunCodeForm", "execute", "fusion_body", "fusion_program", "run_code"]
-
 LANGUAGE_NAMES: dict[str, Language] = {
     **FUSION_NAMES,
     # Not one of SandboxFusion's: our own name, which a user of both APIs would expect.

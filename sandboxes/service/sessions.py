@@ -17,8 +17,6 @@ from sandboxes.service.replies import Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.worker import Worker
 
-__all__ = ["Sessions"]
-
 T = TypeVar("T")
 log = logging.getLogger("roll_sandbox.sessions")
 

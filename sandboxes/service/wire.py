@@ -14,18 +14,6 @@ from typing import Any, get_args
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import LANGUAGES, Isolation, Limits, Program, RunResult, RunStatus
 
-__all__ = [
-    "VERSION",
-    "decode_bytes",
-    "dump_limits",
-    "dump_program",
-    "dump_result",
-    "encode_bytes",
-    "load_limits",
-    "load_program",
-    "load_result",
-]
-
 VERSION = 1
 """Version of the format; reported by ``GET /v1/health``."""
 

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 
-__all__ = ["CheckedSandbox", "Worker", "make_worker"]
-
 T = TypeVar("T")
 
 PROBE = "import importlib.util\nprint('pytest', importlib.util.find_spec('pytest') is not None)\n"

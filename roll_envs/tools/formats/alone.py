@@ -12,8 +12,6 @@ from roll_envs.tools.formats.pythonic import python_calls
 from roll_envs.tools.formats.reading import Call, call_of, calls_of_list, clip, looks_like_a_call, read_json, skip_space
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
-__all__ = ["fenced_calls", "llama_calls", "mistral_calls", "openai_calls"]
-
 _LLAMA_TAG = "<|python_tag|>"
 _LLAMA_FORM = '{"name": ..., "parameters": {...}}'
 # Special tokens at the end, where decoding has not left them out.

@@ -16,8 +16,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.tools.formats.reading import Call, clip, dump
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
-__all__ = ["python_calls", "pythonic_calls", "render_pythonic"]
-
 _FORM = "[NAME(KEY=VALUE, ...)]"
 _MOST_CHARS = 20_000
 """Python's own parser is slow on long texts."""

@@ -6,8 +6,6 @@ import re
 
 from roll_envs.verifiers.extract import after_thinking
 
-__all__ = ["code_of"]
-
 _NAMES = {
     "python": ("python", "python3", "py", "py3"),
     "cpp": ("cpp", "c++", "cc", "cxx", "c"),

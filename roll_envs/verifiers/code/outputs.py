@@ -11,8 +11,6 @@ import re
 from roll_envs.sandbox import Limits, Program, RunResult, Sandbox
 from roll_envs.verifiers.code.cases import Unusable
 
-__all__ = ["accepts", "same_output"]
-
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _LONGEST_NUMBER = 400
 

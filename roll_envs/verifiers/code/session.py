@@ -25,8 +25,6 @@ from typing import Any
 from roll_envs.errors import RollError, SandboxError
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession
 
-__all__ = ["Jail", "JailEnded", "Testing"]
-
 _PACKAGE = "roll_envs.verifiers.code.inside"
 _PRINTED = 1 << 16
 """Bytes of what a call printed that are shown to the tests."""

@@ -27,8 +27,6 @@ from roll_envs.verifiers.code.outputs import accepts, same_output
 from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-__all__ = ["CaseResult", "CodeVerifier"]
-
 _SHOWN = 3
 _SIDE_BY_SIDE = 4
 _MISSING = re.compile(r"No module named '(\w+)")

@@ -11,8 +11,6 @@ from collections import Counter
 from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 from roll_envs.verifiers.instructions.text import count_words, split_sentences
 
-__all__ = ["IFBENCH"]
-
 _SIGNS = string.punctuation + " "
 _NO_SIGNS = str.maketrans("", "", string.punctuation)
 _CONJUNCTIONS = frozenset("and but for nor or so yet".split())

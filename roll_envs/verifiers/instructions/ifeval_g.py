@@ -12,8 +12,6 @@ from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeChe
 from roll_envs.verifiers.instructions.keywords import RELATIONS, counted, frequency, letter_frequency
 from roll_envs.verifiers.instructions.text import split_sentences, tokens
 
-__all__ = ["IFEVAL_G"]
-
 _SIGNS = re.compile(r"[^\w\s]")
 _LOWER_WORD = re.compile(r"\b[a-z]+\b")
 

@@ -10,8 +10,6 @@ from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeChe
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
 from roll_envs.verifiers.language import LANGUAGES, identify
 
-__all__ = ["CASES", "KEYWORDS", "LANGUAGE", "LENGTHS", "RELATIONS", "counted", "frequency", "letter_frequency"]
-
 RELATIONS = ("less than", "at least")
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 
-__all__ = ["LAYOUT"]
-
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}

@@ -18,8 +18,6 @@ from roll_envs.verifiers.instructions.keywords import CASES, KEYWORDS, LANGUAGE,
 from roll_envs.verifiers.instructions.layout import LAYOUT
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-__all__ = ["INSTRUCTIONS", "InstructionsVerifier", "loose_forms", "read_instructions"]
-
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
 
 INSTRUCTIONS: dict[str, MakeCheck] = {**KEYWORDS, **LANGUAGE, **LENGTHS, **LAYOUT, **CASES, **IFBENCH, **IFEVAL_G}

@@ -14,8 +14,6 @@ from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped,
     normalize_latex,
 )
 
-__all__ = ["Unparsed", "equal", "parse", "probe", "same_constant"]
-
 _CONFIG = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )

@@ -11,8 +11,6 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Unit", "is_unit_word", "read_unit"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:

@@ -24,8 +24,6 @@ from roll_envs.verifiers.references import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import Outcome, PoolSettings, WorkerPool, shared_pool
 
-__all__ = ["MathVerifier"]
-
 _verifiers: weakref.WeakSet[MathVerifier] = weakref.WeakSet()
 _MODULE = "roll_envs.verifiers.mathematics.grading"
 _REMEMBERED = 20_000

@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 
-__all__ = ["descendants", "kill_all", "signal_all", "tasks_of"]
-
 
 def kill_all() -> None:
     """Kill and reap every other process of the PID namespace, or, outside of one, every descendant.

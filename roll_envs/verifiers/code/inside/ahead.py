@@ -19,8 +19,6 @@ from roll_envs.verifiers.code.inside.reading import prepared
 from roll_envs.verifiers.code.inside.stand_ins import Control
 from roll_envs.verifiers.code.inside.values import encode
 
-__all__ = ["Diverged", "Recorder", "Replay", "is_simple"]
-
 MOST_BYTES = 1 << 20
 """Of the calls of a batch together; the output of a cell is limited."""
 

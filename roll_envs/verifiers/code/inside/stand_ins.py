@@ -10,8 +10,6 @@ from typing import Any
 from roll_envs.verifiers.code.inside.proxies import Fault
 from roll_envs.verifiers.code.inside.reading import ANSWER_MODULES
 
-__all__ = ["Beside", "Control"]
-
 
 class Control:
     """In place of the answer's jail: an answer that has every name and whose values allow everything.

@@ -25,8 +25,6 @@ from roll_envs.verifiers.code.inside.pytest_run import run_tests
 from roll_envs.verifiers.code.inside.reading import KNOWN, OwnFault, prepared
 from roll_envs.verifiers.code.inside.stand_ins import Beside, Control
 
-__all__ = ["Template", "Tests"]
-
 _MOST_CHECKS = 20_000
 SEPARATOR = "\x1e"
 """Between the requests of a batch; JSON text has no such character."""
