@@ -65,8 +65,7 @@ class McpServer:
             raise EnvironmentFaultError(f"{error} (again, after one restart)") from error
 
     def _opened(self) -> McpConnection:
-        if self._connection is None or not self._connection.alive:
-            self.drop()
+        if self._connection is None:
             self._connection = McpConnection(self.endpoint, start_s=self.start_s)
         return self._connection
 

@@ -1,7 +1,7 @@
 """One open connection to a Model Context Protocol server, for callers that are not asynchronous.
 
-The official client library is asynchronous and wants its contexts left by the task that entered them, so each
-connection has a thread with an event loop, in which one task opens it, waits, and closes it.
+The official client library is asynchronous and wants its contexts left by the task that entered them, so one task on
+the loop of each connection opens it, waits, and closes it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import concurrent.futures
 import contextlib
 import importlib
 import tempfile
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from roll_envs.background import EventLoopThread
 from roll_envs.errors import DeadlineExceededError, EnvironmentFaultError, MissingExtraError
 
 PING_S = 3.0
-_STOP_S = 8.0
 _STDERR_SHOWN = 600
 
 
@@ -50,20 +49,14 @@ class McpConnection:
     def __init__(self, endpoint: McpEndpoint, *, start_s: float) -> None:
         self._modules = _library()
         self._endpoint = endpoint
-        self._loop = asyncio.new_event_loop()
-        # Held while work is submitted, and while the loop is marked as ended.
-        self._submitting = threading.Lock()
-        self._ended = False
-        """Set under the lock once the loop accepts no more work, so that none is submitted to a loop that has ended."""
+        self._background = EventLoopThread(f"mcp {endpoint}")
         self._session: Any = None
-        self._ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
-        self._task: asyncio.Task[None] | None = None
         # Opened for appending: the server writes at the end while this process reads elsewhere in the file.
         self._stderr = tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close
-        self._thread = threading.Thread(target=self._work, name=f"mcp {endpoint}", daemon=True)
-        self._thread.start()
+        ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
+        self._life = self._background.submit(self._live(ready))
         try:
-            self.tools = self._ready.result(start_s)
+            self.tools = ready.result(start_s)
             """What the server offers, each as ``{"name": ..., "description": ..., "inputSchema": {...}}``."""
         except TimeoutError:
             said = self._said()
@@ -93,16 +86,8 @@ class McpConnection:
 
     def close(self) -> None:
         """End the connection, and the server where it is a command; any number of times."""
-        if self._task is not None:
-            with contextlib.suppress(RuntimeError):  # the loop may have ended by itself
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(_STOP_S)
+        self._background.stop()
         self._stderr.close()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the connection is still open on our side."""
-        return not self._ended
 
     def _need_ping(self, problem: str) -> None:
         try:
@@ -112,13 +97,9 @@ class McpConnection:
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone: {problem}{self._said()}") from error
 
     def _run(self, work: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
-        async def bounded() -> Any:
-            return await asyncio.wait_for(work(), timeout_s)
-
-        with self._submitting:
-            future = None if self._ended else asyncio.run_coroutine_threadsafe(bounded(), self._loop)
-        if future is None:
+        if self._life.done():
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}")
+        future = self._background.submit(asyncio.wait_for(work(), timeout_s))
         try:
             # The time limit within the loop ends first, unless the loop itself is stuck.
             return future.result(timeout_s + PING_S)
@@ -128,30 +109,19 @@ class McpConnection:
         except concurrent.futures.CancelledError as error:
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}") from error
 
-    def _work(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    async def _live(self, ready: concurrent.futures.Future[list[dict[str, Any]]]) -> None:
         try:
-            self._task = self._loop.create_task(self._live())
-            self._loop.run_until_complete(self._task)
+            async with contextlib.AsyncExitStack() as stack:
+                streams = await stack.enter_async_context(self._transport())
+                session = self._modules.session(streams[0], streams[1])
+                self._session = await stack.enter_async_context(session)
+                await self._session.initialize()
+                ready.set_result(await self._listed())
+                await asyncio.Event().wait()  # until close() cancels this task
         except BaseException as error:  # raised in the constructor, or noticed by the next call as a dead connection
-            if not self._ready.done():
-                self._ready.set_exception(error if isinstance(error, Exception) else ServerGoneError(repr(error)))
-        finally:
-            with self._submitting:
-                self._ended = True
-            with contextlib.suppress(RuntimeError):
-                self._loop.run_until_complete(_cancel_others())
-                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-    async def _live(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            streams = await stack.enter_async_context(self._transport())
-            session = self._modules.session(streams[0], streams[1])
-            self._session = await stack.enter_async_context(session)
-            await self._session.initialize()
-            self._ready.set_result(await self._listed())
-            await asyncio.Event().wait()  # until close() cancels this task
+            if not ready.done():
+                ready.set_exception(error if isinstance(error, Exception) else ServerGoneError(repr(error)))
+            raise
 
     def _transport(self) -> Any:
         if self._endpoint.url:
@@ -209,15 +179,6 @@ def _library() -> _Library:
         stdio=mcp.stdio_client,
         http=opened,
     )
-
-
-async def _cancel_others() -> None:
-    """Cancel every other task of the loop, also those that were submitted and have not started."""
-    await asyncio.sleep(0)  # lets submitted coroutines become tasks
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _why(error: BaseException) -> str:

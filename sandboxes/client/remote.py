@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from roll_envs.background import EventLoopThread
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.client import fusion
-from sandboxes.client.background import EventLoopThread
 from sandboxes.client.retrying import Reply, RetryingClient, TransientError
 from sandboxes.languages import ROWS
 from sandboxes.service.wire import VERSION, decode_bytes, dump_limits, dump_program, encode_bytes, load_result
@@ -60,7 +59,6 @@ class RemoteSandbox(Sandbox):
         self.timeout_s, self.retries, self.max_connections = timeout_s, retries, max_connections
         self._token, self._wanted_api = token, api
         self._closed = False
-        self._client: RetryingClient | None = None
         self._reset()
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
@@ -82,12 +80,7 @@ class RemoteSandbox(Sandbox):
     def close(self) -> None:
         """Close the connections; requests in progress raise :class:`SandboxError`."""
         self._closed = True
-        client, self._client = self._client, None
-        # In a fork the thread of the loop does not exist, and the connections belong to the parent.
-        if self._pid == os.getpid():
-            if client is not None:
-                self._background.submit(client.close()).result(timeout=5)
-            self._background.stop()
+        self._background.stop()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the loop of the connections and wait for it. Used by sessions too."""
@@ -134,23 +127,25 @@ class RemoteSandbox(Sandbox):
         self._reset()
 
     def _reset(self) -> None:
-        self._background = EventLoopThread("remote-sandbox")
-        self._client = None
+        self._background = EventLoopThread("remote-sandbox", self._disconnect)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._api: str | None = None if self._wanted_api == "auto" else self._wanted_api
-        self._pid = os.getpid()
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if self._closed:
             # A coroutine that is never awaited would be reported as a mistake.
             work.close()
             raise self._was_closed()
-        if self._pid != os.getpid():
-            self._reset()
+
+    async def _disconnect(self) -> None:
+        if self._loop is asyncio.get_running_loop():
+            await self._client.close()
 
     def _connected(self) -> RetryingClient:
-        if self._client is None:
+        if self._loop is not (loop := asyncio.get_running_loop()):  # in a fork, the connections are the parent's
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
             self._client = RetryingClient(self.url, headers, retries=self.retries, max_connections=self.max_connections)
+            self._loop = loop
         return self._client
 
     async def _run(self, program: Program, limits: Limits, timeout_s: float) -> RunResult:
