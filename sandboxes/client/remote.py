@@ -15,7 +15,7 @@ from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, San
 from sandboxes.client import fusion
 from sandboxes.client.retrying import Reply, RetryingClient, TransientError
 from sandboxes.languages import ROWS
-from sandboxes.service.wire import VERSION, decode_bytes, dump_limits, dump_program, encode_bytes, load_result
+from sandboxes.service.wire import VERSION, decode_bytes, dump, encode_bytes, load_result
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class RemoteSandbox(Sandbox):
         deadline = time.monotonic() + timeout_s
         api = await self._find_api(deadline, timeout_s)
         path = "/v1/run" if api == "native" else "/run_code"
-        whole = {"program": dump_program(program), "limits": dump_limits(limits)} if api == "native" else None
+        whole = {"program": dump(program), "limits": dump(limits)} if api == "native" else None
         plain = fusion.to_request(program, limits) if whole is None else {}
 
         work_s = limits.wall_s + (limits.compile_s if ROWS[program.language].compile else 0.0)
@@ -181,7 +181,7 @@ class RemoteSandbox(Sandbox):
                 f"{self.url} speaks plain SandboxFusion, which keeps nothing from call to call; for sessions use "
                 "`roll-sandbox serve`, or make_sandbox('local')"
             )
-        asked = {"language": language, "limits": dump_limits(limits)}
+        asked = {"language": language, "limits": dump(limits)}
 
         def read(reply: Reply) -> str:
             _expect_route(reply, self.url, "/v1/sessions")
@@ -277,7 +277,7 @@ class RemoteSession(SandboxSession):
     async def _run(self, source: str, limits: Limits | None) -> RunResult:
         # All attempts of one request carry the same number, by which the service knows a repeated cell.
         self._number += 1
-        body = {"source": source, "number": self._number, "limits": None if limits is None else dump_limits(limits)}
+        body = {"source": source, "number": self._number, "limits": None if limits is None else dump(limits)}
         timeout_s = (limits or self._limits).wall_s + self._sandbox.timeout_s
         result: RunResult = await self._request("/run", body, _result_of, timeout_s, "the run of a cell")
         return result
