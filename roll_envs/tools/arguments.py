@@ -86,10 +86,10 @@ def _matched(arguments: Mapping[str, Any], schema: str) -> str:
     Raises :class:`RollError` where no worker can be had.
     """
     # Imported here because the verifiers import this module.
-    from roll_envs.verifiers.workers import PoolSettings, shared_pool
+    from roll_envs.verifiers.workers import TEXT_TASKS, shared_pool
 
-    pool = shared_pool(PoolSettings(module="roll_envs.verifiers.format_tasks", memory_mb=512))
-    outcome = pool.call("fit", [json.dumps(_plain(arguments)), json.loads(schema)], deadline_s=_PATTERN_S)
+    given = [json.dumps(_plain(arguments)), json.loads(schema)]
+    outcome = shared_pool(TEXT_TASKS).call("fit", given, deadline_s=_PATTERN_S)
     if outcome.status == "unavailable":
         raise RollError(f"the arguments of a call could not be checked: {outcome.detail}")
     if outcome.status != "ok":

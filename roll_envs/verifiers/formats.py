@@ -19,11 +19,9 @@ from roll_envs.tools.formats.reading import read_json, skip_space
 from roll_envs.tools.types import BadCall, ToolSpec
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.types import Failed, Score, Verdict
-from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
+from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
 
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
-# Apart from the workers of `math`, which need much more memory and import SymPy.
-_POOL = PoolSettings(module="roll_envs.verifiers.format_tasks", workers=2, memory_mb=512)
 
 
 def _score(problem: str, **parts: float) -> Score:
@@ -180,7 +178,7 @@ class JsonVerifier:
         return _score("") if schema is None else self._fit(text, schema)
 
     def _fit(self, text: str, schema: Any) -> Verdict:
-        pool = self._pool if self._pool is not None else shared_pool(_POOL)
+        pool = self._pool if self._pool is not None else shared_pool(TEXT_TASKS)
         outcome = pool.call("fit", [text, schema], deadline_s=self.deadline_s)
         # The words of worker_main for a RecursionError, which the depth of the answer causes.
         if outcome.status == "error" and "nested" in outcome.detail:

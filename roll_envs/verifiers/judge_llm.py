@@ -26,13 +26,15 @@ from roll_envs.verifiers.judge_llm_forms import (
     Criterion,
     Form,
     Reading,
+    clip_middle,
     correctness_form,
+    draw_mark,
+    messages_for,
     pairwise_form,
     read_reply,
     rubric_form,
 )
-from roll_envs.verifiers.judge_llm_prompts import clip_middle, draw_mark, messages_for
-from roll_envs.verifiers.references import texts_of
+from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 KINDS = ("correctness", "rubric", "pairwise")

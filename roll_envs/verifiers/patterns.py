@@ -11,12 +11,10 @@ from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers.types import Failed, Score, Verdict
-from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
+from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
 
 FLAGS = {"ignorecase": re.IGNORECASE, "multiline": re.MULTILINE, "dotall": re.DOTALL, "verbose": re.VERBOSE}
 MODES = ("search", "fullmatch", "match")
-
-_POOL = PoolSettings(module="roll_envs.verifiers.pattern_tasks", workers=2, memory_mb=512)
 
 
 class RegexVerifier:
@@ -70,7 +68,7 @@ class RegexVerifier:
             )
         if len(answer) > self.max_chars:
             return Score(value=0.0, passed=False, detail=f"{len(answer)} characters; at most {self.max_chars} are read")
-        pool = self._pool if self._pool is not None else shared_pool(_POOL)
+        pool = self._pool if self._pool is not None else shared_pool(TEXT_TASKS)
         arguments = [pattern, self.flags, "last" if self.last else self.mode, answer]
         outcome = pool.call("find", arguments, deadline_s=self.deadline_s)
         if outcome.status != "ok":

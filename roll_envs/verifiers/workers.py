@@ -96,6 +96,10 @@ class Outcome:
     """A ``deadline`` that came after the first pass, since the slow lane was full: another time there may be more."""
 
 
+TEXT_TASKS = PoolSettings(module="roll_envs.verifiers.text_tasks", memory_mb=512)
+"""Apart from the workers of ``math``, which need much more memory and import SymPy."""
+
+
 class _WorkerDied(Exception):
     """The worker process has ended or its connection is closed."""
 

@@ -16,9 +16,9 @@ import pydantic
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import Language, Sandbox
 from roll_envs.verifiers import make_verifier
-from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
 from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
+from roll_envs.verifiers.extract import code_of
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, fill
 from sandboxes.service.replies import Answer, Refusal

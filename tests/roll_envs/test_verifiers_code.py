@@ -16,10 +16,10 @@ from plain_sandbox import PlainSandbox
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import Sandbox, make_sandbox
 from roll_envs.verifiers import Failed, Score, make_verifier
-from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.inside.compare import same_value
 from roll_envs.verifiers.code.inside.values import decode, encode
 from roll_envs.verifiers.code.outputs import same_output
+from roll_envs.verifiers.extract import code_of
 
 SECRET = 918273
 

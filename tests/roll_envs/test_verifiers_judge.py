@@ -24,8 +24,16 @@ from roll_envs.verifiers.judge_llm import LlmJudge
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_calibrate import Labelled, calibrate, kappa, read_labelled
 from roll_envs.verifiers.judge_llm_client import Endpoint
-from roll_envs.verifiers.judge_llm_forms import Criterion, correctness_form, pairwise_form, read_reply, rubric_form
-from roll_envs.verifiers.judge_llm_prompts import break_special_tokens, clip_middle, draw_mark
+from roll_envs.verifiers.judge_llm_forms import (
+    Criterion,
+    break_special_tokens,
+    clip_middle,
+    correctness_form,
+    draw_mark,
+    pairwise_form,
+    read_reply,
+    rubric_form,
+)
 
 QUESTION = {"prompt": "What is the capital of France?"}
 

@@ -224,7 +224,7 @@ class Testing:
         identity = secrets.token_hex(16)
         ready = f"__import__('os').write(1, {_mark(tests, identity)!r})"
         made = f"{tests._name}['{_PACKAGE}.tests'].Template({tests.mark!r})\n{ready}"
-        modules = ("values", "reading", "proxies", "compare", "stand_ins", "ahead", "pytest_run", "tests")
+        modules = ("values", "reading", "proxies", "compare", "stand_ins", "pytest_run", "tests")
         tests.start(modules, made, identity=identity, wall_s=_LOAD_S)
         self._until += time.monotonic() - started
         return tests

@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, make_sandbox
-from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
 from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
+from roll_envs.verifiers.extract import code_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _SHOWN = 3

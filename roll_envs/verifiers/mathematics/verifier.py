@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number, plain_root
 from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly, shape_of
 from roll_envs.verifiers.mathematics.tidy import tidy
-from roll_envs.verifiers.references import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import Outcome, PoolSettings, WorkerPool, shared_pool
 
