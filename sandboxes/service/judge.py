@@ -142,7 +142,7 @@ def _verdict_body(cases: list[CaseResult], form: JudgeForm, seconds: float) -> A
         "passed": passed,
         "value": good / len(cases) if form.credit == "partial" else float(passed),
         "cases_passed": good,
-        "cases": [asdict(case) for case in cases],
+        "cases": [{**asdict(case), "passed": case.passed} for case in cases],
         "can_be_cheated": any(case.inside for case in cases),
         "request_s": seconds,
     }
