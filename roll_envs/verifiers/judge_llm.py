@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_whole
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
@@ -108,8 +108,7 @@ class LlmJudge:
             raise ConfigError(f"threshold is a number from 0 to 1 for correctness and rubric, not {threshold!r}")
         if threshold is not None and not 0 <= threshold <= 1:
             raise ConfigError(f"threshold must be a number from 0 to 1, not {threshold!r}")
-        if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 100:
-            raise ConfigError(f"max_chars must be a whole number of 100 or more, not {max_chars!r}")
+        check_whole("max_chars", max_chars, 100)
         if isinstance(asks, bool) or not isinstance(asks, int) or not 1 <= asks <= 10:
             raise ConfigError(f"asks must be a whole number from 1 to 10, not {asks!r}")
         self.asks = asks

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import math
 import os
 import random
 import time
@@ -20,7 +21,7 @@ import httpx
 
 from roll_envs.background import EventLoopThread
 from roll_envs.chat_api import RETRY_STATUSES, read_answer, retry_after_s
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_number, check_whole
 from roll_envs.verifiers.types import Failed
 
 JUDGE = "judge:"
@@ -100,13 +101,9 @@ class Endpoint:
             if name in self.extra:
                 raise ConfigError(f"extra may not change {name!r} of a judge's request")
         for name in ("try_s", "deadline_s", "queue_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
+            check_number(name, getattr(self, name), lambda s: 0 < s < math.inf, "a number of seconds above 0")
         for name in ("tries", "concurrency", "max_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of 1 or more, not {value!r}")
+            check_whole(name, getattr(self, name))
 
 
 def judge_variable(name: str) -> str:

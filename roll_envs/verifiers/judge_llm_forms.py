@@ -19,7 +19,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_number
 from roll_envs.verifiers.extract import after_thinking
 
 _MAX_CHARS = 65_536
@@ -133,9 +133,8 @@ def rubric_form(criteria: Sequence[Criterion], low: int, high: int) -> Form:
     for criterion in criteria:
         if not re.fullmatch(r"\w[\w -]{0,63}", criterion.name):
             raise ConfigError(f"a criterion's name is letters, digits, spaces and hyphens, not {criterion.name!r}")
-        weight = criterion.weight
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise ConfigError(f"the weight of criterion {criterion.name!r} must be above 0, not {weight!r}")
+        what = f"the weight of criterion {criterion.name!r}"
+        check_number(what, criterion.weight, lambda n: 0 < n < math.inf, "above 0")
     names = [criterion.name for criterion in criteria]
     if len(set(names)) != len(names):
         raise ConfigError(f"two criteria have the same name: {', '.join(names)}")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import check_number
 from roll_envs.verifiers.extract import after_thinking, short_answer, tail
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -134,8 +134,7 @@ class F1Verifier:
     """The best :func:`squad_f1` over the references; passed from ``threshold`` on."""
 
     def __init__(self, *, threshold: float = 1.0) -> None:
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= 1:
-            raise ConfigError(f"threshold, the F1 that passes, must be above 0 and at most 1, not {threshold!r}")
+        check_number("threshold, the F1 that passes,", threshold, lambda n: 0 < n <= 1, "above 0 and at most 1")
         self.threshold = float(threshold)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.errors import ConfigError, UnknownNameError, check_number
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
 
@@ -46,8 +46,7 @@ class RegexVerifier:
             raise ConfigError("compare needs a pattern: the reference is then the text to find, not the pattern")
         if last and mode != "search":
             raise ConfigError(f"last looks through all matches, so it needs mode='search', not {mode!r}")
-        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s <= 3600:
-            raise ConfigError(f"deadline_s must be above 0 and at most 3600, not {deadline_s!r}")
+        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
         self.flags = int(sum(FLAGS[f] for f in ({flags} if isinstance(flags, str) else set(flags))))
         if pattern is not None:
             try:

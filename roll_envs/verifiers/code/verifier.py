@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, RollError
+from roll_envs.errors import ConfigError, RollError, check_number
 from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, make_sandbox
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
@@ -91,8 +91,7 @@ class CodeVerifier:
         _check_one_of("comparison", comparison, ("tolerant", "exact"))
         seconds = {"time_s": time_s, "compile_s": compile_s, "total_s": total_s, "wait_s": wait_s}
         for name, value in (*seconds.items(), ("memory_mb", memory_mb)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
-                raise ConfigError(f"{name} must be a number above 0, not {value!r}")
+            check_number(name, value, lambda n: 0 < n <= 1e6, "a number above 0")
         if tolerance is not None and (isinstance(tolerance, bool) or not 0 <= tolerance < 1):
             raise ConfigError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
         if not isinstance(sandbox, Sandbox | str):

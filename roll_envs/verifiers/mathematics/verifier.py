@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.errors import MissingExtraError, check_number, check_whole
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number, plain_root
@@ -49,10 +49,8 @@ class MathVerifier:
         memory_mb: int = 2048,
         pool: WorkerPool | None = None,
     ) -> None:
-        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s <= 3600:
-            raise ConfigError(f"deadline_s must be above 0 and at most 3600, not {deadline_s!r}")
-        if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 1:
-            raise ConfigError(f"max_chars must be a whole number of 1 or more, not {max_chars!r}")
+        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
+        check_whole("max_chars", max_chars)
         if any(importlib.util.find_spec(name) is None for name in ("math_verify", "latex2sympy2_extended")):
             raise MissingExtraError("verifier 'math'", "verifiers")
         self.require_boxed, self.deadline_s, self.max_chars = bool(require_boxed), float(deadline_s), max_chars
