@@ -1,4 +1,7 @@
-"""An event loop in a thread of its own, so that callers in any thread or loop share one set of connections."""
+"""Work in the background: an event loop in a thread of its own, and what must start over in a forked process.
+
+By the loop, callers in any thread or loop share one set of connections.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,33 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-_made: weakref.WeakSet[EventLoopThread] = weakref.WeakSet()
+
+class Forgets(Protocol):
+    """Holds locks, threads or processes, which a child made by ``os.fork`` does not have."""
+
+    def forget(self) -> None:
+        """Begin with new locks and without what the parent holds."""
+
+
+_told: weakref.WeakSet[Forgets] = weakref.WeakSet()
+
+
+def forget_in_children(owner: Forgets) -> None:
+    """Have :meth:`Forgets.forget` called in each child of this process, as long as ``owner`` lives."""
+    _told.add(owner)
+
+
+def _forget_all() -> None:
+    for each in list(_told):
+        each.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 class EventLoopThread:
@@ -24,11 +49,11 @@ class EventLoopThread:
 
     def __init__(self, name: str, at_end: Callable[[], Awaitable[None]] | None = None) -> None:
         self._name, self._at_end = name, at_end
-        self._forget()
-        _made.add(self)
+        self.forget()
+        forget_in_children(self)
 
-    def _forget(self) -> None:
-        # Also in a forked child, where a thread that is not there may have held the lock.
+    def forget(self) -> None:
+        # In a child, a thread that is not there may have held the lock.
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -65,12 +90,3 @@ class EventLoopThread:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-
-
-def _forget_all() -> None:
-    for each in list(_made):
-        each._forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
