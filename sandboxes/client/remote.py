@@ -73,10 +73,6 @@ class RemoteSandbox(Sandbox):
         """Open a session on the service. Raises :class:`ConfigError` where the server is a plain SandboxFusion."""
         return self.wait(self._session(language, limits or Limits()))
 
-    async def asession(self, *, language: Language = "python", limits: Limits | None = None) -> RemoteSession:
-        """:meth:`session` for asynchronous callers."""
-        return await self.await_(self._session(language, limits or Limits()))
-
     def close(self) -> None:
         """Close the connections; requests in progress raise :class:`SandboxError`."""
         self._closed = True

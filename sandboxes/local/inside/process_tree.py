@@ -33,18 +33,6 @@ def kill_all() -> None:
                 os.wait4(-1, 0)
 
 
-def signal_all(number: int) -> None:
-    """Send a signal without waiting.
-
-    Outside a namespace a process forked meanwhile is missed: call again until none is left.
-    """
-    if os.getpid() == 1:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, number)
-    else:
-        _signal(descendants(), number)
-
-
 def _signal(pids: set[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
