@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import importlib
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,12 @@ class McpConnection:
     """Open from its making until :meth:`close`. Raises :class:`ServerGoneError` when the server cannot be reached."""
 
     def __init__(self, endpoint: McpEndpoint, *, start_s: float) -> None:
-        self._modules = _library()
+        try:
+            # Not imported by statements: it is an optional part.
+            self._mcp = importlib.import_module("mcp")
+            self._http = importlib.import_module("mcp.client.streamable_http")
+        except ImportError as error:
+            raise MissingExtraError("the tool 'mcp'", "mcp") from error
         self._endpoint = endpoint
         self._background = EventLoopThread(f"mcp {endpoint}")
         self._session: Any = None
@@ -113,7 +118,7 @@ class McpConnection:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 streams = await stack.enter_async_context(self._transport())
-                session = self._modules.session(streams[0], streams[1])
+                session = self._mcp.ClientSession(streams[0], streams[1])
                 self._session = await stack.enter_async_context(session)
                 await self._session.initialize()
                 ready.set_result(await self._listed())
@@ -125,16 +130,19 @@ class McpConnection:
 
     def _transport(self) -> Any:
         if self._endpoint.url:
-            return self._modules.http(self._endpoint.url)
+            # The name differs between releases of the library.
+            opened = getattr(self._http, "streamable_http_client", None) or self._http.streamablehttp_client
+            return opened(self._endpoint.url)
         command, *arguments = self._endpoint.command
-        server = self._modules.parameters(command=command, args=arguments, env=dict(self._endpoint.env))
-        return self._modules.stdio(server, errlog=self._stderr)
+        server = self._mcp.StdioServerParameters(command=command, args=arguments, env=dict(self._endpoint.env))
+        return self._mcp.stdio_client(server, errlog=self._stderr)
 
     async def _listed(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         for _ in range(100):  # pages; a server that goes on for ever is not followed
-            page = await self._session.list_tools(params=self._modules.page(cursor=cursor) if cursor else None)
+            following = self._mcp.types.PaginatedRequestParams(cursor=cursor) if cursor else None
+            page = await self._session.list_tools(params=following)
             plain = page.model_dump(by_alias=True, mode="json")
             found += plain["tools"]
             cursor = plain.get("nextCursor")
@@ -150,35 +158,6 @@ class McpConnection:
         except ValueError:  # closed
             return ""
         return f"; its stderr ends: {text[-_STDERR_SHOWN:]}" if text else ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Library:
-    """The parts of the client library that are used here."""
-
-    session: Callable[..., Any]
-    parameters: Callable[..., Any]
-    page: Callable[..., Any]
-    stdio: Callable[..., Any]
-    http: Callable[..., Any]
-
-
-def _library() -> _Library:
-    try:
-        mcp = importlib.import_module("mcp")
-        http = importlib.import_module("mcp.client.streamable_http")
-        types: Sequence[Any] = [importlib.import_module("mcp.types")]
-    except ImportError as error:
-        raise MissingExtraError("the tool 'mcp'", "mcp") from error
-    # The name differs between releases of the library.
-    opened = getattr(http, "streamable_http_client", None) or getattr(http, "streamablehttp_client")  # noqa: B009
-    return _Library(
-        session=mcp.ClientSession,
-        parameters=mcp.StdioServerParameters,
-        page=types[0].PaginatedRequestParams,
-        stdio=mcp.stdio_client,
-        http=opened,
-    )
 
 
 def _why(error: BaseException) -> str:
