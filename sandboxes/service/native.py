@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import LANGUAGES, Limits, Program
+from roll_envs.sandbox import LANGUAGES, Limits, Program, explained
 from sandboxes.languages import ROWS
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths
@@ -36,7 +36,9 @@ async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> An
     started = time.monotonic()
     timeout_s = read_timeout(data, settings)
     result = await pool.run(
-        lambda sandbox: sandbox.run(program, limits=limits, timeout_s=work_s), wait_s=timeout_s, work_s=work_s
+        lambda sandbox: explained(sandbox.run(program, limits=limits, timeout_s=work_s)),
+        wait_s=timeout_s,
+        work_s=work_s,
     )
     body = {"result": dump(result), "request_s": time.monotonic() - started}
     return Answer(body=body, outcome=result.status)

@@ -215,6 +215,15 @@ def test_a_program_that_cannot_be_compiled_is_wrong_and_says_why(
     assert f"test 2: compile ({said})" in found.detail
 
 
+def test_a_run_that_nobody_can_explain_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = PlainSandbox()
+    lost = RunResult(status="error", exit_code=None, isolation=NONE)
+    monkeypatch.setattr(sandbox, "run", lambda program, **_: lost)
+    found = make_verifier("code", sandbox=sandbox)("print(1)", {"inputs": [""], "outputs": ["1"]})
+    assert isinstance(found, Failed)
+    assert "died in the middle of a run" in found.reason
+
+
 def test_a_comparison_by_the_programs_own_classes_is_refused_or_told(plain: PlainSandbox) -> None:
     code, tests = OTHER["own class"], "assert f(2) == P(2)"
     refused = make_verifier("code", sandbox=plain)(code, tests)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, RollError, check_number
-from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, make_sandbox
+from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, explained, make_sandbox
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
@@ -172,9 +172,8 @@ class CodeVerifier:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         program = Program(source=source, language=self.language, stdin=stdin)
         # wait_s is for a free slot of the sandbox, before the program's own time begins.
-        result = sandbox.run(
-            program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s + self.limits.compile_s
-        )
+        timeout_s = self.wait_s + self.limits.wall_s + self.limits.compile_s
+        result = explained(sandbox.run(program, limits=self.limits, timeout_s=timeout_s))
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")
             ended = result.compile.status
