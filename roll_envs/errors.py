@@ -7,7 +7,8 @@ processes and Ray actors unchanged), and says three things: the value, what was 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class RollError(Exception):
@@ -91,3 +92,15 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The up to ``count`` registered names closest to ``name``, best first (case is ignored)."""
     by_lower = {k.lower(): k for k in known}
     return [by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.55)]
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is a whole number of ``least`` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be a whole number of {least} or more, not {value!r}")
+
+
+def check_number(name: str, value: Any, usable: Callable[[float], bool], what: str) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is a number that is ``usable``; ``what`` says which are."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not usable(value):
+        raise ConfigError(f"{name} must be {what}, not {value!r}")

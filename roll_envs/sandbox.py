@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
-from roll_envs.errors import PluginError
+from roll_envs.errors import PluginError, SandboxError
 from roll_envs.registry import MakerRegistry
 
 Language = Literal["python", "bash", "cpp", "javascript", "java", "go", "rust", "typescript"]
@@ -99,6 +99,15 @@ class RunResult:
     def ok(self) -> bool:
         """Ended by itself with exit code 0."""
         return self.status == "ok"
+
+
+def explained(result: RunResult) -> RunResult:
+    """``result``. Raises :class:`SandboxError` where its program failed with neither exit code nor signal: then a part
+    of the sandbox died around it, and nothing is known about the program."""
+    not_compiled = result.compile is not None and not result.compile.ok
+    if result.status == "error" and result.exit_code is None and result.signal is None and not not_compiled:
+        raise SandboxError("a part of the sandbox died in the middle of a run")
+    return result
 
 
 class _Held(abc.ABC):

@@ -20,53 +20,27 @@ from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from roll_envs.sandbox import Sandbox, make_sandbox
 from sandboxes.service.settings import MIB, Settings, read_tokens
 
-__all__ = ["main", "make_parser"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Option:
-    """A number on the command line for a field of :class:`Settings`; the value is multiplied by ``unit``."""
-
-    field: str
-    kind: type[int] | type[float]
-    metavar: str
-    text: str
-    unit: int = 1
-
-
-OPTIONS: Mapping[str, _Option] = {
-    "--queue": _Option(field="queue", kind=int, metavar="N", text="requests that may wait; one more gets 429"),
-    "--queue-timeout": _Option(
-        field="queue_timeout_s", kind=float, metavar="S", text="longest wait for a slot on SandboxFusion's routes"
-    ),
-    "--full-status": _Option(
-        field="full_status", kind=int, metavar="STATUS", text="429, or 504 for verl's clients, when the queue is full"
-    ),
-    "--sessions": _Option(field="sessions", kind=int, metavar="N", text="sessions open at one time"),
-    "--session-idle": _Option(
-        field="session_idle_s", kind=float, metavar="S", text="unused sessions are closed after this"
-    ),
-    "--attempts": _Option(
-        field="attempts", kind=int, metavar="N", text="attempts of a request, where others fail by infrastructure"
-    ),
-    "--max-body": _Option(field="max_body_bytes", kind=int, metavar="MB", text="longest request", unit=MIB),
-    "--max-held": _Option(field="max_held_bytes", kind=int, metavar="MB", text="requests held at one time", unit=MIB),
-    "--max-code": _Option(field="max_code_bytes", kind=int, metavar="MB", text="longest program", unit=MIB),
-    "--max-files": _Option(field="max_files", kind=int, metavar="N", text="files in a request"),
-    "--max-output": _Option(
-        field="max_output_bytes", kind=int, metavar="MB", text="kept of stdout and of stderr each", unit=MIB
-    ),
-    "--max-run": _Option(field="max_run_s", kind=float, metavar="S", text="longest run of a program"),
-    "--max-request": _Option(field="max_request_s", kind=float, metavar="S", text="longest whole request"),
-    "--max-memory": _Option(field="max_memory_mb", kind=int, metavar="MB", text="most memory a program may ask for"),
-    "--default-memory": _Option(
-        field="default_memory_mb", kind=int, metavar="MB", text="memory of SandboxFusion's programs that ask for none"
-    ),
-    "--max-connections": _Option(field="max_connections", kind=int, metavar="N", text="open connections"),
-    "--drain-timeout": _Option(
-        field="drain_timeout_s", kind=float, metavar="S", text="what runs at SIGTERM is finished within this"
-    ),
+OPTIONS: Mapping[str, str] = {
+    "queue": "requests that may wait; one more gets 429",
+    "queue_timeout_s": "longest wait for a slot on SandboxFusion's routes",
+    "full_status": "429, or 504 for verl's clients, when the queue is full",
+    "sessions": "sessions open at one time",
+    "session_idle_s": "unused sessions are closed after this",
+    "attempts": "attempts of a request, where others fail by infrastructure",
+    "max_body_bytes": "longest request",
+    "max_held_bytes": "requests held at one time",
+    "max_code_bytes": "longest program",
+    "max_files": "files in a request",
+    "max_output_bytes": "kept of stdout and of stderr each",
+    "max_run_s": "longest run of a program",
+    "max_request_s": "longest whole request",
+    "max_memory_mb": "most memory a program may ask for",
+    "default_memory_mb": "memory of SandboxFusion's programs that ask for none",
+    "max_connections": "open connections",
+    "drain_timeout_s": "what runs at SIGTERM is finished within this",
 }
+"""Numbers among the :class:`Settings` that are flags (``max_body_bytes`` is ``--max-body``, in MB), with their help."""
+_UNITS = {"_s": "S", "_mb": "MB", "_bytes": "MB"}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -88,11 +62,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--token-file", type=Path, metavar="FILE", help="tokens that clients must send, one a line")
     serve.add_argument("--quiet", action="store_true", help="log warnings only, not a line for each request")
-    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
-    for flag, option in OPTIONS.items():
-        default = defaults[option.field] / option.unit  # type: ignore[operator]
-        text = f"{option.text} (default {default:g})"
-        serve.add_argument(flag, type=option.kind, default=None, metavar=option.metavar, help=text)
+    for field in dataclasses.fields(Settings):
+        if field.name in OPTIONS:
+            ending = next((ending for ending in _UNITS if field.name.endswith(ending)), "")
+            flag = "--" + field.name.removesuffix(ending).replace("_", "-")
+            default: Any = field.default
+            text = f"{OPTIONS[field.name]} (default {default / (MIB if ending == '_bytes' else 1):g})"
+            serve.add_argument(flag, dest=field.name, type=type(default), metavar=_UNITS.get(ending, "N"), help=text)
     return parser
 
 
@@ -139,11 +115,8 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    given: dict[str, Any] = {}
-    for flag, option in OPTIONS.items():
-        value = getattr(options, flag[2:].replace("-", "_"))
-        if value is not None:
-            given[option.field] = value * option.unit
+    asked = {name: getattr(options, name) for name in OPTIONS if getattr(options, name) is not None}
+    given = {name: value * (MIB if name.endswith("_bytes") else 1) for name, value in asked.items()}
     slots = options.slots if options.slots is not None else 2 * (os.cpu_count() or 1)
     tokens = () if options.token_file is None else read_tokens(options.token_file)
     return Settings(host=options.host, port=options.port, slots=slots, tokens=tokens, **given)

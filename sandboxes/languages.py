@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import LANGUAGES, Language, Limits
 
-__all__ = ["BINARY", "FUSION_NAMES", "ROWS", "Row", "check_language", "check_room"]
-
 BINARY = ".main"
 """What compilers make: a program, or what the runtime of the language reads."""
 

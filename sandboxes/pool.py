@@ -13,8 +13,6 @@ from typing import Generic, Protocol, TypeVar
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 
-__all__ = ["Pool"]
-
 
 class _Slot(Protocol):
     @property

@@ -13,8 +13,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits, Program
 from sandboxes.languages import BINARY, ROWS, check_language, check_room
 
-__all__ = ["Order", "Place", "check_limits", "check_path", "compile_order", "order", "session_head"]
-
 _MOST_FILES = 4096
 
 

@@ -31,8 +31,6 @@ from sandboxes.languages import BINARY, ROWS
 from sandboxes.pool import Pool
 from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
 
-__all__ = ["FETCH_BYTES", "FLOOD", "Ended", "NotBegunError", "Slot", "SlotSandbox", "SlotSession", "chosen_cpus"]
-
 T = TypeVar("T")
 _log = logging.getLogger("sandboxes")
 

@@ -17,8 +17,6 @@ from referencing.exceptions import Unresolvable
 
 from roll_envs.errors import ConfigError, RollError, nearest
 
-__all__ = ["check_arguments", "check_schema", "describe_parameters"]
-
 _MOST_SHOWN = 60
 _MOST_SAID = 300
 _PATTERN_S = 5.0
@@ -88,10 +86,10 @@ def _matched(arguments: Mapping[str, Any], schema: str) -> str:
     Raises :class:`RollError` where no worker can be had.
     """
     # Imported here because the verifiers import this module.
-    from roll_envs.verifiers.workers import PoolSettings, shared_pool
+    from roll_envs.verifiers.workers import TEXT_TASKS, shared_pool
 
-    pool = shared_pool(PoolSettings(module="roll_envs.verifiers.format_tasks", memory_mb=512))
-    outcome = pool.call("fit", [json.dumps(_plain(arguments)), json.loads(schema)], deadline_s=_PATTERN_S)
+    given = [json.dumps(_plain(arguments)), json.loads(schema)]
+    outcome = shared_pool(TEXT_TASKS).call("fit", given, deadline_s=_PATTERN_S)
     if outcome.status == "unavailable":
         raise RollError(f"the arguments of a call could not be checked: {outcome.detail}")
     if outcome.status != "ok":

@@ -18,8 +18,6 @@ from typing import Any
 from roll_envs.errors import nearest
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec
 
-__all__ = ["MAX_DIGITS", "MAX_EXPRESSION_CHARS", "CalculatorError", "CalculatorTool", "calculate"]
-
 Number = Fraction | Decimal
 
 MAX_EXPRESSION_CHARS = 2000

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from roll_envs.env import EnvironmentCard
 
-__all__ = ["TOOL_ENV"]
-
 TOOL_ENV = EnvironmentCard(
     id="roll/ToolEnv-v0",
     entry_point="roll_envs.tools.env:ToolEnv",

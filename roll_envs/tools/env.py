@@ -15,14 +15,12 @@ import gymnasium
 
 from roll_envs import env_registry as registry
 from roll_envs.env import AnyText, TextEnv
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_number, check_whole
 from roll_envs.settings import checked_arguments
 from roll_envs.tools.formats import ToolFormat, find_tool_format
 from roll_envs.tools.registry import make_tools
 from roll_envs.tools.runner import ToolRunner
 from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult, ToolSpec
-
-__all__ = ["PlansToolCalls", "ToolEnv"]
 
 DEFAULT_TOOL_TURNS = 8
 """Turns for calls beside the wrapped environment's own, where ``max_turns`` is not given."""
@@ -67,20 +65,19 @@ class ToolEnv(TextEnv):
             raise ConfigError(f"tools must be a list with at least one tool, not {tools!r}")
         if isinstance(env, TextEnv) and env_kwargs:
             raise ConfigError("env_kwargs are for an environment that is named by its id; this one is made already")
-        if isinstance(call_cost, bool) or not isinstance(call_cost, int | float) or not 0 <= call_cost < 1e6:
-            raise ConfigError(
-                f"call_cost is taken from the reward: it must be a number of 0 or more, not {call_cost!r}"
-            )
+        check_number("call_cost, taken from the reward,", call_cost, lambda n: 0 <= n < 1e6, "a number of 0 or more")
         self.call_cost = float(call_cost)
         self.format_name, self._format = format, find_tool_format(format)
         # Checked before anything is made that would have to be closed again.
-        made, limit = _budget(budget), None if max_turns is None else _whole(max_turns)
+        made = _budget(budget)
+        if max_turns is not None:
+            check_whole("max_turns", max_turns)
         wrapped = registry.make(env, **dict(env_kwargs or {})) if isinstance(env, str) else env
         if not isinstance(wrapped, TextEnv):
             raise ConfigError(f"environment {env!r} is a {type(wrapped).__name__}; ToolEnv wraps a roll_envs.TextEnv")
         self.env = wrapped
         self.runner = _make_runner(tools, made)
-        self.max_turns = self.env.max_turns + DEFAULT_TOOL_TURNS if limit is None else limit
+        self.max_turns = self.env.max_turns + DEFAULT_TOOL_TURNS if max_turns is None else max_turns
         self.action_format = self.env.action_format
         self.splits = self.env.splits  # type: ignore[misc]
         self.action_space = AnyText((*_examples(self.env), self._example()))
@@ -180,7 +177,7 @@ class ToolEnv(TextEnv):
             "turns": self._turns,
             "over": self._over,
             "success": self._success,
-            "calls": [_plain(record) for record in self.runner.records],
+            "calls": [asdict(record) for record in self.runner.records],
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> str:
@@ -233,20 +230,10 @@ def _examples(env: TextEnv) -> tuple[str, ...]:
     return env.action_space.examples if isinstance(env.action_space, AnyText) else ("",)
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"max_turns must be a whole number of 1 or more, not {value!r}")
-    return value
-
-
 def _budget(given: ToolBudget | Mapping[str, Any] | None) -> ToolBudget:
     if isinstance(given, ToolBudget):
         return given
     return ToolBudget(**checked_arguments("budget", ToolBudget, given or {}))
-
-
-def _plain(record: CallRecord) -> dict[str, Any]:
-    return asdict(record)
 
 
 def _record(plain: Mapping[str, Any]) -> CallRecord:

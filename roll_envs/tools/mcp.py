@@ -18,8 +18,6 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError, UnknownNameErro
 from roll_envs.tools.mcp_connection import McpConnection, McpEndpoint, McpRefusalError, ServerGoneError
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec
 
-__all__ = ["McpServer", "McpTool", "make_mcp_tools"]
-
 
 class McpServer:
     """A server that several tools share, with one restart when it dies.
@@ -67,8 +65,7 @@ class McpServer:
             raise EnvironmentFaultError(f"{error} (again, after one restart)") from error
 
     def _opened(self) -> McpConnection:
-        if self._connection is None or not self._connection.alive:
-            self.drop()
+        if self._connection is None:
             self._connection = McpConnection(self.endpoint, start_s=self.start_s)
         return self._connection
 

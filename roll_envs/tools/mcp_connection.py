@@ -1,7 +1,7 @@
 """One open connection to a Model Context Protocol server, for callers that are not asynchronous.
 
-The official client library is asynchronous and wants its contexts left by the task that entered them, so each
-connection has a thread with an event loop, in which one task opens it, waits, and closes it.
+The official client library is asynchronous and wants its contexts left by the task that entered them, so one task on
+the loop of each connection opens it, waits, and closes it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import concurrent.futures
 import contextlib
 import importlib
 import tempfile
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from roll_envs.background import EventLoopThread
 from roll_envs.errors import DeadlineExceededError, EnvironmentFaultError, MissingExtraError
 
-__all__ = ["McpConnection", "McpEndpoint", "McpRefusalError", "ServerGoneError"]
-
 PING_S = 3.0
-_STOP_S = 8.0
 _STDERR_SHOWN = 600
 
 
@@ -50,22 +47,21 @@ class McpConnection:
     """Open from its making until :meth:`close`. Raises :class:`ServerGoneError` when the server cannot be reached."""
 
     def __init__(self, endpoint: McpEndpoint, *, start_s: float) -> None:
-        self._modules = _library()
+        try:
+            # Not imported by statements: it is an optional part.
+            self._mcp = importlib.import_module("mcp")
+            self._http = importlib.import_module("mcp.client.streamable_http")
+        except ImportError as error:
+            raise MissingExtraError("the tool 'mcp'", "mcp") from error
         self._endpoint = endpoint
-        self._loop = asyncio.new_event_loop()
-        # Held while work is submitted, and while the loop is marked as ended.
-        self._submitting = threading.Lock()
-        self._ended = False
-        """Set under the lock once the loop accepts no more work, so that none is submitted to a loop that has ended."""
+        self._background = EventLoopThread(f"mcp {endpoint}")
         self._session: Any = None
-        self._ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
-        self._task: asyncio.Task[None] | None = None
         # Opened for appending: the server writes at the end while this process reads elsewhere in the file.
         self._stderr = tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close
-        self._thread = threading.Thread(target=self._work, name=f"mcp {endpoint}", daemon=True)
-        self._thread.start()
+        ready: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
+        self._life = self._background.submit(self._live(ready))
         try:
-            self.tools = self._ready.result(start_s)
+            self.tools = ready.result(start_s)
             """What the server offers, each as ``{"name": ..., "description": ..., "inputSchema": {...}}``."""
         except TimeoutError:
             said = self._said()
@@ -95,16 +91,8 @@ class McpConnection:
 
     def close(self) -> None:
         """End the connection, and the server where it is a command; any number of times."""
-        if self._task is not None:
-            with contextlib.suppress(RuntimeError):  # the loop may have ended by itself
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(_STOP_S)
+        self._background.stop()
         self._stderr.close()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the connection is still open on our side."""
-        return not self._ended
 
     def _need_ping(self, problem: str) -> None:
         try:
@@ -114,13 +102,9 @@ class McpConnection:
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone: {problem}{self._said()}") from error
 
     def _run(self, work: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
-        async def bounded() -> Any:
-            return await asyncio.wait_for(work(), timeout_s)
-
-        with self._submitting:
-            future = None if self._ended else asyncio.run_coroutine_threadsafe(bounded(), self._loop)
-        if future is None:
+        if self._life.done():
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}")
+        future = self._background.submit(asyncio.wait_for(work(), timeout_s))
         try:
             # The time limit within the loop ends first, unless the loop itself is stuck.
             return future.result(timeout_s + PING_S)
@@ -130,43 +114,35 @@ class McpConnection:
         except concurrent.futures.CancelledError as error:
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}") from error
 
-    def _work(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    async def _live(self, ready: concurrent.futures.Future[list[dict[str, Any]]]) -> None:
         try:
-            self._task = self._loop.create_task(self._live())
-            self._loop.run_until_complete(self._task)
+            async with contextlib.AsyncExitStack() as stack:
+                streams = await stack.enter_async_context(self._transport())
+                session = self._mcp.ClientSession(streams[0], streams[1])
+                self._session = await stack.enter_async_context(session)
+                await self._session.initialize()
+                ready.set_result(await self._listed())
+                await asyncio.Event().wait()  # until close() cancels this task
         except BaseException as error:  # raised in the constructor, or noticed by the next call as a dead connection
-            if not self._ready.done():
-                self._ready.set_exception(error if isinstance(error, Exception) else ServerGoneError(repr(error)))
-        finally:
-            with self._submitting:
-                self._ended = True
-            with contextlib.suppress(RuntimeError):
-                self._loop.run_until_complete(_cancel_others())
-                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-    async def _live(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            streams = await stack.enter_async_context(self._transport())
-            session = self._modules.session(streams[0], streams[1])
-            self._session = await stack.enter_async_context(session)
-            await self._session.initialize()
-            self._ready.set_result(await self._listed())
-            await asyncio.Event().wait()  # until close() cancels this task
+            if not ready.done():
+                ready.set_exception(error if isinstance(error, Exception) else ServerGoneError(repr(error)))
+            raise
 
     def _transport(self) -> Any:
         if self._endpoint.url:
-            return self._modules.http(self._endpoint.url)
+            # The name differs between releases of the library.
+            opened = getattr(self._http, "streamable_http_client", None) or self._http.streamablehttp_client
+            return opened(self._endpoint.url)
         command, *arguments = self._endpoint.command
-        server = self._modules.parameters(command=command, args=arguments, env=dict(self._endpoint.env))
-        return self._modules.stdio(server, errlog=self._stderr)
+        server = self._mcp.StdioServerParameters(command=command, args=arguments, env=dict(self._endpoint.env))
+        return self._mcp.stdio_client(server, errlog=self._stderr)
 
     async def _listed(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         for _ in range(100):  # pages; a server that goes on for ever is not followed
-            page = await self._session.list_tools(params=self._modules.page(cursor=cursor) if cursor else None)
+            following = self._mcp.types.PaginatedRequestParams(cursor=cursor) if cursor else None
+            page = await self._session.list_tools(params=following)
             plain = page.model_dump(by_alias=True, mode="json")
             found += plain["tools"]
             cursor = plain.get("nextCursor")
@@ -182,44 +158,6 @@ class McpConnection:
         except ValueError:  # closed
             return ""
         return f"; its stderr ends: {text[-_STDERR_SHOWN:]}" if text else ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Library:
-    """The parts of the client library that are used here."""
-
-    session: Callable[..., Any]
-    parameters: Callable[..., Any]
-    page: Callable[..., Any]
-    stdio: Callable[..., Any]
-    http: Callable[..., Any]
-
-
-def _library() -> _Library:
-    try:
-        mcp = importlib.import_module("mcp")
-        http = importlib.import_module("mcp.client.streamable_http")
-        types: Sequence[Any] = [importlib.import_module("mcp.types")]
-    except ImportError as error:
-        raise MissingExtraError("the tool 'mcp'", "mcp") from error
-    # The name differs between releases of the library.
-    opened = getattr(http, "streamable_http_client", None) or getattr(http, "streamablehttp_client")  # noqa: B009
-    return _Library(
-        session=mcp.ClientSession,
-        parameters=mcp.StdioServerParameters,
-        page=types[0].PaginatedRequestParams,
-        stdio=mcp.stdio_client,
-        http=opened,
-    )
-
-
-async def _cancel_others() -> None:
-    """Cancel every other task of the loop, also those that were submitted and have not started."""
-    await asyncio.sleep(0)  # lets submitted coroutines become tasks
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _why(error: BaseException) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_whole
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec, ToolState
-
-__all__ = ["PythonTool"]
 
 _ENDINGS = {
     "timeout": "Error: the code ran longer than {limits.wall_s:g} s and was ended; variables are lost, files are kept.",
@@ -40,8 +38,7 @@ class PythonTool(Tool):
         """``sandbox`` is a backend's name (made with ``sandbox_kwargs``), or a sandbox that its owner closes."""
         if isinstance(sandbox, Sandbox) and sandbox_kwargs:
             raise ConfigError("sandbox_kwargs are for a sandbox that is named; this one is made already")
-        if isinstance(memory_mb, bool) or not isinstance(memory_mb, int) or memory_mb < 32:
-            raise ConfigError(f"memory_mb must be a whole number of 32 or more, not {memory_mb!r}")
+        check_whole("memory_mb", memory_mb, 32)
         self._backend, self._backend_kwargs = sandbox, dict(sandbox_kwargs or {})
         self._memory_mb = memory_mb
         self._sandbox: Sandbox | None = sandbox if isinstance(sandbox, Sandbox) else None

@@ -15,8 +15,6 @@ from roll_envs.registry import MakerRegistry
 from roll_envs.tools.arguments import check_schema
 from roll_envs.tools.types import Tool
 
-__all__ = ["TOOLS", "MakeTools", "make_tools", "register_tool", "tool_names"]
-
 MakeTools = Callable[..., Tool | Sequence[Tool]]
 
 TOOLS: MakerRegistry[Tool | Sequence[Tool]] = MakerRegistry("tool", "roll_envs.tools")

@@ -12,8 +12,6 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaul
 from roll_envs.tools.arguments import check_arguments
 from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult, ToolSpec
 
-__all__ = ["ToolRunner"]
-
 
 class ToolRunner:
     """Holds the tools of one environment open; one episode at a time.

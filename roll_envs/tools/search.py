@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_whole
 from roll_envs.tools.search_index import Document, SearchIndex, load_index, words_of_text
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec
-
-__all__ = ["SearchTool", "snippet"]
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -38,8 +36,7 @@ class SearchTool(Tool):
             ("most_results", most_results, 1),
             ("snippet_chars", snippet_chars, 20),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{label} must be a whole number of {least} or more, not {value!r}")
+            check_whole(label, value, least)
         if results > most_results:
             raise ConfigError(f"results ({results}) must not be more than most_results ({most_results})")
         self.index: SearchIndex = load_index(corpus, index)

@@ -30,8 +30,6 @@ import numpy.typing as npt
 
 from roll_envs.errors import ConfigError
 
-__all__ = ["Document", "SearchIndex", "load_index", "words_of_text"]
-
 K1, B = 1.2, 0.75
 FORMAT = 1
 MAX_QUERY_CHARS = 2000

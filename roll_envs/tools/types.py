@@ -8,13 +8,12 @@ raises; the episode then becomes ``failed``. Neither is ever an empty answer.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError
-
-__all__ = ["BadCall", "CallRecord", "Tool", "ToolBudget", "ToolCall", "ToolResult", "ToolSpec", "ToolState"]
+from roll_envs.errors import check_number, check_whole
 
 ToolState = Literal["none", "replay", "outside"]
 """What a tool keeps from call to call: nothing; something that the same calls build up again; or something that lives
@@ -94,13 +93,9 @@ class ToolBudget:
 
     def __post_init__(self) -> None:
         for name in ("calls", "calls_per_turn", "output_chars", "call_chars"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"budget.{name} must be a whole number of 1 or more, not {value!r}")
+            check_whole(f"budget.{name}", getattr(self, name))
         for name in ("seconds", "call_seconds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ConfigError(f"budget.{name} must be a number above 0, not {value!r}")
+            check_number(f"budget.{name}", getattr(self, name), lambda s: 0 < s < math.inf, "a number above 0")
 
 
 class Tool(abc.ABC):

@@ -15,8 +15,6 @@ from roll_envs.verifiers.extract import announced, boxed, plain, reply
 from roll_envs.verifiers.matching import normalize
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-__all__ = ["LETTERS", "ChoiceVerifier", "read_choice"]
-
 LETTERS = "ABCDEFGHIJ"
 _LINE_CHARS = 600
 

@@ -13,12 +13,10 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.errors import ConfigError, UnknownNameError, check_number
 from roll_envs.verifiers.judging import close_verifier, judge
 from roll_envs.verifiers.registry import as_verifier
 from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
-
-__all__ = ["AllOf", "AnyOf", "Gate", "PartSpec", "WeightedSum"]
 
 PartSpec = str | Mapping[str, Any] | Verifier
 
@@ -95,8 +93,7 @@ class WeightedSum(_Composite):
         for name, weight in given.items():
             if name not in self.parts:
                 raise UnknownNameError("part", name, self.parts)
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-                raise ConfigError(f"the weight of part {name!r} must be a finite number, not {weight!r}")
+            check_number(f"the weight of part {name!r}", weight, math.isfinite, "a finite number")
         self.weights = {name: float(given.get(name, 1.0)) for name in self.parts}
         self.required = _chosen(required, self.parts, [n for n, w in self.weights.items() if w > 0])
 
@@ -132,8 +129,7 @@ class AnyOf(_Composite):
 
     def __init__(self, *, parts: Mapping[str, PartSpec], enough: float = 1.0) -> None:
         super().__init__(parts)
-        if isinstance(enough, bool) or not isinstance(enough, int | float) or not math.isfinite(enough):
-            raise ConfigError(f"enough, the value that settles it, must be a finite number, not {enough!r}")
+        check_number("enough, the value that settles it,", enough, math.isfinite, "a finite number")
         self.enough = float(enough)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
@@ -172,8 +168,7 @@ class Gate(_Composite):
         super().__init__(parts)
         if then_name in self.parts:
             raise ConfigError(f"then_name {then_name!r} is the name of a gate; choose another")
-        if isinstance(closed, bool) or not isinstance(closed, int | float) or not math.isfinite(closed):
-            raise ConfigError(f"closed, the value behind a closed gate, must be a finite number, not {closed!r}")
+        check_number("closed, the value behind a closed gate,", closed, math.isfinite, "a finite number")
         self.then, self.then_name, self.closed = _make_part(then), then_name, float(closed)
 
     def close(self) -> None:

@@ -9,18 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = [
-    "MAX_CHARS",
-    "after_thinking",
-    "announced",
-    "answer_phrase",
-    "boxed",
-    "plain",
-    "reply",
-    "short_answer",
-    "tail",
-]
-
 MAX_CHARS = 100_000
 """Of a longer text only the end is read, where a final answer is expected."""
 
@@ -218,3 +206,45 @@ def answer_phrase(text: str) -> str | None:
     """What the last announcement of an answer says; ``None`` without one."""
     found = announced(text)
     return found[-1].text if found else None
+
+
+_LANGUAGE_NAMES = {
+    "python": ("python", "python3", "py", "py3"),
+    "cpp": ("cpp", "c++", "cc", "cxx", "c"),
+    "javascript": ("javascript", "js", "node"),
+    "bash": ("bash", "sh", "shell"),
+    "go": ("go", "golang"),
+    "rust": ("rust", "rs"),
+    "typescript": ("typescript", "ts"),
+}
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+
+
+def code_of(answer: str, language: str = "python") -> str:
+    """The last block named after the language, else the last block without a name, else the text after the thoughts.
+
+    A block that is opened and never closed reaches to the end (the answer was cut off).
+    """
+    text = after_thinking(answer).replace("\r\n", "\n")
+    named: list[str] = []
+    plain: list[str] = []
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        # As in CommonMark, a closing fence is at least as long as the opening one and has no name.
+        elif fence[1].startswith(opened[1]) and not fence[2].strip():
+            _keep_block(opened, text[opened.end() + 1 : fence.start()], language, named, plain)
+            opened = None
+    if opened is not None:
+        _keep_block(opened, text[opened.end() + 1 :], language, named, plain)
+    return (named or plain or [text])[-1]
+
+
+def _keep_block(fence: re.Match[str], body: str, language: str, named: list[str], plain: list[str]) -> None:
+    # Pandoc writes the name as {.python}.
+    name = fence[2].strip().split(" ")[0].strip("{}.").lower()
+    if name in _LANGUAGE_NAMES.get(language, (language,)):
+        named.append(body)
+    elif not name:
+        plain.append(body)

@@ -12,20 +12,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.errors import ConfigError, MissingExtraError, check_number, check_whole
 from roll_envs.tools.arguments import check_arguments, check_schema
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.formats.reading import read_json, skip_space
 from roll_envs.tools.types import BadCall, ToolSpec
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.types import Failed, Score, Verdict
-from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
-
-__all__ = ["FenceVerifier", "JsonVerifier", "TagsVerifier", "ToolCallsVerifier"]
+from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
 
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
-# Apart from the workers of `math`, which need much more memory and import SymPy.
-_POOL = PoolSettings(module="roll_envs.verifiers.format_tasks", workers=2, memory_mb=512)
 
 
 def _score(problem: str, **parts: float) -> Score:
@@ -96,8 +92,8 @@ class FenceVerifier:
     def __init__(self, *, language: str | None = None, only: bool = False, count: int | None = None) -> None:
         if language is not None and (not isinstance(language, str) or not language.strip()):
             raise ConfigError(f"language must be the word after the fence, such as 'python', not {language!r}")
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ConfigError(f"count must be a whole number of 1 or more, not {count!r}")
+        if count is not None:
+            check_whole("count", count)
         self.language, self.only, self.count = language, only, count
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
@@ -158,8 +154,7 @@ class JsonVerifier:
             raise ConfigError(f"schema must be a JSON schema (an object), not {schema!r}")
         if schema is not None and reference_is_schema:
             raise ConfigError("give a schema or reference_is_schema, not both")
-        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s <= 3600:
-            raise ConfigError(f"deadline_s must be above 0 and at most 3600, not {deadline_s!r}")
+        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
         if (schema is not None or reference_is_schema) and importlib.util.find_spec("jsonschema") is None:
             raise MissingExtraError("verifier 'json' with a schema", "verifiers")
         self.schema, self.reference_is_schema, self.fenced = schema, reference_is_schema, fenced
@@ -182,7 +177,7 @@ class JsonVerifier:
         return _score("") if schema is None else self._fit(text, schema)
 
     def _fit(self, text: str, schema: Any) -> Verdict:
-        pool = self._pool if self._pool is not None else shared_pool(_POOL)
+        pool = self._pool if self._pool is not None else shared_pool(TEXT_TASKS)
         outcome = pool.call("fit", [text, schema], deadline_s=self.deadline_s)
         # The words of worker_main for a RecursionError, which the depth of the answer causes.
         if outcome.status == "error" and "nested" in outcome.detail:
@@ -224,8 +219,7 @@ class ToolCallsVerifier:
     ) -> None:
         self.format, self._parse = format, find_tool_format(format).parse
         self.specs = None if tools is None else _specs(tools)
-        if isinstance(least, bool) or not isinstance(least, int) or least < 0:
-            raise ConfigError(f"least must be a whole number of 0 or more, not {least!r}")
+        check_whole("least", least, 0)
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < least):
             raise ConfigError(f"most must be a whole number of least ({least}) or more, not {most!r}")
         self.tools_key, self.least, self.most = tools_key, least, most

@@ -13,12 +13,12 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from roll_envs.errors import ConfigError
+from roll_envs.background import forget_in_children
+from roll_envs.errors import ConfigError, check_whole
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
@@ -26,16 +26,16 @@ from roll_envs.verifiers.judge_llm_forms import (
     Criterion,
     Form,
     Reading,
+    clip_middle,
     correctness_form,
+    draw_mark,
+    messages_for,
     pairwise_form,
     read_reply,
     rubric_form,
 )
-from roll_envs.verifiers.judge_llm_prompts import clip_middle, draw_mark, messages_for
-from roll_envs.verifiers.references import texts_of
+from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
-
-__all__ = ["LlmJudge"]
 
 KINDS = ("correctness", "rubric", "pairwise")
 
@@ -108,8 +108,7 @@ class LlmJudge:
             raise ConfigError(f"threshold is a number from 0 to 1 for correctness and rubric, not {threshold!r}")
         if threshold is not None and not 0 <= threshold <= 1:
             raise ConfigError(f"threshold must be a number from 0 to 1, not {threshold!r}")
-        if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 100:
-            raise ConfigError(f"max_chars must be a whole number of 100 or more, not {max_chars!r}")
+        check_whole("max_chars", max_chars, 100)
         if isinstance(asks, bool) or not isinstance(asks, int) or not 1 <= asks <= 10:
             raise ConfigError(f"asks must be a whole number from 1 to 10, not {asks!r}")
         self.asks = asks
@@ -124,7 +123,13 @@ class LlmJudge:
         self._client = ChatClient(self.endpoint)
         self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
         self._totals, self._totals_lock = dict(_FREE), threading.Lock()
-        _judges.add(self)
+        forget_in_children(self)
+
+    def forget(self) -> None:
+        """Begin with free locks and nothing under way, in a child made by ``os.fork``."""
+        self._totals_lock = threading.Lock()
+        self._cache.unlock()
+        self._in_progress = {}
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         asked = self._texts(answer, reference, context)
@@ -267,21 +272,6 @@ class LlmJudge:
         if self.threshold is not None:
             passed = first.parts.get("probability", first.value) >= self.threshold
         return Score(value=float(passed), passed=passed, detail=first.reason, parts=parts)
-
-
-_judges: weakref.WeakSet[LlmJudge] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    # Threads that are not in the child may have held these locks.
-    for judge in list(_judges):
-        judge._totals_lock = threading.Lock()
-        judge._cache.unlock()
-        judge._in_progress = {}
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -> Form:

@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ReplyCache", "request_key"]
-
 
 def request_key(request: Mapping[str, Any]) -> str:
     """Cache key: the SHA-256 of all parts of a request."""

@@ -22,8 +22,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.verifiers.judging import judge as ask
 from roll_envs.verifiers.types import Failed, Score, Verifier
 
-__all__ = ["Calibration", "Labelled", "calibrate", "kappa", "read_labelled"]
-
 SINGLE, PAIRS = ("right", "wrong"), ("better", "tie", "worse")
 
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import math
 import os
 import random
-import threading
 import time
-import weakref
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import httpx
 
+from roll_envs.background import EventLoopThread
 from roll_envs.chat_api import RETRY_STATUSES, read_answer, retry_after_s
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_number, check_whole
 from roll_envs.verifiers.types import Failed
-
-__all__ = ["JUDGE", "ChatClient", "ChatReply", "Endpoint", "judge_variable"]
 
 JUDGE = "judge:"
 """How the address of a judge begins that is given by name."""
@@ -103,13 +101,9 @@ class Endpoint:
             if name in self.extra:
                 raise ConfigError(f"extra may not change {name!r} of a judge's request")
         for name in ("try_s", "deadline_s", "queue_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
+            check_number(name, getattr(self, name), lambda s: 0 < s < math.inf, "a number of seconds above 0")
         for name in ("tries", "concurrency", "max_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of 1 or more, not {value!r}")
+            check_whole(name, getattr(self, name))
 
 
 def judge_variable(name: str) -> str:
@@ -148,25 +142,17 @@ class _SchemaRefusedError(Exception):
 
 
 class ChatClient:
-    """Sends requests to one endpoint. Thread-safe; in a child made by ``os.fork`` it starts a new loop."""
+    """Sends requests to one endpoint. Thread-safe."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._plain = endpoint.structured == "never"
-        self._reset()
-        _clients.add(self)
-
-    def _reset(self) -> None:
-        # Also in a forked child, where a thread that is not there may have held the lock, and no loop runs.
-        self._lock = threading.Lock()
+        self._background = EventLoopThread("llm-judge", self._disconnect)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._http: httpx.AsyncClient | None = None
-        self._slots: asyncio.Semaphore | None = None
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the client's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._running())
+        return self._background.submit(work)
 
     async def ask(
         self,
@@ -180,45 +166,32 @@ class ChatClient:
 
         ``deadline_s``: instead of the endpoint's; ``longer``: times as many tokens as the endpoint says.
         """
-        assert self._slots is not None
+        self._connect()
+        slots = self._slots
         try:
             async with asyncio.timeout(self.endpoint.queue_s):
-                await self._slots.acquire()
+                await slots.acquire()
         except TimeoutError:
             return Failed(reason=f"no place for a request to the judge within {self.endpoint.queue_s:g} s")
         try:
             return await self._tries(messages, schema, deadline_s or self.endpoint.deadline_s, longer)
         finally:
-            self._slots.release()
+            slots.release()
 
     def close(self) -> None:
-        """End the thread and close connections; requests under way fail. Any number of times; asking starts anew."""
-        with self._lock:
-            loop, thread, self._loop = self._loop, self._thread, None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._end(), loop)
-        thread.join(timeout=5)
+        """Close connections; requests under way are cancelled. Any number of times; asking starts anew."""
+        self._background.stop()
 
-    async def _end(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        if self._http is not None:
+    async def _disconnect(self) -> None:
+        if self._loop is asyncio.get_running_loop():
             await self._http.aclose()
-        asyncio.get_running_loop().stop()
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._slots = asyncio.Semaphore(self.endpoint.concurrency)
-                limits = httpx.Limits(max_connections=self.endpoint.concurrency)
-                self._http = httpx.AsyncClient(timeout=self.endpoint.try_s, limits=limits, follow_redirects=False)
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name="llm-judge", daemon=True)
-                self._thread.start()
-            return self._loop
+    def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # the first, or one after close() or a fork, where connections are the parent's
+            self._loop, self._slots = loop, asyncio.Semaphore(self.endpoint.concurrency)
+            limits = httpx.Limits(max_connections=self.endpoint.concurrency)
+            self._http = httpx.AsyncClient(timeout=self.endpoint.try_s, limits=limits, follow_redirects=False)
 
     async def _tries(
         self, messages: list[dict[str, Any]], schema: Mapping[str, Any], deadline_s: float, longer: int
@@ -254,7 +227,6 @@ class ChatClient:
         return Failed(reason=f"the judge gave no reply in {count} tries ({allowed}); the last: {last}")
 
     async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, longer: int) -> ChatReply:
-        assert self._http is not None
         # At temperature 0, so that the same texts get the same verdict; `extra` may say otherwise.
         body: dict[str, Any] = {
             "model": self.endpoint.model,
@@ -294,14 +266,6 @@ class ChatClient:
         raise _FinalError(f"the judge refused the request: {said}")
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
-
-
 async def _read(response: httpx.Response) -> bytes:
     content = bytearray()
     async for piece in response.aiter_bytes():
@@ -327,15 +291,3 @@ def _reply(content: bytes) -> ChatReply:
     return ChatReply(
         text=said.text, prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens, cut=cut
     )
-
-
-_clients: weakref.WeakSet[ChatClient] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for client in list(_clients):
-        client._reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

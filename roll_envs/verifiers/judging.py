@@ -13,8 +13,6 @@ from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["ajudge", "close_verifier", "judge"]
-
 _MOST_AT_ONCE = 1024
 """Answers that :func:`ajudge` judges at one time."""
 

@@ -13,11 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from roll_envs.errors import ConfigError, MissingExtraError, UnknownNameError
+from roll_envs.errors import MissingExtraError, UnknownNameError, check_number
 from roll_envs.verifiers.extract import after_thinking, tail
 from roll_envs.verifiers.types import Failed, Score, Verdict
-
-__all__ = ["LANGUAGES", "Guess", "LanguageVerifier", "identify"]
 
 LANGUAGES: dict[str, str] = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "cs": "Czech", "de": "German", "el": "Greek", "en": "English",
@@ -93,8 +91,7 @@ class LanguageVerifier:
     def __init__(self, *, language: str | None = None, least_share: float = 0.8) -> None:
         if language is not None and language not in LANGUAGES:
             raise UnknownNameError("language", str(language), LANGUAGES)
-        if isinstance(least_share, bool) or not isinstance(least_share, int | float) or not 0 <= least_share <= 1:
-            raise ConfigError(f"least_share must be a number from 0 to 1, not {least_share!r}")
+        check_number("least_share", least_share, lambda n: 0 <= n <= 1, "a number from 0 to 1")
         _classifier()  # a missing library is told here, not in the first verdict
         self.language, self.least_share = language, float(least_share)
 

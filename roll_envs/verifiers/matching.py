@@ -1,24 +1,44 @@
-"""``exact`` and ``normalized``: compare the answer with the references, exactly or after normalisation."""
+"""``exact``, ``normalized``, ``em`` and ``f1``: compare the answer with the texts of the reference.
+
+``em`` and ``f1`` are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250), with several references.
+"""
 
 from __future__ import annotations
 
 import re
 import string
 import unicodedata
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from roll_envs.verifiers.extract import after_thinking, tail
-from roll_envs.verifiers.references import texts_of
+from roll_envs.errors import check_number
+from roll_envs.verifiers.extract import after_thinking, short_answer, tail
 from roll_envs.verifiers.types import Failed, Score, Verdict
-
-__all__ = ["ExactVerifier", "NormalizedVerifier", "normalize"]
 
 _PUNCTUATION = string.punctuation + "“”‘’«»…。、，！？；：·¿¡–—"
 # A hyphen at the edge may be a minus sign.
 _EDGES = _PUNCTUATION.replace("-", "") + " "
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _MARKS = str.maketrans(dict.fromkeys(_PUNCTUATION, " "))
+
+
+def texts_of(reference: Any) -> tuple[str, ...] | str:
+    """The references as texts, or the reason (a ``str``) why they cannot be used."""
+    if isinstance(reference, bool) or reference is None:
+        return f"the reference must be a text, a number or a list of them, not {reference!r}"
+    if isinstance(reference, str | int | float):
+        return (str(reference),)
+    if isinstance(reference, Iterable) and not isinstance(reference, bytes | dict):
+        found: list[str] = []
+        for item in reference:
+            inner = texts_of(item)
+            if isinstance(inner, str):
+                return inner
+            found += inner
+        if found:
+            return tuple(found)
+    return f"the reference must be a text, a number or a list of them, not {str(reference)[:100]!r}"
 
 
 class ExactVerifier:
@@ -76,3 +96,52 @@ def normalize(
     if ignore_articles:
         bare = _ARTICLES.sub(" ", bare)
     return " ".join(bare.split()) or text
+
+
+# string.punctuation, as in SQuAD's own script.
+_SQUAD_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+_SQUAD_ARTICLES = frozenset({"a", "an", "the"})
+
+
+def squad_normalize(text: str) -> str:
+    """Lower case, no ASCII punctuation, no articles, single spaces: ``"The U.S.A."`` is ``"usa"``."""
+    bare = "".join(letter for letter in text.lower() if letter not in _SQUAD_PUNCTUATION)
+    return " ".join(word for word in bare.split() if word not in _SQUAD_ARTICLES)
+
+
+def squad_f1(answer: str, reference: str) -> float:
+    """Harmonic mean of precision and recall of the words, as bags; two texts without words are the same."""
+    said, wanted = squad_normalize(answer).split(), squad_normalize(reference).split()
+    if not said or not wanted:
+        return float(said == wanted)
+    common = (Counter(said) & Counter(wanted)).total()
+    return 2 * common / (len(said) + len(wanted))
+
+
+class ExactMatchVerifier:
+    """1.0 when the answer is a reference after :func:`squad_normalize`."""
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        wanted = texts_of(reference)
+        if isinstance(wanted, str):
+            return Failed(reason=wanted)
+        said = squad_normalize(short_answer(answer))
+        same = said in {squad_normalize(w) for w in wanted}
+        return Score(value=float(same), passed=same, detail="" if same else f"read {said[:200]!r}")
+
+
+class F1Verifier:
+    """The best :func:`squad_f1` over the references; passed from ``threshold`` on."""
+
+    def __init__(self, *, threshold: float = 1.0) -> None:
+        check_number("threshold, the F1 that passes,", threshold, lambda n: 0 < n <= 1, "above 0 and at most 1")
+        self.threshold = float(threshold)
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        wanted = texts_of(reference)
+        if isinstance(wanted, str):
+            return Failed(reason=wanted)
+        said = short_answer(answer)
+        best = max(squad_f1(said, w) for w in wanted)
+        same = float(squad_normalize(said) in {squad_normalize(w) for w in wanted})
+        return Score(value=best, passed=best >= self.threshold, parts={"f1": best, "em": same})

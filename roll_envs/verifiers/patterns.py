@@ -9,16 +9,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.errors import ConfigError, UnknownNameError, check_number
 from roll_envs.verifiers.types import Failed, Score, Verdict
-from roll_envs.verifiers.workers import PoolSettings, WorkerPool, shared_pool
-
-__all__ = ["FLAGS", "RegexVerifier"]
+from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
 
 FLAGS = {"ignorecase": re.IGNORECASE, "multiline": re.MULTILINE, "dotall": re.DOTALL, "verbose": re.VERBOSE}
 MODES = ("search", "fullmatch", "match")
-
-_POOL = PoolSettings(module="roll_envs.verifiers.pattern_tasks", workers=2, memory_mb=512)
 
 
 class RegexVerifier:
@@ -50,8 +46,7 @@ class RegexVerifier:
             raise ConfigError("compare needs a pattern: the reference is then the text to find, not the pattern")
         if last and mode != "search":
             raise ConfigError(f"last looks through all matches, so it needs mode='search', not {mode!r}")
-        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s <= 3600:
-            raise ConfigError(f"deadline_s must be above 0 and at most 3600, not {deadline_s!r}")
+        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
         self.flags = int(sum(FLAGS[f] for f in ({flags} if isinstance(flags, str) else set(flags))))
         if pattern is not None:
             try:
@@ -72,7 +67,7 @@ class RegexVerifier:
             )
         if len(answer) > self.max_chars:
             return Score(value=0.0, passed=False, detail=f"{len(answer)} characters; at most {self.max_chars} are read")
-        pool = self._pool if self._pool is not None else shared_pool(_POOL)
+        pool = self._pool if self._pool is not None else shared_pool(TEXT_TASKS)
         arguments = [pattern, self.flags, "last" if self.last else self.mode, answer]
         outcome = pool.call("find", arguments, deadline_s=self.deadline_s)
         if outcome.status != "ok":

@@ -10,10 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_number, check_whole
 from roll_envs.verifiers.types import Score, Verdict
-
-__all__ = ["LengthPenalty", "RepetitionPenalty"]
 
 _MAX_CHARS = 1_000_000
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -37,8 +35,7 @@ class LengthPenalty:
         unit: Literal["words", "chars"] = "words",
     ) -> None:
         for name, value, lowest in (("limit", limit, 1), ("slack", slack, 0), ("least", least, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                raise ConfigError(f"{name} must be a whole number of {lowest} or more, not {value!r}")
+            check_whole(name, value, lowest)
         if least > limit:
             raise ConfigError(f"least must be at most limit ({limit}), not {least}")
         if unit not in ("words", "chars"):
@@ -69,10 +66,8 @@ class RepetitionPenalty:
     """
 
     def __init__(self, *, n: int = 3, allowed: float = 0.0, penalty: float = 1.0) -> None:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ConfigError(f"n, the words of a repeat, must be a whole number of 1 or more, not {n!r}")
-        if isinstance(allowed, bool) or not isinstance(allowed, int | float) or not 0 <= allowed < 1:
-            raise ConfigError(f"allowed, the share of repeats that costs nothing, must be in [0, 1), not {allowed!r}")
+        check_whole("n, the words of a repeat,", n)
+        check_number("allowed, the share of repeats that costs nothing,", allowed, lambda n: 0 <= n < 1, "in [0, 1)")
         self.n, self.allowed, self.penalty = n, float(allowed), _penalty(penalty)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
@@ -88,7 +83,5 @@ class RepetitionPenalty:
 
 
 def _penalty(value: Any) -> float:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    if not usable:
-        raise ConfigError(f"penalty is what is taken off at most, a number above 0, not {value!r}")
+    check_number("penalty, what is taken off at most,", value, lambda n: 0 < n < math.inf, "a number above 0")
     return float(value)

@@ -13,16 +13,14 @@ from roll_envs.errors import ConfigError, PluginError
 from roll_envs.registry import MakerRegistry
 from roll_envs.verifiers.types import Verifier
 
-__all__ = ["BUILT_IN", "VERIFIERS", "as_verifier", "make_verifier", "register_verifier", "verifier_names"]
-
 BUILT_IN: dict[str, str] = {
     "all": "roll_envs.verifiers.compose:AllOf",
     "any": "roll_envs.verifiers.compose:AnyOf",
     "choice": "roll_envs.verifiers.choice:ChoiceVerifier",
     "code": "roll_envs.verifiers.code.verifier:CodeVerifier",
-    "em": "roll_envs.verifiers.qa:ExactMatchVerifier",
+    "em": "roll_envs.verifiers.matching:ExactMatchVerifier",
     "exact": "roll_envs.verifiers.matching:ExactVerifier",
-    "f1": "roll_envs.verifiers.qa:F1Verifier",
+    "f1": "roll_envs.verifiers.matching:F1Verifier",
     "fence": "roll_envs.verifiers.formats:FenceVerifier",
     "gate": "roll_envs.verifiers.compose:Gate",
     "instructions": "roll_envs.verifiers.instructions:InstructionsVerifier",

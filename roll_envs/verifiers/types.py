@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Failed", "Score", "Verdict", "Verifier"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:

@@ -8,8 +8,6 @@ import time
 from collections import Counter, OrderedDict
 from typing import Literal
 
-__all__ = ["Lane", "Shapes"]
-
 _REMEMBERED = 20_000
 Kind = Literal["quick", "slow", "endless"]
 

@@ -23,8 +23,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, BinaryIO
 
-__all__ = ["main", "read_message", "write_message"]
-
 _ORPHAN_GRACE_S = 1.0
 """How long after the parent's deadline an orphaned worker kills itself by alarm."""
 

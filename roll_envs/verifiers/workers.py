@@ -32,10 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, RollError
+from roll_envs.errors import RollError, check_number, check_whole
 from roll_envs.verifiers.worker_lanes import Lane, Shapes
-
-__all__ = ["Outcome", "PoolSettings", "WorkerPool", "close_shared_pools", "pool_metrics", "shared_pool"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
@@ -76,13 +74,9 @@ class PoolSettings:
 
     def __post_init__(self) -> None:
         for name in ("workers", "uses", "memory_mb", "queue", "slow_workers", "slow_queue"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of 1 or more, not {value!r}")
+            check_whole(name, getattr(self, name))
         for name in ("first_s", "start_timeout_s", "queue_timeout_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"{name} must be above 0, not {value!r}")
+            check_number(name, getattr(self, name), lambda s: s > 0, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +90,10 @@ class Outcome:
     detail: str = ""
     hurried: bool = False
     """A ``deadline`` that came after the first pass, since the slow lane was full: another time there may be more."""
+
+
+TEXT_TASKS = PoolSettings(module="roll_envs.verifiers.text_tasks", memory_mb=512)
+"""Apart from the workers of ``math``, which need much more memory and import SymPy."""
 
 
 class _WorkerDied(Exception):

@@ -15,8 +15,6 @@ from sandboxes.client.retrying import TransientError
 from sandboxes.languages import FUSION_NAMES
 from sandboxes.service.wire import decode_bytes, encode_bytes
 
-__all__ = ["to_request", "to_result"]
-
 NAMES = {language: name for name, language in FUSION_NAMES.items()}
 UNKNOWN = Isolation(tier="unknown", layers=(), missing=())
 """SandboxFusion does not report the isolation of its programs."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from roll_envs.background import EventLoopThread
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.client import fusion
-from sandboxes.client.background import EventLoopThread
 from sandboxes.client.retrying import Reply, RetryingClient, TransientError
 from sandboxes.languages import ROWS
-from sandboxes.service.wire import VERSION, decode_bytes, dump_limits, dump_program, encode_bytes, load_result
-
-__all__ = ["RemoteSandbox", "RemoteSession"]
+from sandboxes.service.wire import VERSION, decode_bytes, dump, encode_bytes, load_result
 
 T = TypeVar("T")
 
@@ -62,7 +59,6 @@ class RemoteSandbox(Sandbox):
         self.timeout_s, self.retries, self.max_connections = timeout_s, retries, max_connections
         self._token, self._wanted_api = token, api
         self._closed = False
-        self._client: RetryingClient | None = None
         self._reset()
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
@@ -77,19 +73,10 @@ class RemoteSandbox(Sandbox):
         """Open a session on the service. Raises :class:`ConfigError` where the server is a plain SandboxFusion."""
         return self.wait(self._session(language, limits or Limits()))
 
-    async def asession(self, *, language: Language = "python", limits: Limits | None = None) -> RemoteSession:
-        """:meth:`session` for asynchronous callers."""
-        return await self.await_(self._session(language, limits or Limits()))
-
     def close(self) -> None:
         """Close the connections; requests in progress raise :class:`SandboxError`."""
         self._closed = True
-        client, self._client = self._client, None
-        # In a fork the thread of the loop does not exist, and the connections belong to the parent.
-        if self._pid == os.getpid():
-            if client is not None:
-                self._background.submit(client.close()).result(timeout=5)
-            self._background.stop()
+        self._background.stop()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the loop of the connections and wait for it. Used by sessions too."""
@@ -136,30 +123,32 @@ class RemoteSandbox(Sandbox):
         self._reset()
 
     def _reset(self) -> None:
-        self._background = EventLoopThread("remote-sandbox")
-        self._client = None
+        self._background = EventLoopThread("remote-sandbox", self._disconnect)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._api: str | None = None if self._wanted_api == "auto" else self._wanted_api
-        self._pid = os.getpid()
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if self._closed:
             # A coroutine that is never awaited would be reported as a mistake.
             work.close()
             raise self._was_closed()
-        if self._pid != os.getpid():
-            self._reset()
+
+    async def _disconnect(self) -> None:
+        if self._loop is asyncio.get_running_loop():
+            await self._client.close()
 
     def _connected(self) -> RetryingClient:
-        if self._client is None:
+        if self._loop is not (loop := asyncio.get_running_loop()):  # in a fork, the connections are the parent's
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
             self._client = RetryingClient(self.url, headers, retries=self.retries, max_connections=self.max_connections)
+            self._loop = loop
         return self._client
 
     async def _run(self, program: Program, limits: Limits, timeout_s: float) -> RunResult:
         deadline = time.monotonic() + timeout_s
         api = await self._find_api(deadline, timeout_s)
         path = "/v1/run" if api == "native" else "/run_code"
-        whole = {"program": dump_program(program), "limits": dump_limits(limits)} if api == "native" else None
+        whole = {"program": dump(program), "limits": dump(limits)} if api == "native" else None
         plain = fusion.to_request(program, limits) if whole is None else {}
 
         work_s = limits.wall_s + (limits.compile_s if ROWS[program.language].compile else 0.0)
@@ -188,7 +177,7 @@ class RemoteSandbox(Sandbox):
                 f"{self.url} speaks plain SandboxFusion, which keeps nothing from call to call; for sessions use "
                 "`roll-sandbox serve`, or make_sandbox('local')"
             )
-        asked = {"language": language, "limits": dump_limits(limits)}
+        asked = {"language": language, "limits": dump(limits)}
 
         def read(reply: Reply) -> str:
             _expect_route(reply, self.url, "/v1/sessions")
@@ -284,7 +273,7 @@ class RemoteSession(SandboxSession):
     async def _run(self, source: str, limits: Limits | None) -> RunResult:
         # All attempts of one request carry the same number, by which the service knows a repeated cell.
         self._number += 1
-        body = {"source": source, "number": self._number, "limits": None if limits is None else dump_limits(limits)}
+        body = {"source": source, "number": self._number, "limits": None if limits is None else dump(limits)}
         timeout_s = (limits or self._limits).wall_s + self._sandbox.timeout_s
         result: RunResult = await self._request("/run", body, _result_of, timeout_s, "the run of a cell")
         return result

@@ -15,8 +15,6 @@ import httpx
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 
-__all__ = ["Reply", "RetryingClient", "TransientError"]
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 CONNECT_S = 5.0
 CONNECTIONS_PER_CLIENT = 8

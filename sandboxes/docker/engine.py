@@ -9,20 +9,23 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import platform
 import socket
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError, SandboxError
-from sandboxes.docker.owner import LABEL, OWNER, is_orphan, owner_label
 from sandboxes.slots import chosen_cpus
-
-__all__ = ["HOST_IMAGE", "Engine", "Shape", "Spawned"]
 
 HOST_IMAGE = "roll-envs-host-python"
 """Name of the image that ``build_host_image`` makes, and the default of the sandbox."""
+
+LABEL = "roll-envs.sandbox"
+OWNER = "roll-envs.owner"
+"""Labels of containers: that they are ours, and the process that owns them."""
 
 # The unprivileged user and group of nearly every distribution (nobody).
 USER = "65534:65534"
@@ -251,3 +254,59 @@ def _engine_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # docker.errors.* and requests.* share no base class below Exception
         raise SandboxError(f"the Docker engine could not {what}: {error}") from error
+
+
+# -- owners -----------------------------------------------------------------------------------------------------------
+
+
+def owner_label(pid: int | None = None) -> str:
+    """``place pid start``: the place is the boot and PID namespace in which the pid is valid; the start time tells
+    processes with a reused pid apart."""
+    pid = os.getpid() if pid is None else pid
+    return f"{_place()} {pid} {_started(pid)}"
+
+
+def is_orphan(owner: str, *, running: bool) -> bool:
+    """Whether the process that ``owner`` names has ended.
+
+    A process of another host or PID namespace cannot be looked up from here. Its container ends with it, because PID 1
+    then reads end-of-file: so a running container is left alone, and a stopped one is an orphan.
+    """
+    try:
+        place, pid, started = owner.rsplit(" ", 2)
+    except ValueError:
+        return not running
+    if place != _place():
+        return not running
+    return _started(int(pid)) != started
+
+
+def _place() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return platform.node().replace(" ", "-")
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks (field 22 of ``/proc/PID/stat``); ``-`` if ended, ``?`` if unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        if Path("/proc/self/stat").exists() or not _exists(pid):
+            return "-"
+        return "?"
+    # The name in parentheses may hold spaces and parentheses, so fields are counted from its end, where field 3
+    # begins.
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

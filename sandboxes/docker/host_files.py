@@ -15,8 +15,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language
 from sandboxes.languages import check_language
 
-__all__ = ["host_files"]
-
 PREFIX = "/usr/local"
 """Prefix of Python in the image; PYTHONHOME points to it, wherever Python is installed on this machine."""
 

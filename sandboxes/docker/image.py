@@ -12,8 +12,6 @@ from roll_envs.sandbox import Language
 from sandboxes.docker.engine import HOST_IMAGE, Engine
 from sandboxes.docker.host_files import PREFIX, host_files
 
-__all__ = ["build_host_image"]
-
 _TEXTS = {
     "/etc/passwd": "root:x:0:0:root:/:/bin/false\nsandbox:x:65534:65534:sandbox:/tmp/work:/bin/sh\n",
     "/etc/group": "root:x:0:\nsandbox:x:65534:\n",

@@ -14,8 +14,6 @@ from sandboxes.languages import ROWS
 from sandboxes.programs import Place
 from sandboxes.slots import SlotSandbox
 
-__all__ = ["DockerSandbox"]
-
 START_S = 120.0
 
 

@@ -15,14 +15,11 @@ from roll_envs.sandbox import Limits
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
 from sandboxes.docker.engine import Engine, Shape
 from sandboxes.docker.inside.pid1 import MOST_RESIDUE
-from sandboxes.docker.isolation import judge
-from sandboxes.docker.syscall_filters import MACHINES, filters
+from sandboxes.docker.isolation import MACHINES, filters, judge
 from sandboxes.local.inside import wire
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.programs import Order
 from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError
-
-__all__ = ["ContainerSlot", "Plan"]
 
 START_S = 30.0
 HELPER_S = 60.0

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from .inside.cgroup import remove_folders
 
-__all__ = ["PREFIX", "CgroupParent", "find_cgroup_parent", "remove_later"]
-
 PREFIX = "roll-sandbox-"
 
 

@@ -16,18 +16,6 @@ from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import LANGUAGES, Language
 from sandboxes.languages import ROWS, check_language
 
-__all__ = [
-    "PACKAGES",
-    "View",
-    "executable",
-    "find_tool",
-    "installed_languages",
-    "interpreter_paths",
-    "readable_by_all",
-    "readable_parts",
-    "view_of_host",
-]
-
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
 # Links into /usr on most systems, which are made anew in the jail; folders on others, which are shown.
 _ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")

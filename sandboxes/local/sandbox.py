@@ -18,8 +18,6 @@ from .host import View, executable, find_tool, installed_languages, view_of_host
 from .slot import LocalSlot
 from .tiers import TIERS, Candidate, Tier, candidates
 
-__all__ = ["PRELOADED", "LocalSandbox"]
-
 START_S = 60.0
 
 

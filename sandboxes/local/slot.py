@@ -26,8 +26,6 @@ from .host import executable
 from .inside import wire
 from .inside.files import open_plain
 
-__all__ = ["LocalSlot"]
-
 _INSIDE = str(Path(__file__).parent)
 # The folder of ``inside`` comes through stdin: an argument would be visible to every user in /proc. ``start`` is called
 # at module level, so that no frame of the supervisor is left below the program's.

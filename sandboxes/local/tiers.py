@@ -16,8 +16,6 @@ from .host import View, interpreter_paths, readable_by_all, readable_parts
 from .inside import landlock, seccomp
 from .inside.kernel import MACHINE
 
-__all__ = ["TIERS", "Candidate", "Tier", "candidates"]
-
 Tier = Literal["full", "no-cgroup", "landlock"]
 TIERS: tuple[Tier, ...] = ("full", "no-cgroup", "landlock")
 

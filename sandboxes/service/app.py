@@ -24,8 +24,6 @@ from sandboxes.service.settings import Settings
 from sandboxes.service.submit import submit
 from sandboxes.service.wire import VERSION
 
-__all__ = ["make_app"]
-
 FUSION = {"/run_code": run_code, "/run_jupyter": run_jupyter, "/submit": submit}
 """SandboxFusion's routes; their status when the queue is full can be configured."""
 OWN = {"/judge": judge, "/v1/run": native.run_native}
@@ -57,7 +55,10 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
             return Answer(body={})
 
         checked = await service.answer(request, "/metrics", page, body=False)
-        return checked if checked.status_code != 200 else PlainTextResponse(_metrics(service), media_type=PROMETHEUS)
+        if checked.status_code != 200:
+            return checked
+        text = service.metrics.render(pool, sessions=len(sessions), draining=service.draining)
+        return PlainTextResponse(text, media_type=PROMETHEUS)
 
     async def health(_: Request) -> Response:
         body = _health(service)
@@ -114,19 +115,6 @@ def _health(service: Service) -> dict[str, Any]:
         known = pool.isolation
         body["isolation"] = {"tier": known.tier, "layers": list(known.layers), "missing": list(known.missing)}
     return body
-
-
-def _metrics(service: Service) -> str:
-    pool = service.pool
-    return service.metrics.render(
-        waiting=pool.waiting,
-        running=pool.running,
-        slots=pool.slots,
-        alive=pool.alive,
-        sessions=len(service.sessions),
-        draining=service.draining,
-        tier=pool.isolation,
-    )
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

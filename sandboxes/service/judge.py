@@ -16,16 +16,14 @@ import pydantic
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import Language, Sandbox
 from roll_envs.verifiers import make_verifier
-from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
 from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
+from roll_envs.verifiers.extract import code_of
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, fill
 from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.settings import Settings
-
-__all__ = ["JudgeForm", "judge"]
 
 log = logging.getLogger("roll_sandbox.judge")
 
@@ -144,7 +142,7 @@ def _verdict_body(cases: list[CaseResult], form: JudgeForm, seconds: float) -> A
         "passed": passed,
         "value": good / len(cases) if form.credit == "partial" else float(passed),
         "cases_passed": good,
-        "cases": [asdict(case) for case in cases],
+        "cases": [{**asdict(case), "passed": case.passed} for case in cases],
         "can_be_cheated": any(case.inside for case in cases),
         "request_s": seconds,
     }

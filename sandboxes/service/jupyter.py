@@ -14,15 +14,13 @@ from typing import Any, Literal
 import pydantic
 
 from roll_envs.errors import ConfigError, SandboxError
-from roll_envs.sandbox import Limits, RunResult, Sandbox
+from roll_envs.sandbox import Limits, RunResult, Sandbox, explained
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths, fill, read_files
 from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
-
-__all__ = ["RunJupyterForm", "run_jupyter"]
 
 _TEXT = importlib.resources.files("sandboxes.service").joinpath("notebook.py").read_text(encoding="utf-8")
 PRELUDE = f"exec(compile({_TEXT + 'install()'!r}, '<notebook>', 'exec'), {{'__name__': 'notebook_displays'}})"
@@ -92,7 +90,7 @@ def _run_cells(
                 ended, why = "TimeLimitExceeded", f"total_timeout was over before cell {number}"
                 break
             wall_s = min(limits.wall_s, left_s)
-            result = session.run(source, limits=replace(limits, wall_s=wall_s))
+            result = explained(session.run(source, limits=replace(limits, wall_s=wall_s)))
             done.append(_cell(result))
             if result.status in ("ok", "error"):
                 done[-1]["display"] = _displays(session.run(TAKE))

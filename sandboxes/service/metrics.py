@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from roll_envs.sandbox import Isolation
-
-__all__ = ["Histogram", "Metrics"]
+if TYPE_CHECKING:
+    from sandboxes.service.pool import Pool
 
 LATENCY_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 WAIT_EDGES_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -64,18 +64,8 @@ class Metrics:
         """Count the wait for a slot."""
         self._wait.observe(seconds)
 
-    def render(
-        self,
-        *,
-        waiting: int,
-        running: int,
-        slots: int,
-        alive: int,
-        sessions: int,
-        draining: bool,
-        tier: Isolation | None,
-    ) -> str:
-        """The page of ``GET /metrics``; the arguments are the current values of the gauges."""
+    def render(self, pool: Pool, *, sessions: int, draining: bool) -> str:
+        """The page of ``GET /metrics``; the gauges are of ``pool`` and the arguments."""
         lines: list[str] = []
 
         def add(name: str, kind: str, text: str, series: Iterable[str]) -> None:
@@ -105,12 +95,13 @@ class Metrics:
         add("wait_seconds", "histogram", "Time in the queue of those who got a slot.", waits)
         single("worker_restarts_total", "counter", "Workers that were replaced.", self.restarts)
         single("cancelled_total", "counter", "Requests whose client went away before the answer.", self.cancelled)
-        single("queue_length", "gauge", "Requests that wait for a slot.", waiting)
-        single("running", "gauge", "Slots in use.", running)
-        single("slots", "gauge", "Slots in all.", slots)
-        single("workers_alive", "gauge", "Workers that can be used.", alive)
+        single("queue_length", "gauge", "Requests that wait for a slot.", pool.waiting)
+        single("running", "gauge", "Slots in use.", pool.running)
+        single("slots", "gauge", "Slots in all.", pool.slots)
+        single("workers_alive", "gauge", "Workers that can be used.", pool.alive)
         single("sessions_open", "gauge", "Open sessions.", sessions)
         single("draining", "gauge", "1 while the service finishes its work before it stops.", float(draining))
+        tier = pool.isolation
         if tier is not None:
             shown = {"tier": tier.tier, "layers": ",".join(tier.layers), "missing": ",".join(tier.missing)}
             text = "What stands between programs and the host."

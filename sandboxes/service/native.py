@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import LANGUAGES, Limits, Program
+from roll_envs.sandbox import LANGUAGES, Limits, Program, explained
 from sandboxes.languages import ROWS
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths
@@ -18,9 +18,7 @@ from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
-from sandboxes.service.wire import decode_bytes, dump_result, encode_bytes, load_limits, load_program
-
-__all__ = ["close_session", "move_file", "open_session", "read_limits", "run_cell", "run_native"]
+from sandboxes.service.wire import decode_bytes, dump, encode_bytes, load_limits, load_program
 
 LONGEST_ARGUMENTS = 64 * 1024
 """Characters of all arguments and of the environment together."""
@@ -38,9 +36,11 @@ async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> An
     started = time.monotonic()
     timeout_s = read_timeout(data, settings)
     result = await pool.run(
-        lambda sandbox: sandbox.run(program, limits=limits, timeout_s=work_s), wait_s=timeout_s, work_s=work_s
+        lambda sandbox: explained(sandbox.run(program, limits=limits, timeout_s=work_s)),
+        wait_s=timeout_s,
+        work_s=work_s,
     )
-    body = {"result": dump_result(result), "request_s": time.monotonic() - started}
+    body = {"result": dump(result), "request_s": time.monotonic() - started}
     return Answer(body=body, outcome=result.status)
 
 
@@ -96,7 +96,7 @@ async def run_cell(sessions: Sessions, settings: Settings, name: str, data: dict
         raise Refusal(422, "form", f"number must be a whole number of 1 or more, not {number!r:.40}")
     limits = None if data.get("limits") is None else read_limits(data["limits"], settings)
     result = await sessions.run(name, check_code(source, settings, "source"), limits, number)
-    return Answer(body={"result": dump_result(result)}, outcome=result.status)
+    return Answer(body={"result": dump(result)}, outcome=result.status)
 
 
 async def move_file(sessions: Sessions, settings: Settings, name: str, data: dict[str, Any]) -> Answer:

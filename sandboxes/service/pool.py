@@ -21,8 +21,6 @@ from sandboxes.service.metrics import Metrics
 from sandboxes.service.settings import Settings
 from sandboxes.service.worker import Worker, make_worker
 
-__all__ = ["DrainingError", "Pool", "QueueFullError"]
-
 T = TypeVar("T")
 log = logging.getLogger("roll_sandbox.pool")
 

@@ -20,8 +20,6 @@ from sandboxes.service.replies import RETRY_AFTER_S, Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes
 
-__all__ = ["BodyBudget", "check_code", "check_paths", "fill", "parse_json", "read_body", "read_files", "read_json"]
-
 F = TypeVar("F", bound=pydantic.BaseModel)
 
 BIG_BYTES = 1 << 18

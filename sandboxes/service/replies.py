@@ -10,8 +10,6 @@ from typing import Any
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from sandboxes.service.pool import DrainingError, QueueFullError
 
-__all__ = ["RETRY_AFTER_S", "Answer", "Refusal", "encode_json", "refusal_of"]
-
 RETRY_AFTER_S = "1"
 
 
@@ -42,18 +40,20 @@ def refusal_of(error: Exception, full_status: int = 429) -> Refusal | None:
     """The HTTP form of an error of the pool or of a sandbox; ``None`` for an error in the service itself."""
     if isinstance(error, Refusal):
         return error
-    again = {"Retry-After": RETRY_AFTER_S}
-    if isinstance(error, QueueFullError):
-        return Refusal(full_status, "queue_full", str(error), again)
-    if isinstance(error, DrainingError):
-        return Refusal(503, "draining", str(error), again)
-    if isinstance(error, DeadlineExceededError):
-        return Refusal(504, "deadline", str(error), again)
-    if isinstance(error, SandboxError):
-        return Refusal(503, "sandbox", str(error), again)
-    if isinstance(error, ConfigError):
-        return Refusal(422, "unusable", str(error))
+    for cause, (status, kind) in _CAUSES.items():
+        if isinstance(error, cause):
+            again = {} if cause is ConfigError else {"Retry-After": RETRY_AFTER_S}
+            return Refusal(full_status if cause is QueueFullError else status, kind, str(error), again)
     return None
+
+
+_CAUSES: Mapping[type[Exception], tuple[int, str]] = {
+    QueueFullError: (429, "queue_full"),
+    DrainingError: (503, "draining"),
+    DeadlineExceededError: (504, "deadline"),
+    SandboxError: (503, "sandbox"),
+    ConfigError: (422, "unusable"),
+}
 
 
 def encode_json(body: Mapping[str, Any]) -> bytes:

@@ -11,15 +11,13 @@ from typing import Any
 import pydantic
 
 from roll_envs.errors import SandboxError
-from roll_envs.sandbox import Language, Limits, Program, RunResult
+from roll_envs.sandbox import Language, Limits, Program, RunResult, explained
 from sandboxes.languages import FUSION_NAMES, ROWS
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths, fill, read_files
 from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
-
-__all__ = ["LANGUAGE_NAMES", "RunCodeForm", "execute", "fusion_body", "fusion_program", "run_code"]
 
 LANGUAGE_NAMES: dict[str, Language] = {
     **FUSION_NAMES,
@@ -101,7 +99,7 @@ async def execute(pool: Pool, settings: Settings, program: Program, limits: Limi
     work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if ROWS[program.language].compile else 0.0)
     try:
         result = await pool.run(
-            lambda sandbox: sandbox.run(program, limits=limits, timeout_s=work_s),
+            lambda sandbox: explained(sandbox.run(program, limits=limits, timeout_s=work_s)),
             wait_s=settings.queue_timeout_s,
             work_s=work_s,
         )

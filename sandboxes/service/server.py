@@ -16,8 +16,6 @@ from roll_envs.errors import ConfigError
 from sandboxes.service.service import Service
 from sandboxes.service.settings import Settings
 
-__all__ = ["ReportingServer", "bind", "make_server"]
-
 log = logging.getLogger("roll_sandbox.server")
 
 

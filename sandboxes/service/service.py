@@ -26,8 +26,6 @@ from sandboxes.service.replies import Answer, Refusal, encode_json, refusal_of
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
 
-__all__ = ["Handler", "Service", "is_allowed"]
-
 log = logging.getLogger("roll_sandbox.requests")
 
 Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]

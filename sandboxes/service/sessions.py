@@ -11,13 +11,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from roll_envs.errors import SandboxError
-from roll_envs.sandbox import Language, Limits, RunResult, SandboxSession
+from roll_envs.sandbox import Language, Limits, RunResult, SandboxSession, explained
 from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool, QueueFullError
 from sandboxes.service.replies import Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.worker import Worker
-
-__all__ = ["Sessions"]
 
 T = TypeVar("T")
 log = logging.getLogger("roll_sandbox.sessions")
@@ -88,7 +86,7 @@ class Sessions:
         wall_s = (limits or opened.limits).wall_s
 
         def job(_: object) -> RunResult:
-            return opened.session.run(source, limits=limits)
+            return explained(opened.session.run(source, limits=limits))
 
         # A task of its own, which survives a disconnect: the client will request the result again.
         opened.number = number

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from roll_envs.errors import ConfigError
 
-__all__ = ["Settings", "is_loopback", "read_tokens"]
-
 MIB = 1 << 20
 LEAST_TOKEN_CHARS = 16
 

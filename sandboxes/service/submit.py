@@ -24,8 +24,6 @@ from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.run_code import RunCodeForm, execute, fusion_program
 from sandboxes.service.settings import Settings
 
-__all__ = ["KINDS", "SubmitForm", "extract_code", "same_output", "submit"]
-
 MARK = "#<INSERT>"
 """Marks where the program is inserted in a test; a test without it is appended."""
 # Of compiling and of running, where a request names none.

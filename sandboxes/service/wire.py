@@ -1,4 +1,4 @@
-"""The native wire format: programs, limits and results as JSON, bytes in base64, lossless.
+"""The native wire format: the fields of programs, limits and results as JSON, bytes in base64, lossless.
 
 Used by the service and by its client. Reading raises :class:`~roll_envs.errors.ConfigError` that names the field.
 """
@@ -7,31 +7,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
+import types
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, get_args
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import LANGUAGES, Isolation, Limits, Program, RunResult, RunStatus
-
-__all__ = [
-    "VERSION",
-    "decode_bytes",
-    "dump_limits",
-    "dump_program",
-    "dump_result",
-    "encode_bytes",
-    "load_limits",
-    "load_program",
-    "load_result",
-]
+from roll_envs.sandbox import Limits, Program, RunResult
 
 VERSION = 1
 """Version of the format; reported by ``GET /v1/health``."""
-
-STATUSES = get_args(RunStatus)
-# Seconds may be fractions; all other limits are whole numbers.
-LIMIT_NAMES = {field.name: float if field.name.endswith("_s") else int for field in fields(Limits)}
 
 
 def encode_bytes(content: bytes) -> str:
@@ -49,108 +35,80 @@ def decode_bytes(text: object, where: str) -> bytes:
         raise ConfigError(f"{where} is not base64: {error}") from error
 
 
-def dump_program(program: Program) -> dict[str, Any]:
-    """``program`` as JSON."""
-    return {
-        "source": program.source,
-        "language": program.language,
-        "stdin": encode_bytes(program.stdin),
-        "files": {path: encode_bytes(content) for path, content in program.files.items()},
-        "fetch": list(program.fetch),
-        "arguments": list(program.arguments),
-        "environ": dict(program.environ),
-    }
+def dump(value: Any) -> Any:
+    """A program, limits or a result, or a part of one, as JSON."""
+    if isinstance(value, bytes):
+        return encode_bytes(value)
+    if is_dataclass(value):
+        return {field.name: dump(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: dump(part) for key, part in value.items()}
+    return list(map(dump, value)) if isinstance(value, tuple) else value
 
 
 def load_program(data: object) -> Program:
-    """The program that :func:`dump_program` wrote."""
-    fields_ = _object(data, "program", ("source", "language", "stdin", "files", "fetch", "arguments", "environ"))
-    language = fields_.get("language", "python")
-    if language not in LANGUAGES:
-        raise ConfigError(f"program.language must be one of {', '.join(LANGUAGES)}, not {language!r}")
-    files = _object(fields_.get("files", {}), "program.files")
-    environ = _object(fields_.get("environ", {}), "program.environ")
-    return Program(
-        source=_text(fields_.get("source"), "program.source"),
-        language=language,
-        stdin=decode_bytes(fields_.get("stdin", ""), "program.stdin"),
-        files={_text(k, "program.files"): decode_bytes(v, f"program.files[{k!r}]") for k, v in files.items()},
-        fetch=_texts(fields_.get("fetch", []), "program.fetch"),
-        arguments=_texts(fields_.get("arguments", []), "program.arguments"),
-        environ={_text(k, "program.environ"): _text(v, f"program.environ[{k!r}]") for k, v in environ.items()},
-    )
-
-
-def dump_limits(limits: Limits) -> dict[str, Any]:
-    """``limits`` as JSON."""
-    return {name: getattr(limits, name) for name in LIMIT_NAMES}
+    """The program that :func:`dump` wrote; what is not named has its default."""
+    program: Program = _load(Program, data, "program")
+    return program
 
 
 def load_limits(data: object) -> Limits:
-    """The limits that :func:`dump_limits` wrote; what is not named has its default."""
-    given = _object({} if data is None else data, "limits", tuple(LIMIT_NAMES))
-    numbers: dict[str, Any] = {n: _number(value, f"limits.{n}", LIMIT_NAMES[n]) for n, value in given.items()}
-    return Limits(**numbers)
-
-
-def dump_result(result: RunResult) -> dict[str, Any]:
-    """``result`` as JSON."""
-    return {
-        "status": result.status,
-        "exit_code": result.exit_code,
-        "signal": result.signal,
-        "stdout": encode_bytes(result.stdout),
-        "stderr": encode_bytes(result.stderr),
-        "stdout_dropped": result.stdout_dropped,
-        "stderr_dropped": result.stderr_dropped,
-        "wall_s": result.wall_s,
-        "memory_peak_mb": result.memory_peak_mb,
-        "isolation": {
-            "tier": result.isolation.tier,
-            "layers": list(result.isolation.layers),
-            "missing": list(result.isolation.missing),
-        },
-        "files": {path: encode_bytes(content) for path, content in result.files.items()},
-        "compile": None if result.compile is None else dump_result(result.compile),
-    }
+    """The limits that :func:`dump` wrote; what is not named has its default."""
+    limits: Limits = _load(Limits, {} if data is None else data, "limits")
+    for name, value in dump(limits).items():
+        if value < 0:
+            raise ConfigError(f"limits.{name} must be 0 or more, not {value!r}")
+    return limits
 
 
 def load_result(data: object) -> RunResult:
-    """The result that :func:`dump_result` wrote; unknown fields, of later versions, are ignored."""
-    given = _object(data, "result")
-    status: Any = given.get("status")
-    if status not in STATUSES:
-        raise ConfigError(f"result.status must be one of {', '.join(STATUSES)}, not {status!r}")
-    isolation = _object(given.get("isolation"), "result.isolation")
-    files = _object(given.get("files", {}), "result.files")
-    peak, compiled = given.get("memory_peak_mb"), given.get("compile")
-    return RunResult(
-        status=status,
-        exit_code=_maybe_int(given.get("exit_code"), "result.exit_code"),
-        signal=_maybe_int(given.get("signal"), "result.signal"),
-        stdout=decode_bytes(given.get("stdout"), "result.stdout"),
-        stderr=decode_bytes(given.get("stderr"), "result.stderr"),
-        stdout_dropped=int(_number(given.get("stdout_dropped", 0), "result.stdout_dropped", int)),
-        stderr_dropped=int(_number(given.get("stderr_dropped", 0), "result.stderr_dropped", int)),
-        wall_s=float(_number(given.get("wall_s", 0.0), "result.wall_s", float)),
-        memory_peak_mb=None if peak is None else float(_number(peak, "result.memory_peak_mb", float)),
-        isolation=Isolation(
-            tier=_text(isolation.get("tier"), "result.isolation.tier"),
-            layers=_texts(isolation.get("layers", []), "result.isolation.layers"),
-            missing=_texts(isolation.get("missing", []), "result.isolation.missing"),
-        ),
-        files={path: decode_bytes(content, f"result.files[{path!r}]") for path, content in files.items()},
-        compile=None if compiled is None else load_result(compiled),
-    )
+    """The result that :func:`dump` wrote; unknown fields, of later versions, are ignored."""
+    result: RunResult = _load(RunResult, data, "result")
+    return result
 
 
-def _object(data: object, where: str, known: tuple[str, ...] | None = None) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} must be an object, not {type(data).__name__}")
-    unknown = sorted(set(data) - set(known)) if known is not None else []
+def _load(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as a ``kind``, one of the types by which the fields of programs, limits and results are declared."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _load_fields(kind, _object(value, where), where)
+    if origin is types.UnionType:
+        return None if value is None else _load(inner[0], value, where)
+    if origin is Literal:
+        if value not in inner:
+            raise ConfigError(f"{where} must be one of {', '.join(inner)}, not {value!r}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where} must be a list, not {type(value).__name__}")
+        return tuple(_load(inner[0], each, f"{where}[{number}]") for number, each in enumerate(value))
+    if origin is Mapping:
+        pairs = _object(value, where).items()
+        return {_load(str, key, where): _load(inner[1], part, f"{where}[{key!r}]") for key, part in pairs}
+    readers = {bytes: decode_bytes, str: _text, int: _whole, float: _number}
+    return readers[kind](value, where)
+
+
+def _load_fields(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    kinds = _kinds(kind)
+    unknown = sorted(set(given) - set(kinds)) if kind in (Program, Limits) else []
     if unknown:
-        raise ConfigError(f"{where} has no field {unknown[0]!r}; known: {', '.join(known or ())}")
-    return data
+        raise ConfigError(f"{where} has no field {unknown[0]!r}; known: {', '.join(kinds)}")
+    for field in fields(kind):
+        if field.name not in given and field.default is field.default_factory is MISSING:
+            raise ConfigError(f"{where}.{field.name} is missing")
+    # A result in a result, of the compiler, is read like the whole.
+    paths = {name: where if name == "compile" else f"{where}.{name}" for name in kinds}
+    return kind(**{name: _load(kinds[name], given[name], paths[name]) for name in kinds if name in given})
+
+
+_kinds = functools.cache(get_type_hints)
+
+
+def _object(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be an object, not {type(value).__name__}")
+    return value
 
 
 def _text(value: object, where: str) -> str:
@@ -165,24 +123,13 @@ def _text(value: object, where: str) -> str:
     return value
 
 
-def _texts(value: object, where: str) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{where} must be a list of text, not {type(value).__name__}")
-    return tuple(_text(each, f"{where}[{number}]") for number, each in enumerate(value))
+def _number(value: object, where: str, what: str = "a finite number") -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+        raise ConfigError(f"{where} must be {what}, not {value!r:.40}")
+    return float(value)
 
 
-def _number(value: object, where: str, kind: type[int] | type[float]) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and value % 1 != 0):
-        raise ConfigError(f"{where} must be {'a whole number' if kind is int else 'a number'}, not {value!r}")
-    # Excludes infinity, and nan, which compares as false.
-    if not 0 <= value < 1e300:
-        raise ConfigError(f"{where} must be 0 or more and finite, not {value!r:.40}")
-    return kind(value)
-
-
-def _maybe_int(value: object, where: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{where} must be a whole number or null, not {value!r}")
-    return value
+def _whole(value: object, where: str) -> int:
+    if _number(value, where, "a whole number") % 1 != 0:
+        raise ConfigError(f"{where} must be a whole number, not {value!r:.40}")
+    return int(value)  # type: ignore[call-overload,no-any-return]

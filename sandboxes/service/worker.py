@@ -10,9 +10,7 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
-from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession
-
-__all__ = ["CheckedSandbox", "Worker", "make_worker"]
+from roll_envs.sandbox import Isolation, Limits, Program, Sandbox, explained
 
 T = TypeVar("T")
 
@@ -84,10 +82,11 @@ class Worker:
 
 def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:
     """Make a worker and run a small program on it as a test. Raises :class:`SandboxError` and what ``make`` raises."""
-    sandbox = CheckedSandbox(make())
+    sandbox = make()
     try:
         started = time.monotonic()
-        result = sandbox.run(Program(source=PROBE), limits=Limits(wall_s=PROBE_TIMEOUT_S), timeout_s=PROBE_TIMEOUT_S)
+        limits = Limits(wall_s=PROBE_TIMEOUT_S)
+        result = explained(sandbox.run(Program(source=PROBE), limits=limits, timeout_s=PROBE_TIMEOUT_S))
         words = result.stdout.decode("ascii", "replace").split()
         if not result.ok or len(words) != 2 or words[0] != "pytest":
             raise SandboxError(
@@ -98,44 +97,3 @@ def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:
         sandbox.close()
         raise
     return Worker(sandbox, result.isolation, has_pytest=words[1] == "True", executor=executor)
-
-
-class CheckedSandbox(Sandbox):
-    """Wraps a sandbox and raises :class:`SandboxError` for a failed program with neither exit code nor signal: then a
-    part of the sandbox died around the program, and nothing is known about the program itself."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
-        return _check_result(self._sandbox.run(program, limits=limits, timeout_s=timeout_s))
-
-    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
-        return _CheckedSession(self._sandbox.session(language=language, limits=limits))
-
-    def close(self) -> None:
-        self._sandbox.close()
-
-
-class _CheckedSession(SandboxSession):
-    def __init__(self, session: SandboxSession) -> None:
-        self._session = session
-
-    def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
-        return _check_result(self._session.run(source, limits=limits))
-
-    def upload(self, path: str, content: bytes) -> None:
-        self._session.upload(path, content)
-
-    def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        return self._session.download(path, max_bytes=max_bytes)
-
-    def close(self) -> None:
-        self._session.close()
-
-
-def _check_result(result: RunResult) -> RunResult:
-    not_compiled = result.compile is not None and not result.compile.ok
-    if result.status == "error" and result.exit_code is None and result.signal is None and not not_compiled:
-        raise SandboxError("a part of the sandbox died in the middle of a run")
-    return result

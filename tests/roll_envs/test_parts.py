@@ -225,7 +225,7 @@ def test_a_package_that_is_installed_later_is_found(tmp_path: Path, monkeypatch:
 
     monkeypatch.syspath_prepend(tmp_path)
     assert "late" not in verifier_names()
-    install(tmp_path, "late-set", {"late": "roll_envs.verifiers.qa:F1Verifier"}, {}, group="roll_envs.verifiers")
+    install(tmp_path, "late-set", {"late": "roll_envs.verifiers.matching:F1Verifier"}, {}, group="roll_envs.verifiers")
     assert roll_envs.make_verifier("late", threshold=0.5)("b c", "b").passed
     assert "late" in verifier_names()
 

@@ -151,6 +151,22 @@ def test_a_stateless_server_is_restarted_at_any_time(tmp_path: Path) -> None:
         _end(tools)
 
 
+@pytest.mark.parametrize("stateless", [False, True])
+def test_a_connection_that_ended_between_two_calls_is_not_opened_again_in_silence(stateless: bool) -> None:
+    tools = _tools(stateless=stateless)
+    try:
+        _begin(tools)
+        assert tools["count"].call({}, deadline_s=30).text == "count 1"
+        tools["count"]._server._connection._background.stop()  # type: ignore[attr-defined]  # as when its transport breaks
+        if stateless:
+            assert tools["count"].call({}, deadline_s=30).text == "count 1"
+        else:
+            with pytest.raises(EnvironmentFaultError, match="after 1 calls of this episode, whose state is lost"):
+                tools["count"].call({}, deadline_s=30)
+    finally:
+        _end(tools)
+
+
 @pytest.mark.slow
 def test_streamable_http() -> None:
     with socket.socket() as free:

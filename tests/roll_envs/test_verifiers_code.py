@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_sandbox import PlainSandbox
+from plain_sandbox import NONE, PlainSandbox
 
 from roll_envs.errors import ConfigError, RollError
-from roll_envs.sandbox import Sandbox, make_sandbox
+from roll_envs.sandbox import Program, RunResult, Sandbox, make_sandbox
 from roll_envs.verifiers import Failed, Score, make_verifier
-from roll_envs.verifiers.code.answers import code_of
 from roll_envs.verifiers.code.inside.compare import same_value
 from roll_envs.verifiers.code.inside.values import decode, encode
 from roll_envs.verifiers.code.outputs import same_output
+from roll_envs.verifiers.extract import code_of
 
 SECRET = 918273
 
@@ -184,6 +185,43 @@ def test_programs_with_input(plain: PlainSandbox) -> None:
     crash = judged(plain, "print(1)\nraise ValueError('late')", {"stdin": [{"output": "1"}]})
     assert not crash.passed
     assert "late" in crash.detail
+
+
+@pytest.mark.parametrize(
+    ("compiled", "said"),
+    [
+        (RunResult(status="error", exit_code=1, stderr=b"expected ';'", isolation=NONE), "expected ';'"),
+        (
+            RunResult(status="timeout", exit_code=None, signal=9, isolation=NONE),
+            "the compiler went over its limit (timeout)",
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_compiled_is_wrong_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, compiled: RunResult, said: str
+) -> None:
+    sandbox = PlainSandbox()
+    runs: list[Program] = []
+
+    def run(program: Program, **_: object) -> RunResult:
+        runs.append(program)
+        return replace(compiled, compile=compiled)
+
+    monkeypatch.setattr(sandbox, "run", run)
+    verifier = make_verifier("code", sandbox=sandbox, language="cpp")
+    found = verifier("```cpp\nint main() {}\n```", {"inputs": ["1", "2"], "outputs": ["2", "4"]})
+    assert isinstance(found, Score)
+    assert (found.value, found.parts["cases_compile"], len(runs)) == (0.0, 2.0, 1)
+    assert f"test 2: compile ({said})" in found.detail
+
+
+def test_a_run_that_nobody_can_explain_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = PlainSandbox()
+    lost = RunResult(status="error", exit_code=None, isolation=NONE)
+    monkeypatch.setattr(sandbox, "run", lambda program, **_: lost)
+    found = make_verifier("code", sandbox=sandbox)("print(1)", {"inputs": [""], "outputs": ["1"]})
+    assert isinstance(found, Failed)
+    assert "died in the middle of a run" in found.reason
 
 
 def test_a_comparison_by_the_programs_own_classes_is_refused_or_told(plain: PlainSandbox) -> None:

@@ -24,8 +24,16 @@ from roll_envs.verifiers.judge_llm import LlmJudge
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_calibrate import Labelled, calibrate, kappa, read_labelled
 from roll_envs.verifiers.judge_llm_client import Endpoint
-from roll_envs.verifiers.judge_llm_forms import Criterion, correctness_form, pairwise_form, read_reply, rubric_form
-from roll_envs.verifiers.judge_llm_prompts import break_special_tokens, clip_middle, draw_mark
+from roll_envs.verifiers.judge_llm_forms import (
+    Criterion,
+    break_special_tokens,
+    clip_middle,
+    correctness_form,
+    draw_mark,
+    pairwise_form,
+    read_reply,
+    rubric_form,
+)
 
 QUESTION = {"prompt": "What is the capital of France?"}
 
@@ -458,7 +466,9 @@ def test_closing_ends_what_is_under_way_and_asking_again_works() -> None:
         thread.join(5)
         assert why(verdicts[0]) == "the judge was closed"
         assert scored(judge("c", "b")).passed
-        assert not [t for t in threading.enumerate() if t.name == "llm-judge" and t is not judge._client._thread]
+        assert not [
+            t for t in threading.enumerate() if t.name == "llm-judge" and t is not judge._client._background._thread
+        ]
 
 
 # -- cache -------------------------------------------------------------------------------------------------------------
@@ -533,7 +543,7 @@ def test_a_child_process_starts_over() -> None:
         while not server.requests:
             time.sleep(0.01)
         # As if a thread of the parent held every lock at this moment; none of them is released in the child.
-        with judge._client._lock, judge._cache._lock, judge._totals_lock:
+        with judge._client._background._lock, judge._cache._lock, judge._totals_lock:
             child = os.fork()
             if child == 0:  # within the block, which would release the locks
                 verdict = judge("a", "b")  # which the parent is asking just now

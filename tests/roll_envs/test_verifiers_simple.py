@@ -13,8 +13,7 @@ from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers import Failed, Score, make_verifier
 from roll_envs.verifiers.choice import read_choice
 from roll_envs.verifiers.extract import after_thinking, answer_phrase, boxed
-from roll_envs.verifiers.matching import normalize
-from roll_envs.verifiers.qa import squad_f1, squad_normalize
+from roll_envs.verifiers.matching import normalize, squad_f1, squad_normalize
 
 TEXT = st.text(max_size=200)
 

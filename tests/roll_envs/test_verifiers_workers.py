@@ -260,7 +260,7 @@ def test_a_forked_child_has_its_own_workers(tmp_path: Path) -> None:
 
 
 def test_shared_pools_are_one_for_equal_settings() -> None:
-    settings = PoolSettings(module="roll_envs.verifiers.pattern_tasks", workers=1, memory_mb=300)
+    settings = PoolSettings(module="roll_envs.verifiers.text_tasks", workers=1, memory_mb=300)
     pool = shared_pool(settings)
     assert shared_pool(PoolSettings(module=settings.module, workers=1, memory_mb=300)) is pool
     close_shared_pools()

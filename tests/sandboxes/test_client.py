@@ -25,7 +25,7 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, Sand
 from roll_envs.sandbox import Limits, Program, RunResult, make_sandbox
 from sandboxes.client import RemoteSandbox
 from sandboxes.client.retrying import FIRST_PAUSE_S
-from sandboxes.service.wire import dump_result
+from sandboxes.service.wire import dump
 
 PRINT = Program(source="print(1)")
 FINE = {"status": "Finished", "execution_time": 0.01, "return_code": 0, "stdout": "1\n", "stderr": ""}
@@ -272,7 +272,7 @@ def test_pauses_grow_and_follow_retry_after() -> None:
 
 
 def test_the_time_that_is_left_is_told_to_the_service() -> None:
-    result = {"result": dump_result(_ok())}
+    result = {"result": dump(_ok())}
     slow: Step = (503, {"detail": "x"})
     with scripted(slow, (200, result), health=HEALTH) as (server, sandbox):
         assert sandbox.run(PRINT, limits=Limits(wall_s=2), timeout_s=20).ok

@@ -122,12 +122,14 @@ def test_killing_under_load_gives_right_answers_or_faults() -> None:
                 except SandboxError as error:
                     faults.append(error)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(4)]
         for thread in threads:
             thread.start()
         for _ in range(4):
             time.sleep(1)
-            kill((workers(sandbox) & container_ids(running=True)).pop())
+            while not (running := workers(sandbox) & container_ids(running=True)):  # both are made anew
+                time.sleep(0.1)
+            kill(running.pop())
         going_on.clear()
         for thread in threads:
             thread.join(30)

@@ -23,14 +23,12 @@ from hypothesis import strategies as st
 from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
 from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
-from sandboxes.docker.engine import Shape
+from sandboxes.docker.engine import Shape, is_orphan, owner_label
 from sandboxes.docker.host_files import host_files
 from sandboxes.docker.inside.files import wipe
-from sandboxes.docker.isolation import judge
-from sandboxes.docker.owner import is_orphan, owner_label
+from sandboxes.docker.isolation import MACHINES, filters, judge
 from sandboxes.docker.sandbox import DockerSandbox
 from sandboxes.docker.slot import _BOOT, _module_texts
-from sandboxes.docker.syscall_filters import MACHINES, filters
 from sandboxes.pool import Pool
 
 # -- the filter of system calls ----------------------------------------------------------------------------------------

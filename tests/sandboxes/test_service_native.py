@@ -16,7 +16,7 @@ from service_fakes import FakeSandbox, Running, running
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import LANGUAGES, Isolation, Limits, Program, RunResult
 from sandboxes.client import RemoteSandbox
-from sandboxes.service.wire import dump_limits, dump_program, dump_result, load_limits, load_program, load_result
+from sandboxes.service.wire import dump, load_limits, load_program, load_result
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 NAMES = st.from_regex(r"\A[a-zA-Z0-9_][a-zA-Z0-9_.]{0,9}\Z")
@@ -63,17 +63,17 @@ RESULTS = st.builds(replace, FLAT, compile=st.none() | FLAT)
 
 @given(PROGRAMS)
 def test_programs_survive_the_wire(program: Program) -> None:
-    assert load_program(dump_program(program)) == program
+    assert load_program(dump(program)) == program
 
 
 @given(LIMITS)
 def test_limits_survive_the_wire(limits: Limits) -> None:
-    assert load_limits(dump_limits(limits)) == limits
+    assert load_limits(dump(limits)) == limits
 
 
 @given(RESULTS)
 def test_results_survive_the_wire(result: RunResult) -> None:
-    assert load_result(dump_result(result)) == result
+    assert load_result(dump(result)) == result
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_results_survive_the_wire(result: RunResult) -> None:
     ],
 )
 def test_results_that_are_none_are_refused(change: dict[str, object], words: str) -> None:
-    good = dump_result(RunResult(status="ok", exit_code=0, isolation=Isolation(tier="x", layers=())))
+    good = dump(RunResult(status="ok", exit_code=0, isolation=Isolation(tier="x", layers=())))
     assert load_result(good | {"of_a_later_version": 1}).ok
     with pytest.raises(ConfigError, match=words):
         load_result(good | change)

@@ -14,7 +14,6 @@ from roll_envs.errors import UnknownNameError
 from roll_envs.tools.arguments import describe_parameters
 from roll_envs.tools.formats import alone
 from roll_envs.tools.formats.marked import MARKS, marked_calls
-from roll_envs.tools.formats.pythonic import pythonic_calls, render_pythonic
 from roll_envs.tools.formats.reading import Call, Results, after_thought, dump, limited, tool_list
 from roll_envs.tools.formats.tagged import TAGS, render_tagged, tagged_calls
 from roll_envs.tools.types import ToolCall, ToolResult, ToolSpec
@@ -146,8 +145,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         'such as\n<function=example>{"argument": "value"}</function>',
     ),
     "llama-pythonic": _format(
-        pythonic_calls,
-        render_pythonic,
+        alone.pythonic_calls,
+        alone.render_pythonic,
         _SHOW_LLAMA,
         f"{_TOOLS}To call some, answer with nothing but a Python list of calls with arguments by name:\n"
         "[tool_name(argument_name=value, ...), ...]",

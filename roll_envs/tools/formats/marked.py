@@ -13,8 +13,6 @@ from typing import NamedTuple
 from roll_envs.tools.formats.reading import Call, call_of, calls_of_list, clip, read_json
 from roll_envs.tools.types import BadCall
 
-__all__ = ["MARKS", "Marks", "marked_calls"]
-
 
 class Marks(NamedTuple):
     """How the calls of a format are marked."""

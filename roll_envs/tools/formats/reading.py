@@ -15,22 +15,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.tools.types import BadCall, ToolCall, ToolResult, ToolSpec
 from roll_envs.verifiers.extract import after_thinking
 
-__all__ = [
-    "MAX_CALLS",
-    "Call",
-    "JsonRead",
-    "after_thought",
-    "call_of",
-    "calls_of_list",
-    "clip",
-    "dump",
-    "limited",
-    "looks_like_a_call",
-    "read_json",
-    "skip_space",
-    "tool_list",
-]
-
 Call = ToolCall | BadCall
 
 MAX_CALLS = 64

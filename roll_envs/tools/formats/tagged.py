@@ -14,8 +14,6 @@ from roll_envs.errors import ConfigError
 from roll_envs.tools.formats.reading import Call, clip, dump, read_json, skip_space
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
-__all__ = ["TAGS", "Tags", "render_tagged", "tagged_calls"]
-
 
 class Tags(NamedTuple):
     """How the calls of a format are tagged: patterns for reading, templates for writing."""

@@ -20,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Call", "Plan", "Run", "Unusable", "read_plan"]
-
 
 class Unusable(Exception):
     """The reference cannot be read as tests; the message says why."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 import re
 
-from roll_envs.sandbox import Limits, Program, RunResult, Sandbox
+from roll_envs.sandbox import Limits, Program, RunResult, Sandbox, explained
 from roll_envs.verifiers.code.cases import Unusable
-
-__all__ = ["accepts", "same_output"]
 
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _LONGEST_NUMBER = 400
@@ -56,7 +54,7 @@ def accepts(
         names = ("input.txt", "expected.txt", "printed.txt")
         files = dict(zip(names, (stdin, wanted.encode("utf-8", "surrogatepass"), output), strict=True))
         program = Program(source=checker, files=files, arguments=names)
-        return sandbox.run(program, limits=limits, timeout_s=wait_s + limits.wall_s)
+        return explained(sandbox.run(program, limits=limits, timeout_s=wait_s + limits.wall_s))
 
     result = run(printed)
     said = _verdict(result)

@@ -25,8 +25,6 @@ from typing import Any
 from roll_envs.errors import RollError, SandboxError
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession
 
-__all__ = ["Jail", "JailEnded", "Testing"]
-
 _PACKAGE = "roll_envs.verifiers.code.inside"
 _PRINTED = 1 << 16
 """Bytes of what a call printed that are shown to the tests."""
@@ -226,7 +224,7 @@ class Testing:
         identity = secrets.token_hex(16)
         ready = f"__import__('os').write(1, {_mark(tests, identity)!r})"
         made = f"{tests._name}['{_PACKAGE}.tests'].Template({tests.mark!r})\n{ready}"
-        modules = ("values", "reading", "proxies", "compare", "stand_ins", "ahead", "pytest_run", "tests")
+        modules = ("values", "reading", "proxies", "compare", "stand_ins", "pytest_run", "tests")
         tests.start(modules, made, identity=identity, wall_s=_LOAD_S)
         self._until += time.monotonic() - started
         return tests

@@ -18,16 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, RollError
-from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, make_sandbox
-from roll_envs.verifiers.code.answers import code_of
+from roll_envs.errors import ConfigError, RollError, check_number
+from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, explained, make_sandbox
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
 from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
+from roll_envs.verifiers.extract import code_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
-
-__all__ = ["CaseResult", "CodeVerifier"]
 
 _SHOWN = 3
 _SIDE_BY_SIDE = 4
@@ -43,7 +41,6 @@ class CaseResult:
     """The result of one test."""
 
     name: str
-    passed: bool
     status: str
     """``ok``, ``wrong``, ``error`` (it raised), ``exit`` (its process ended), ``timeout``, ``memory``, ``output`` (too
     much of it), ``compile``, ``skipped`` (the time for the whole answer was over)."""
@@ -52,6 +49,10 @@ class CaseResult:
     memory_mb: float | None = None
     inside: bool = False
     """Whether code of the candidate took part in the comparison."""
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "ok"
 
 
 class CodeVerifier:
@@ -90,8 +91,7 @@ class CodeVerifier:
         _check_one_of("comparison", comparison, ("tolerant", "exact"))
         seconds = {"time_s": time_s, "compile_s": compile_s, "total_s": total_s, "wait_s": wait_s}
         for name, value in (*seconds.items(), ("memory_mb", memory_mb)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
-                raise ConfigError(f"{name} must be a number above 0, not {value!r}")
+            check_number(name, value, lambda n: 0 < n <= 1e6, "a number above 0")
         if tolerance is not None and (isinstance(tolerance, bool) or not 0 <= tolerance < 1):
             raise ConfigError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
         if not isinstance(sandbox, Sandbox | str):
@@ -121,7 +121,7 @@ class CodeVerifier:
         source = f"{plan.prefix}\n{source}" if plan.prefix else source
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
-            return [CaseResult(name="test 1", passed=False, status="compile", detail=detail)]
+            return [CaseResult(name="test 1", status="compile", detail=detail)]
         if self.language != "python" and not plan.runs:
             raise Unusable(f"calls and asserts are for python; give stdin tests for {self.language}")
         found = self._runs(source, plan) if plan.runs else self._tests(source, plan)
@@ -157,42 +157,42 @@ class CodeVerifier:
             # Looked at between tests only: a test that has begun ends by its own limit.
             if time.monotonic() > until:
                 detail = f"the {self.total_s:g} s for all tests were over"
-                return CaseResult(name=f"test {number}", passed=False, status="skipped", detail=detail)
+                return CaseResult(name=f"test {number}", status="skipped", detail=detail)
             return self._run(made, source, test, f"test {number}", checks)
 
         numbered = list(enumerate(plan.runs, start=1))
-        if len(numbered) == 1:
-            return [judge(numbered[0])]
-        if self.language in COMPILED:  # once, by the first test
-            first = judge(numbered[0])
-            if first.status == "compile":
-                return [replace(first, name=f"test {number}") for number, _ in numbered]
-            with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="judge") as pool:
-                return [first, *pool.map(judge, numbered[1:])]
-        with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(numbered)), thread_name_prefix="judge") as pool:
-            return list(pool.map(judge, numbered))
+        # A program is compiled once, by its first test; a single test needs no thread.
+        first = [judge(numbered[0])] if len(numbered) == 1 or self.language in COMPILED else []
+        if first and first[0].status == "compile":
+            return [replace(first[0], name=f"test {number}") for number, _ in numbered]
+        with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="judge") as pool:
+            return [*first, *pool.map(judge, numbered[len(first) :])]
 
     def _run(self, sandbox: Sandbox, source: str, test: Run, name: str, checker: str) -> CaseResult:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         program = Program(source=source, language=self.language, stdin=stdin)
         # wait_s is for a free slot of the sandbox, before the program's own time begins.
-        result = sandbox.run(
-            program, limits=self.limits, timeout_s=self.wait_s + self.limits.wall_s + self.limits.compile_s
-        )
+        timeout_s = self.wait_s + self.limits.wall_s + self.limits.compile_s
+        result = explained(sandbox.run(program, limits=self.limits, timeout_s=timeout_s))
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")
-            return CaseResult(name=name, passed=False, status="compile", detail=said)
-        status, detail = result.status, ""
+            ended = result.compile.status
+            said = said if ended == "error" else f"the compiler went over its limit ({ended}) {said}".strip()
+            return CaseResult(name=name, status="compile", detail=said)
+        status: str = result.status
+        detail = ""
         # Output of which a part is missing cannot be compared.
         if status == "ok" and result.stdout_dropped:
             status = "output"
         elif status == "ok":
             if not self._accepts(checker, stdin, test.output, result.stdout):
                 said = result.stdout[:800].decode(errors="replace")[:200]
-                return _case(name, "wrong", f"printed {said!r}", result.wall_s, result.memory_peak_mb)
+                status, detail = "wrong", f"printed {said!r}"
         elif status == "error":
             detail = result.stderr[-300:].decode(errors="replace").strip() or f"ended with code {result.exit_code}"
-        return _case(name, status, detail, result.wall_s, result.memory_peak_mb)
+        return CaseResult(
+            name=name, status=status, detail=detail, time_s=result.wall_s, memory_mb=result.memory_peak_mb
+        )
 
     def _accepts(self, checker: str, stdin: bytes, wanted: str, printed: bytes) -> bool:
         if checker:
@@ -230,17 +230,21 @@ class CodeVerifier:
             # Was it a value of the answer, or would the tests end the jail with any value?
             if self._own_faults(testing, orders, None):
                 raise Unusable(f"the tests end their own jail with any answer ({ended.status}: {ended})") from None
-            return [_case("tests", ended.status, f"a value of the answer ended the tests: {ended}", 0.0, None)]
+            said = f"a value of the answer ended the tests: {ended}"
+            return [CaseResult(name="tests", status=ended.status, detail=said)]
         if found["fault"]:
             raise Unusable(f"{found['fault']}{_REFUSED if found['refused'] else ''}")
         if found["doubts"] and not beside:
             own = self._own_faults(testing, orders, found["doubts"])
             if own:
                 raise Unusable(f"{own[0]} with any answer")
-        cases = [_checked(check, beside=beside) for check in found["checks"]]
+        cases = [
+            CaseResult(**{**check, "memory_mb": check["memory_mb"] or None, "inside": beside or check["inside"]})
+            for check in found["checks"]
+        ]
         if not cases:
             # Python ran them without a check, for example a loop over an empty list.
-            cases = [_case("tests", "wrong", "none of the checks was reached", 0.0, None)]
+            cases = [CaseResult(name="tests", status="wrong", detail="none of the checks was reached")]
         if any(case.inside for case in cases) and not self.tests_inside and all(case.passed for case in cases):
             raise Unusable(f"they compare objects by the program's own classes{_REFUSED}")
         return _explained(cases, found["load"])
@@ -276,30 +280,12 @@ class CodeVerifier:
         return Score(value=value, passed=passed, detail="\n".join(lines), parts=parts)
 
 
-def _case(name: str, status: str, detail: str, time_s: float, memory_mb: float | None) -> CaseResult:
-    return CaseResult(
-        name=name, passed=status == "ok", status=status, detail=detail, time_s=time_s, memory_mb=memory_mb
-    )
-
-
 def _explained(cases: list[CaseResult], fault: str) -> list[CaseResult]:
     """Add the error that the candidate's code raised while it was loaded to the first failed test."""
     for i, case in enumerate(cases if fault else ()):
         if not case.passed:
             return [*cases[:i], replace(case, detail=f"{case.detail}; the code itself: {fault}"), *cases[i + 1 :]]
     return cases
-
-
-def _checked(check: dict[str, Any], *, beside: bool) -> CaseResult:
-    return CaseResult(
-        name=check["name"],
-        passed=check["status"] == "ok",
-        status=check["status"],
-        detail=check["detail"],
-        time_s=check["time_s"],
-        memory_mb=check["memory_mb"] or None,
-        inside=beside or check["inside"],
-    )
 
 
 def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:

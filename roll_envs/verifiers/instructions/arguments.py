@@ -11,8 +11,6 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, nearest
 
-__all__ = ["Arguments", "Check", "MakeCheck"]
-
 
 class Arguments:
     """The arguments of one instruction. Every method raises :class:`ConfigError` for an unusable value."""

@@ -11,8 +11,6 @@ from collections import Counter
 from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 from roll_envs.verifiers.instructions.text import count_words, split_sentences
 
-__all__ = ["IFBENCH"]
-
 _SIGNS = string.punctuation + " "
 _NO_SIGNS = str.maketrans("", "", string.punctuation)
 _CONJUNCTIONS = frozenset("and but for nor or so yet".split())
@@ -60,14 +58,10 @@ def pronouns(arguments: Arguments) -> Check:
     return lambda text: sum(word in _PRONOUNS for word in _bare_words(text.replace("/", " "))) >= wanted
 
 
-def punctuation(arguments: Arguments) -> Check:
+def punctuation(text: str) -> bool:
     """Each of ``. , ! ? ; :``, and besides ``!?``, ``?!`` or an interrobang."""
-
-    def check(text: str) -> bool:
-        mark = next((mark for mark in ("?!", "!?", "‽") if mark in text), None)
-        return mark is not None and set(".,!?;:") <= set(text.replace(mark, "", 1))
-
-    return check
+    mark = next((mark for mark in ("?!", "!?", "‽") if mark in text), None)
+    return mark is not None and set(".,!?;:") <= set(text.replace(mark, "", 1))
 
 
 def keywords_multiple(arguments: Arguments) -> Check:
@@ -91,36 +85,32 @@ def _threes(text: str) -> set[str]:
     return {text[i : i + 3] for i in range(len(text) - 2)}
 
 
-def alphabet(arguments: Arguments) -> Check:
+def alphabet(text: str) -> bool:
     """Each word begins with the letter after that of the word before it; a follows z."""
-
-    def check(text: str) -> bool:
-        letters = [word[0] for word in _bare_words(text)]
-        first = string.ascii_lowercase.find(letters[0]) if letters else -1
-        wanted = (string.ascii_lowercase[(first + place) % 26] for place in range(len(letters)))
-        return first >= 0 and all(a == b for a, b in zip(letters, wanted, strict=True))
-
-    return check
+    letters = [word[0] for word in _bare_words(text)]
+    first = string.ascii_lowercase.find(letters[0]) if letters else -1
+    wanted = (string.ascii_lowercase[(first + place) % 26] for place in range(len(letters)))
+    return first >= 0 and all(a == b for a, b in zip(letters, wanted, strict=True))
 
 
-def vowel(arguments: Arguments) -> Check:
+def vowel(text: str) -> bool:
     """One line with at most three different vowels."""
-    return lambda text: "\n" not in text.strip() and len(set(text.lower()) & set("aeiou")) <= 3
+    return "\n" not in text.strip() and len(set(text.lower()) & set("aeiou")) <= 3
 
 
-def consonants(arguments: Arguments) -> Check:
+def consonants(text: str) -> bool:
     """Each word has two consonants in a row."""
-    return lambda text: all(_CLUSTER.search(word) for word in text.lower().split())
+    return all(_CLUSTER.search(word) for word in text.lower().split())
 
 
-def palindrome(arguments: Arguments) -> Check:
+def palindrome(text: str) -> bool:
     """At least ten words of five letters or more that read the same backwards."""
-    return lambda text: sum(len(word) >= 5 and word == word[::-1] for word in _bare_words(text)) >= 10
+    return sum(len(word) >= 5 and word == word[::-1] for word in _bare_words(text)) >= 10
 
 
-def prime_lengths(arguments: Arguments) -> Check:
+def prime_lengths(text: str) -> bool:
     """The length of each word is a prime number."""
-    return lambda text: all(len(word) in _PRIMES for word in _bare_words(text))
+    return all(len(word) in _PRIMES for word in _bare_words(text))
 
 
 def repeats(arguments: Arguments) -> Check:
@@ -129,47 +119,35 @@ def repeats(arguments: Arguments) -> Check:
     return lambda text: max(Counter(_bare_words(text)).values(), default=0) <= most
 
 
-def no_consecutive(arguments: Arguments) -> Check:
+def no_consecutive(text: str) -> bool:
     """No two words in a row begin with the same letter."""
-
-    def check(text: str) -> bool:
-        words = _bare_words(text)
-        return all(a[0] != b[0] for a, b in itertools.pairwise(words))
-
-    return check
+    words = _bare_words(text)
+    return all(a[0] != b[0] for a, b in itertools.pairwise(words))
 
 
-def paragraph_last_first(arguments: Arguments) -> Check:
+def paragraph_last_first(text: str) -> bool:
     """Each line ends with the word it begins with."""
-
-    def check(text: str) -> bool:
-        lines = [line.strip().lower().strip(_SIGNS).split() for line in text.split("\n") if line.strip()]
-        return all(words and words[0] == words[-1] for words in lines)
-
-    return check
+    lines = [line.strip().lower().strip(_SIGNS).split() for line in text.split("\n") if line.strip()]
+    return all(words and words[0] == words[-1] for words in lines)
 
 
-def parentheses(arguments: Arguments) -> Check:
+def parentheses(text: str) -> bool:
     """Brackets nested at least five deep, and closed."""
-
-    def check(text: str) -> bool:
-        opened: list[str] = []
-        deepest = 0
-        for sign in text:
-            if sign in "([{":
-                opened.append(sign)
-                deepest = max(deepest, len(opened))
-            elif sign in _PAIRS:
-                if not opened or opened[-1] != _PAIRS[sign]:
-                    # As in the published code: a bracket that closes no other starts the count anew.
-                    opened, deepest = [], 0
-                    continue
-                opened.pop()
-                if deepest >= 5:
-                    return True
-        return False
-
-    return check
+    opened: list[str] = []
+    deepest = 0
+    for sign in text:
+        if sign in "([{":
+            opened.append(sign)
+            deepest = max(deepest, len(opened))
+        elif sign in _PAIRS:
+            if not opened or opened[-1] != _PAIRS[sign]:
+                # As in the published code: a bracket that closes no other starts the count anew.
+                opened, deepest = [], 0
+                continue
+            opened.pop()
+            if deepest >= 5:
+                return True
+    return False
 
 
 def options(arguments: Arguments) -> Check:
@@ -184,14 +162,10 @@ def options(arguments: Arguments) -> Check:
     return lambda text: text.strip(_SIGNS).lower() in plain
 
 
-def newline(arguments: Arguments) -> Check:
+def newline(text: str) -> bool:
     """Each word stands on a line of its own."""
-
-    def check(text: str) -> bool:
-        bare = text.translate(_NO_SIGNS).strip()
-        return sum(line != "" for line in bare.split("\n")) == len(bare.split())
-
-    return check
+    bare = text.translate(_NO_SIGNS).strip()
+    return sum(line != "" for line in bare.split("\n")) == len(bare.split())
 
 
 def marked_list(arguments: Arguments) -> Check:
@@ -200,14 +174,14 @@ def marked_list(arguments: Arguments) -> Check:
     return lambda text: text.count(mark) >= 2
 
 
-def output_template(arguments: Arguments) -> Check:
+def output_template(text: str) -> bool:
     """``My Answer:``, ``My Conclusion:`` and ``Future Outlook:`` occur."""
-    return lambda text: all(part in text for part in ("My Answer:", "My Conclusion:", "Future Outlook:"))
+    return all(part in text for part in ("My Answer:", "My Conclusion:", "Future Outlook:"))
 
 
-def no_whitespace(arguments: Arguments) -> Check:
+def no_whitespace(text: str) -> bool:
     """No whitespace at all."""
-    return lambda text: not any(map(str.isspace, text))
+    return not any(map(str.isspace, text))
 
 
 def sentence_keyword(arguments: Arguments) -> Check:
@@ -239,24 +213,26 @@ IFBENCH: dict[str, MakeCheck] = {
     "count:conjunctions": conjunctions,
     "count:numbers": numbers,
     "count:pronouns": pronouns,
-    "count:punctuation": punctuation,
     "count:keywords_multiple": keywords_multiple,
     "ratio:overlap": overlap,
+    "words:repeats": repeats,
+    "format:options": options,
+    "format:list": marked_list,
+    "sentence:keyword": sentence_keyword,
+    "repeat:repeat_change": repeat_change,
+    "repeat:repeat_span": repeat_span,
+}
+IFBENCH_PLAIN: dict[str, Check] = {
+    "count:punctuation": punctuation,
     "words:alphabet": alphabet,
     "words:vowel": vowel,
     "words:consonants": consonants,
     "words:palindrome": palindrome,
     "words:prime_lengths": prime_lengths,
-    "words:repeats": repeats,
     "words:no_consecutive": no_consecutive,
     "words:paragraph_last_first": paragraph_last_first,
     "format:parentheses": parentheses,
-    "format:options": options,
     "format:newline": newline,
-    "format:list": marked_list,
     "format:output_template": output_template,
     "format:no_whitespace": no_whitespace,
-    "sentence:keyword": sentence_keyword,
-    "repeat:repeat_change": repeat_change,
-    "repeat:repeat_span": repeat_span,
 }

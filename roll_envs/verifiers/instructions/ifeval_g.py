@@ -12,19 +12,12 @@ from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeChe
 from roll_envs.verifiers.instructions.keywords import RELATIONS, counted, frequency, letter_frequency
 from roll_envs.verifiers.instructions.text import split_sentences, tokens
 
-__all__ = ["IFEVAL_G"]
-
 _SIGNS = re.compile(r"[^\w\s]")
 _LOWER_WORD = re.compile(r"\b[a-z]+\b")
 
 
 def _same(text: str, other: str) -> bool:
     return text.strip().lower() == other.strip().lower()
-
-
-def _plain(check: Check) -> MakeCheck:
-    """A kind without arguments."""
-    return lambda arguments: check
 
 
 def copied(arguments: Arguments) -> Check:
@@ -106,27 +99,46 @@ def no_consecutive_letters(text: str) -> bool:
     return all(ord(b) - ord(a) != 1 for a, b in itertools.pairwise(word[0].lower()[0] for word in text.split()))
 
 
-def _two_paragraphs(divider: str) -> MakeCheck:
+def two_paragraphs(text: str, divider: str = "***") -> bool:
+    """Two paragraphs between dividers."""
+    parts = [bool(part.strip()) for part in text.split(divider)]
+    return all(parts[1:-1]) and sum(parts) == 2
+
+
+def two_plain_paragraphs(text: str) -> bool:
+    """Two paragraphs with an empty line between."""
+    return two_paragraphs(text, "\n\n")
+
+
+def palindrome_word(text: str) -> bool:
+    """A word that reads the same backwards."""
+    return any(word == word[::-1] for word in text.split())
+
+
+def square_brackets(text: str) -> bool:
+    """Every word in square brackets."""
+    return all(word.startswith("[") and word.endswith("]") for word in text.split())
+
+
+def no_dot(text: str) -> bool:
+    """No full stop."""
+    return "." not in text
+
+
+def no_exclamation(text: str) -> bool:
+    """No exclamation mark."""
+    return "!" not in text
+
+
+def _word_at(arguments: Arguments, name: str, parts: Callable[[str], list[str]]) -> Check:
+    """The first or last word of each part is the argument ``name``, in any case; a last word without signs."""
+    wanted, place = arguments.text(name).lower(), 0 if name == "first_word" else -1
+
     def check(text: str) -> bool:
-        parts = [bool(part.strip()) for part in text.split(divider)]
-        return all(parts[1:-1]) and sum(parts) == 2
+        said = [part.split()[place].lower() for part in parts(text)]
+        return all((_SIGNS.sub("", word) if place else word) == wanted for word in said)
 
-    return _plain(check)
-
-
-def _word_at(name: str, place: int, parts: Callable[[str], list[str]]) -> MakeCheck:
-    """The word at ``place`` of each part is the argument ``name``, in any case; of a last word, without signs."""
-
-    def make(arguments: Arguments) -> Check:
-        wanted = arguments.text(name).lower()
-
-        def check(text: str) -> bool:
-            said = [part.split()[place].lower() for part in parts(text)]
-            return all((_SIGNS.sub("", word) if place else word) == wanted for word in said)
-
-        return check
-
-    return make
+    return check
 
 
 def sentence_hyphens(text: str) -> bool:
@@ -186,27 +198,29 @@ IFEVAL_G: dict[str, MakeCheck] = {
     "keywords:word_once": word_once,
     "keywords:word_count_different_numbers": frequency,
     "keywords:exclude_word_harder": excluded,
-    "keywords:no_adjacent_consecutive": _plain(no_consecutive_letters),
-    "keywords:palindrome": _plain(lambda text: any(word == word[::-1] for word in text.split())),
     "keywords:keyword_specific_position": place_of_keyword,
-    "keywords:start_end": _plain(start_end),
-    "paragraphs:paragraphs": _two_paragraphs("***"),
-    "paragraphs:paragraphs2": _two_paragraphs("\n\n"),
-    "first_word:first_word_sent": _word_at("first_word", 0, split_sentences),
-    "first_word:first_word_answer": _word_at("first_word", 0, lambda text: [text]),
-    "last_word:last_word_sent": _word_at("last_word", -1, split_sentences),
-    "last_word:last_word_answer": _word_at("last_word", -1, lambda text: [text]),
-    "detectable_format:sentence_hyphens": _plain(sentence_hyphens),
-    "detectable_format:square_brackets": _plain(
-        lambda text: all(word.startswith("[") and word.endswith("]") for word in text.split())
-    ),
-    "detectable_format:bigram_wrapping": _plain(bigram_wrapping),
-    "punctuation:punctuation_dot": _plain(lambda text: "." not in text),
-    "punctuation:punctuation_exclamation": _plain(lambda text: "!" not in text),
     "count:lowercase_counting": lowercase_counting,
     "count:counting_composition": composition,
-    "count:count_unique": _plain(count_unique),
     "count:count_increment_word": increment,
     "letters:letter_counting": letter_counting,
     "letters:letter_counting2": letter_frequency,
+}
+IFEVAL_G |= {
+    "first_word:first_word_sent": lambda arguments: _word_at(arguments, "first_word", split_sentences),
+    "first_word:first_word_answer": lambda arguments: _word_at(arguments, "first_word", lambda text: [text]),
+    "last_word:last_word_sent": lambda arguments: _word_at(arguments, "last_word", split_sentences),
+    "last_word:last_word_answer": lambda arguments: _word_at(arguments, "last_word", lambda text: [text]),
+}
+IFEVAL_G_PLAIN: dict[str, Check] = {
+    "keywords:no_adjacent_consecutive": no_consecutive_letters,
+    "keywords:palindrome": palindrome_word,
+    "keywords:start_end": start_end,
+    "paragraphs:paragraphs": two_paragraphs,
+    "paragraphs:paragraphs2": two_plain_paragraphs,
+    "detectable_format:sentence_hyphens": sentence_hyphens,
+    "detectable_format:square_brackets": square_brackets,
+    "detectable_format:bigram_wrapping": bigram_wrapping,
+    "punctuation:punctuation_dot": no_dot,
+    "punctuation:punctuation_exclamation": no_exclamation,
+    "count:count_unique": count_unique,
 }

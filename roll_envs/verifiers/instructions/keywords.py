@@ -10,8 +10,6 @@ from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeChe
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
 from roll_envs.verifiers.language import LANGUAGES, identify
 
-__all__ = ["CASES", "KEYWORDS", "LANGUAGE", "LENGTHS", "RELATIONS", "counted", "frequency", "letter_frequency"]
-
 RELATIONS = ("less than", "at least")
 
 
@@ -112,31 +110,29 @@ def capital_word_frequency(arguments: Arguments) -> Check:
     )
 
 
-def english_capital(arguments: Arguments) -> Check:
+def english_capital(text: str) -> bool:
     """English, without a small letter."""
-    return lambda text: text.isupper() and identify(text).language == "en"
+    return text.isupper() and identify(text).language == "en"
 
 
-def english_lowercase(arguments: Arguments) -> Check:
+def english_lowercase(text: str) -> bool:
     """English, without a capital letter."""
-    return lambda text: text.islower() and identify(text).language == "en"
+    return text.islower() and identify(text).language == "en"
 
 
-KEYWORDS: dict[str, MakeCheck] = {
+WORDS: dict[str, MakeCheck] = {
     "keywords:existence": existence,
     "keywords:frequency": frequency,
     "keywords:forbidden_words": forbidden_words,
     "keywords:letter_frequency": letter_frequency,
-}
-LANGUAGE: dict[str, MakeCheck] = {"language:response_language": response_language}
-LENGTHS: dict[str, MakeCheck] = {
+    "language:response_language": response_language,
     "length_constraints:number_sentences": number_sentences,
     "length_constraints:number_paragraphs": number_paragraphs,
     "length_constraints:number_words": number_words,
     "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
-}
-CASES: dict[str, MakeCheck] = {
     "change_case:capital_word_frequency": capital_word_frequency,
+}
+CASES: dict[str, Check] = {
     "change_case:english_capital": english_capital,
     "change_case:english_lowercase": english_lowercase,
 }

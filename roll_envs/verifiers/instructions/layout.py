@@ -12,8 +12,6 @@ from typing import Any
 
 from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
 
-__all__ = ["LAYOUT"]
-
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
@@ -64,9 +62,9 @@ def _bullets(text: str) -> int:
     return found
 
 
-def constrained_response(arguments: Arguments) -> Check:
+def constrained_response(text: str) -> bool:
     """One of three fixed sentences occurs: my answer is yes, no, or maybe."""
-    return lambda text: any(option in text for option in OPTIONS)
+    return any(option in text for option in OPTIONS)
 
 
 def number_highlighted_sections(arguments: Arguments) -> Check:
@@ -98,12 +96,8 @@ def multiple_sections(arguments: Arguments) -> Check:
     return lambda text: sum(1 for _ in pattern.finditer(text)) >= wanted
 
 
-def json_format(arguments: Arguments) -> Check:
+def json_format(text: str) -> bool:
     """The answer is JSON, in a fence or not."""
-    return _is_json
-
-
-def _is_json(text: str) -> bool:
     bare = text.strip()
     for fence in _FENCES:
         bare = bare.removeprefix(fence)
@@ -118,9 +112,9 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def title(arguments: Arguments) -> Check:
+def title(text: str) -> bool:
     """A title in double angular brackets, on one line."""
-    return lambda text: any(map(_has_title, text.split("\n")))
+    return any(map(_has_title, text.split("\n")))
 
 
 def _has_title(line: str) -> bool:
@@ -128,15 +122,11 @@ def _has_title(line: str) -> bool:
     return 0 <= start < end - 2 and bool(line[start:end].lstrip("<").rstrip(">").strip())
 
 
-def two_responses(arguments: Arguments) -> Check:
+def two_responses(text: str) -> bool:
     """Two answers that differ, with ``******`` between them."""
-
-    def check(text: str) -> bool:
-        parts = [part.strip() for part in text.split("******")]
-        answers = [part for part in parts if part]
-        return all(parts[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
-
-    return check
+    parts = [part.strip() for part in text.split("******")]
+    answers = [part for part in parts if part]
+    return all(parts[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
 
 
 def repeat_prompt(arguments: Arguments) -> Check:
@@ -151,33 +141,31 @@ def end_checker(arguments: Arguments) -> Check:
     return lambda text: text.strip().strip('"').lower().endswith(wanted)
 
 
-def quotation(arguments: Arguments) -> Check:
+def quotation(text: str) -> bool:
     """The answer stands in double quotation marks."""
-
-    def check(text: str) -> bool:
-        bare = text.strip()
-        return len(bare) > 1 and bare[0] == bare[-1] == '"'
-
-    return check
+    bare = text.strip()
+    return len(bare) > 1 and bare[0] == bare[-1] == '"'
 
 
-def no_comma(arguments: Arguments) -> Check:
+def no_comma(text: str) -> bool:
     """No comma."""
-    return lambda text: "," not in text
+    return "," not in text
 
 
 LAYOUT: dict[str, MakeCheck] = {
     "detectable_content:number_placeholders": number_placeholders,
     "detectable_content:postscript": postscript,
     "detectable_format:number_bullet_lists": number_bullet_lists,
-    "detectable_format:constrained_response": constrained_response,
     "detectable_format:number_highlighted_sections": number_highlighted_sections,
     "detectable_format:multiple_sections": multiple_sections,
+    "combination:repeat_prompt": repeat_prompt,
+    "startend:end_checker": end_checker,
+}
+LAYOUT_PLAIN: dict[str, Check] = {
+    "detectable_format:constrained_response": constrained_response,
     "detectable_format:json_format": json_format,
     "detectable_format:title": title,
     "combination:two_responses": two_responses,
-    "combination:repeat_prompt": repeat_prompt,
-    "startend:end_checker": end_checker,
     "startend:quotation": quotation,
     "punctuation:no_comma": no_comma,
 }

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["count_sentences", "count_words", "split_sentences", "tokens", "words"]
-
 _WORD = re.compile(r"\w+")
 # Possessive quantifiers (++, *+) never backtrack, which keeps the time linear.
 _END = re.compile(r"(?<![.!?…؟।۔])[.!?…؟।۔]++[\"'”’»)\]}*]*+(?=\s|$)|[。！？]+[”’」』）]*")

@@ -9,20 +9,20 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.errors import ConfigError, UnknownNameError, check_whole
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
-from roll_envs.verifiers.instructions.ifbench import IFBENCH
-from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G
-from roll_envs.verifiers.instructions.keywords import CASES, KEYWORDS, LANGUAGE, LENGTHS
-from roll_envs.verifiers.instructions.layout import LAYOUT
+from roll_envs.verifiers.instructions.ifbench import IFBENCH, IFBENCH_PLAIN
+from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G, IFEVAL_G_PLAIN
+from roll_envs.verifiers.instructions.keywords import CASES, WORDS
+from roll_envs.verifiers.instructions.layout import LAYOUT, LAYOUT_PLAIN
 from roll_envs.verifiers.types import Failed, Score, Verdict
-
-__all__ = ["INSTRUCTIONS", "InstructionsVerifier", "loose_forms", "read_instructions"]
 
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
 
-INSTRUCTIONS: dict[str, MakeCheck] = {**KEYWORDS, **LANGUAGE, **LENGTHS, **LAYOUT, **CASES, **IFBENCH, **IFEVAL_G}
+_PLAIN = {**LAYOUT_PLAIN, **CASES, **IFBENCH_PLAIN, **IFEVAL_G_PLAIN}
+INSTRUCTIONS: dict[str, MakeCheck] = {**WORDS, **LAYOUT, **IFBENCH, **IFEVAL_G}
+INSTRUCTIONS |= {name: lambda _, check=check: check for name, check in _PLAIN.items()}  # type: ignore[misc]
 """Every kind of instruction by its public id; programs may add their own."""
 
 
@@ -95,8 +95,7 @@ class InstructionsVerifier:
             raise ConfigError(f"mode must be 'strict' or 'loose', not {mode!r}")
         if value not in ("share", "all"):
             raise ConfigError(f"value must be 'share' or 'all', not {value!r}")
-        if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 1:
-            raise ConfigError(f"max_chars must be a whole number of 1 or more, not {max_chars!r}")
+        check_whole("max_chars", max_chars)
         self.mode, self.value, self.keep_thoughts, self.max_chars = mode, value, keep_thoughts, max_chars
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:

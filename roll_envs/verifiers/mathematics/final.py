@@ -6,8 +6,6 @@ import re
 
 from roll_envs.verifiers.extract import answer_phrase, boxed, plain, reply
 
-__all__ = ["final_expression", "for_reference", "is_sentence", "reference_expression"]
-
 _SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
     r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"

@@ -27,8 +27,6 @@ from roll_envs.verifiers.mathematics.structure import (
 )
 from roll_envs.verifiers.mathematics.units import Unit
 
-__all__ = ["TASKS", "check", "grade", "prepare"]
-
 _DIMENSIONLESS = Unit()
 _DEGREE = Unit(powers=(("degree", 1),))
 

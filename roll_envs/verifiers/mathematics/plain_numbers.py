@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-__all__ = ["grouped", "plain_number", "plain_root"]
-
 _SIGN = r"([+-]?)\s*"
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)?", re.ASCII)
 # At most 400 digits, far below the 4300 that int() takes.

@@ -11,8 +11,6 @@ import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from roll_envs.verifiers.mathematics import symbols
 from roll_envs.verifiers.mathematics.structure import Brackets, Expression, Items, Node, Region, read, split
 
-__all__ = ["RealSet", "region_of", "same_inequality"]
-
 _SIGN = re.compile(r"([<>≤≥≠=])")
 _RELATIONS: dict[str, Any] = {
     "<": sympy.StrictLessThan,

@@ -10,8 +10,6 @@ import functools
 import math
 import re
 
-__all__ = ["hopeless", "looks_costly", "shape_of"]
-
 _MOST_DIGITS = 1e6
 _LETTER = 0.15
 """Digits of a variable: computer algebra compares functions at numbers such as 7/5."""

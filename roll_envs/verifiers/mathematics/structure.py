@@ -15,20 +15,6 @@ from roll_envs.verifiers.mathematics.plain_numbers import grouped, plain_number
 from roll_envs.verifiers.mathematics.tidy import MONEY
 from roll_envs.verifiers.mathematics.units import Unit, is_unit_word, read_unit
 
-__all__ = [
-    "Brackets",
-    "Equation",
-    "Expression",
-    "Items",
-    "Matrix",
-    "Node",
-    "Region",
-    "Unreadable",
-    "Words",
-    "read",
-    "split",
-]
-
 MAX_ITEMS = 200
 MAX_DEPTH = 12
 

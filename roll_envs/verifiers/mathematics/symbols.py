@@ -14,8 +14,6 @@ from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped,
     normalize_latex,
 )
 
-__all__ = ["Unparsed", "equal", "parse", "probe", "same_constant"]
-
 _CONFIG = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
@@ -24,7 +22,6 @@ _PROBES = tuple(
 )
 """Values of the variables at which two expressions are compared; both signs, below and above 1."""
 _DIGITS = 40
-_IMAGINARY = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])|(?<=\d)i(?![A-Za-z])")
 _REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\{?\s*(\d+)\s*\}?")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])")
 _BASE = re.compile(r"([0-9A-F]+)_\{?\s*(\d+)\s*\}?")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MONEY", "tidy"]
-
 MONEY = "¤"
 """Stands for a dollar sign that means money."""
 

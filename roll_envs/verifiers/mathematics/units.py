@@ -11,8 +11,6 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Unit", "is_unit_word", "read_unit"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
@@ -23,63 +21,74 @@ class Unit:
     words: str = ""
 
 
+# Names, the factor to the base units, and their powers. Months and days have no fixed ratio, so months and years are a
+# dimension of their own.
+_UNITS: tuple[tuple[str, str, dict[str, int]], ...] = (
+    ("in inch inches", "0.0254", {"m": 1}),
+    ("ft foot feet", "0.3048", {"m": 1}),
+    ("yd yds yard yards", "0.9144", {"m": 1}),
+    ("mi mile miles", "1609.344", {"m": 1}),
+    ("mph", "0.44704", {"m": 1, "s": -1}),
+    ("kph kmh", "5/18", {"m": 1, "s": -1}),
+    ("sec secs", "1", {"s": 1}),
+    ("min mins minute minutes", "60", {"s": 1}),
+    ("h hr hrs hour hours", "3600", {"s": 1}),
+    ("d day days", "86400", {"s": 1}),
+    ("week weeks wk wks", "604800", {"s": 1}),
+    ("month months", "1", {"month": 1}),
+    ("year years yr yrs", "12", {"month": 1}),
+    ("ton tons tonne tonnes", "1000000", {"g": 1}),
+    ("lb lbs", "1", {"lb": 1}),
+    ("oz ounce ounces", "1/16", {"lb": 1}),
+    ("hectare hectares ha", "10000", {"m": 2}),
+    ("acre acres", "1", {"acre": 1}),
+    ("gal gallon gallons", "1", {"gallon": 1}),
+    ("dollar dollars usd USD ¤", "1", {"usd": 1}),
+    ("cent cents ¢", "1/100", {"usd": 1}),
+    ("euro euros EUR €", "1", {"eur": 1}),
+    ("£ GBP", "1", {"gbp": 1}),
+    ("yen JPY ¥", "1", {"jpy": 1}),
+    ("rupee rupees Rs INR ₹", "1", {"inr": 1}),
+    ("° deg degree degrees", "1", {"degree": 1}),
+    ("rad radian radians", "1", {"radian": 1}),
+    ("°C Celsius celsius", "1", {"celsius": 1}),
+    ("°F Fahrenheit fahrenheit", "1", {"fahrenheit": 1}),
+    ("K kelvin Kelvin", "1", {"kelvin": 1}),
+    ("unit units", "1", {}),
+)
+# Units that take prefixes, with the prefix for short and for long names.
+_PREFIXED = (
+    ("{p}m {l}meter {l}meters {l}metre {l}metres", 0, {"m": 1}),
+    ("{p}g {l}gram {l}grams {l}gramme {l}grammes", 0, {"g": 1}),
+    ("{p}s {l}second {l}seconds", 0, {"s": 1}),
+    ("{p}L {p}l {l}liter {l}liters {l}litre {l}litres", -3, {"m": 3}),
+    ("{p}N {l}newton {l}newtons", 0, {"newton": 1}),
+    ("{p}J {l}joule {l}joules", 0, {"joule": 1}),
+    ("{p}W {l}watt {l}watts", 0, {"watt": 1}),
+    ("{p}V {l}volt {l}volts", 0, {"volt": 1}),
+    ("{p}A {l}ampere {l}amperes", 0, {"ampere": 1}),
+    ("{p}Pa {l}pascal {l}pascals", 0, {"pascal": 1}),
+    ("{p}Hz {l}hertz {l}hertzs", 0, {"hertz": 1}),
+    ("{p}Ω {l}ohm {l}ohms", 0, {"ohm": 1}),
+    ("{p}mol {l}mole {l}moles", 0, {"mole": 1}),
+    ("{p}eV {l}electronvolt {l}electronvolts", 0, {"electronvolt": 1}),
+    ("{p}cal {l}calorie {l}calories", 0, {"calorie": 1}),
+    ("{p}F {l}farad {l}farads", 0, {"farad": 1}),
+)
+_PREFIXES = (
+    ("n", "nano", -9), ("µ", "micro", -6), ("m", "milli", -3), ("c", "centi", -2), ("d", "deci", -1), ("", "", 0),
+    ("k", "kilo", 3), ("M", "mega", 6), ("G", "giga", 9),
+)  # fmt: skip
+
+
 def _table() -> dict[str, tuple[Fraction, dict[str, int]]]:
     table: dict[str, tuple[Fraction, dict[str, int]]] = {}
-
-    def add(names: str, factor: str | int, **powers: int) -> None:
-        for name in names.split():
-            table[name] = (Fraction(factor), powers)
-
-    for prefix, long, power in (
-        ("n", "nano", -9), ("µ", "micro", -6), ("m", "milli", -3), ("c", "centi", -2), ("d", "deci", -1), ("", "", 0),
-        ("k", "kilo", 3), ("M", "mega", 6), ("G", "giga", 9),
-    ):  # fmt: skip
-        scale = str(Fraction(10) ** power)
-        add(f"{prefix}m {long}meter {long}meters {long}metre {long}metres", scale, m=1)
-        add(f"{prefix}g {long}gram {long}grams {long}gramme {long}grammes", scale, g=1)
-        add(f"{prefix}s {long}second {long}seconds", scale, s=1)
-        add(
-            f"{prefix}L {prefix}l {long}liter {long}liters {long}litre {long}litres",
-            str(Fraction(10) ** (power - 3)),
-            m=3,
-        )
-        for letter, word in (
-            ("N", "newton"), ("J", "joule"), ("W", "watt"), ("V", "volt"), ("A", "ampere"), ("Pa", "pascal"),
-            ("Hz", "hertz"), ("Ω", "ohm"), ("mol", "mole"), ("eV", "electronvolt"), ("cal", "calorie"), ("F", "farad"),
-        ):  # fmt: skip
-            add(f"{prefix}{letter} {long}{word} {long}{word}s", scale, **{word: 1})
-    add("in inch inches", "0.0254", m=1)
-    add("ft foot feet", "0.3048", m=1)
-    add("yd yds yard yards", "0.9144", m=1)
-    add("mi mile miles", "1609.344", m=1)
-    add("mph", Fraction("1609.344") / 3600, m=1, s=-1)  # type: ignore[arg-type]
-    add("kph kmh", Fraction(1000, 3600), m=1, s=-1)  # type: ignore[arg-type]
-    add("sec secs", 1, s=1)
-    add("min mins minute minutes", 60, s=1)
-    add("h hr hrs hour hours", 3600, s=1)
-    add("d day days", 86400, s=1)
-    add("week weeks wk wks", 604800, s=1)
-    # Months and days have no fixed ratio, so months and years are a dimension of their own.
-    add("month months", 1, month=1)
-    add("year years yr yrs", 12, month=1)
-    add("ton tons tonne tonnes", 1000000, g=1)
-    add("lb lbs", 1, lb=1)
-    add("oz ounce ounces", "1/16", lb=1)
-    add("hectare hectares ha", 10000, m=2)
-    add("acre acres", 1, acre=1)
-    add("gal gallon gallons", 1, gallon=1)
-    add("dollar dollars usd USD ¤", 1, usd=1)
-    add("cent cents ¢", "1/100", usd=1)
-    add("euro euros EUR €", 1, eur=1)
-    add("£ GBP", 1, gbp=1)
-    add("yen JPY ¥", 1, jpy=1)
-    add("rupee rupees Rs INR ₹", 1, inr=1)
-    add("° deg degree degrees", 1, degree=1)
-    add("rad radian radians", 1, radian=1)
-    add("°C Celsius celsius", 1, celsius=1)
-    add("°F Fahrenheit fahrenheit", 1, fahrenheit=1)
-    add("K kelvin Kelvin", 1, kelvin=1)
-    add("unit units", 1)
+    for short, long, power in _PREFIXES:
+        for names, more, powers in _PREFIXED:
+            known = (Fraction(10) ** (power + more), powers)
+            table |= dict.fromkeys(names.format(p=short, l=long).split(), known)
+    for names, factor, powers in _UNITS:
+        table |= dict.fromkeys(names.split(), (Fraction(factor), powers))
     return table
 
 

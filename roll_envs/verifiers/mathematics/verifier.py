@@ -7,26 +7,22 @@ be graded: then the answer is at fault. A reference that cannot be graded, or mi
 from __future__ import annotations
 
 import importlib.util
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.background import forget_in_children
+from roll_envs.errors import MissingExtraError, check_number, check_whole
+from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number, plain_root
 from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly, shape_of
 from roll_envs.verifiers.mathematics.tidy import tidy
-from roll_envs.verifiers.references import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import Outcome, PoolSettings, WorkerPool, shared_pool
 
-__all__ = ["MathVerifier"]
-
-_verifiers: weakref.WeakSet[MathVerifier] = weakref.WeakSet()
 _MODULE = "roll_envs.verifiers.mathematics.grading"
 _REMEMBERED = 20_000
 
@@ -51,24 +47,22 @@ class MathVerifier:
         memory_mb: int = 2048,
         pool: WorkerPool | None = None,
     ) -> None:
-        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s <= 3600:
-            raise ConfigError(f"deadline_s must be above 0 and at most 3600, not {deadline_s!r}")
-        if isinstance(max_chars, bool) or not isinstance(max_chars, int) or max_chars < 1:
-            raise ConfigError(f"max_chars must be a whole number of 1 or more, not {max_chars!r}")
+        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
+        check_whole("max_chars", max_chars)
         if any(importlib.util.find_spec(name) is None for name in ("math_verify", "latex2sympy2_extended")):
             raise MissingExtraError("verifier 'math'", "verifiers")
         self.require_boxed, self.deadline_s, self.max_chars = bool(require_boxed), float(deadline_s), max_chars
         self._settings = PoolSettings(module=_MODULE, workers=workers, uses=uses, memory_mb=memory_mb)
         self._given = pool
-        self._start_over()
+        self.forget()
 
-    def _start_over(self) -> None:
-        # Also in a forked child, where a lock may be held and a verdict awaited by threads that are not there.
+    def forget(self) -> None:
+        """Begin without verdicts: in a child, threads that are not there may hold the lock, or find a verdict."""
         self._lock = threading.Lock()
         self._checked: dict[str, str] = {}
         self._graded: OrderedDict[tuple[str, str], Future[Verdict]] = OrderedDict()
         """Verdicts, and those that are being found, by reference and answer."""
-        _verifiers.add(self)
+        forget_in_children(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without locks and processes, which cannot be pickled."""
@@ -77,7 +71,7 @@ class MathVerifier:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _given=None)
-        self._start_over()
+        self.forget()
 
     @property
     def pool(self) -> WorkerPool:
@@ -227,12 +221,3 @@ def _about(reference: str, why: str) -> str:
 
 def _wrong(detail: str, *, ungraded: bool = False) -> Score:
     return Score(value=0.0, passed=False, detail=detail, parts={"ungraded": 1.0} if ungraded else {})
-
-
-def _after_fork() -> None:
-    for verifier in list(_verifiers):
-        verifier._start_over()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -9,8 +9,6 @@ import shutil
 import sys
 from typing import Any
 
-__all__ = ["gather", "memory_held", "memory_peak", "oom_kills"]
-
 TOOLS = ("bash", "g++", "node", "javac", "go", "rustc", "tsc")
 _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
 # Paths of cgroup version 2, then of version 1.

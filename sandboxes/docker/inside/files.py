@@ -6,8 +6,6 @@ import itertools
 import os
 from collections.abc import Iterator
 
-__all__ = ["FOLDER", "wipe"]
-
 FOLDER = "/tmp/work"
 """The working folder of programs. Below ``/tmp``, so that one tmpfs with one size limit holds all that they write."""
 

@@ -35,8 +35,6 @@ from sandboxes.local.inside.program import Script
 from sandboxes.local.inside.runs import Runs
 from sandboxes.local.inside.session import serve_session
 
-__all__ = ["main"]
-
 PLACES = ("/tmp", "/dev/shm")
 """All folders that a program can write to."""
 MOST_RESIDUE, SETTLE_S = 8 << 20, 1.0

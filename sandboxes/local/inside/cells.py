@@ -13,8 +13,6 @@ from typing import Any, NoReturn
 from . import wire
 from .program import Script, exit_code, show, standard_streams
 
-__all__ = ["CODE_BYTES", "TOKEN_BYTES", "serve_cells"]
-
 CODE_BYTES = 4
 TOKEN_BYTES = 8
 """An answer begins with the random token of its order, so that a program cannot send an answer in advance."""

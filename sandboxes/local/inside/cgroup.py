@@ -6,8 +6,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 
-__all__ = ["Cgroup", "remove_folders"]
-
 
 class Cgroup:
     """Limits memory and number of processes by cgroups of version 1 or 2, which are made and removed outside."""

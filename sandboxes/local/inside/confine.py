@@ -12,8 +12,6 @@ from typing import Any
 
 from . import kernel
 
-__all__ = ["RUN_USER", "bound_resources", "give_up_rights"]
-
 RUN_USER = 1000
 """User and group of programs inside a user namespace; outside it is mapped to an id that no other process has."""
 

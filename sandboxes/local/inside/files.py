@@ -8,8 +8,6 @@ import stat
 
 from . import kernel
 
-__all__ = ["WORK", "open_plain", "replace_file", "write_new"]
-
 WORK = "/work"
 """The working folder of a run that has a file system of its own."""
 

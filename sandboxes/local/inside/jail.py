@@ -21,8 +21,6 @@ from .seccomp import PRIVATE
 from .watchdog import Watchdog
 from .workspace import Workspace
 
-__all__ = ["Jail", "LocalJail"]
-
 FILES_MB = 64
 """Size of the file system that is mounted ahead of the order; a run that asks for another size remounts it."""
 

@@ -9,25 +9,6 @@ import platform
 import socket
 import struct
 
-__all__ = [
-    "MACHINE",
-    "ZYGOTE_NAMESPACE_FD",
-    "bind",
-    "capabilities_drop",
-    "dumpable",
-    "loopback_up",
-    "make_private",
-    "mount",
-    "no_new_privileges",
-    "open_beneath",
-    "parent_death_signal",
-    "pivot_root",
-    "setns",
-    "subreaper",
-    "umount_detached",
-    "unshare",
-]
-
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000
 NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
 

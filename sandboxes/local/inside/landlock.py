@@ -12,8 +12,6 @@ import stat
 import struct
 from collections.abc import Iterable
 
-__all__ = ["SIGNALS_ABI", "abi", "restrict", "ruleset"]
-
 SIGNALS_ABI = 6
 """First ABI that restricts signals to processes under the same ruleset."""
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446

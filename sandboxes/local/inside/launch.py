@@ -22,8 +22,6 @@ from .program import Script, draw_anew, execute, set_environment
 if TYPE_CHECKING:  # a container gets no more of these modules than it needs
     from .jail import Jail
 
-__all__ = ["CHANNEL", "Child", "NotStartedError", "Untrusted", "fork_child"]
-
 CHANNEL = 100
 """Descriptor number of the channel. It is above every number in use: objects of the frames that :class:`Untrusted`
 unwinds close their own descriptors when they are freed, and must not close this one.

@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 
-__all__ = ["descendants", "kill_all", "signal_all", "tasks_of"]
-
 
 def kill_all() -> None:
     """Kill and reap every other process of the PID namespace, or, outside of one, every descendant.
@@ -33,18 +31,6 @@ def kill_all() -> None:
         with contextlib.suppress(ChildProcessError):
             for _ in stopped:
                 os.wait4(-1, 0)
-
-
-def signal_all(number: int) -> None:
-    """Send a signal without waiting.
-
-    Outside a namespace a process forked meanwhile is missed: call again until none is left.
-    """
-    if os.getpid() == 1:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, number)
-    else:
-        _signal(descendants(), number)
 
 
 def _signal(pids: set[int], number: int) -> None:

@@ -18,8 +18,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-__all__ = ["Script", "draw_anew", "execute", "exit_code", "set_environment", "show", "standard_streams"]
-
 _HERE = os.path.dirname(__file__)
 # Kept under names of this module: a program may replace the functions of os.
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid

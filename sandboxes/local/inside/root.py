@@ -10,17 +10,6 @@ from typing import Any
 from . import kernel
 from .kernel import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 
-__all__ = [
-    "PROC_OPTIONS",
-    "RUN_FILESYSTEM",
-    "build_tree",
-    "enter_tree",
-    "inodes",
-    "mount_proc",
-    "mount_run_filesystem",
-    "resize_run_filesystem",
-]
-
 RUN_FILESYSTEM = "/.box"
 """Mount point of the tmpfs of a run; its folders appear as /work, /tmp and /dev/shm."""
 _PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}

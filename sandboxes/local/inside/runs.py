@@ -25,8 +25,6 @@ from .program import Script
 if TYPE_CHECKING:  # a container gets no more of these modules than it needs
     from .jail import Jail, LocalJail
 
-__all__ = ["RAN", "Link", "Runs", "SocketLink", "serve_one", "serve_runs"]
-
 RAN = 3
 """Exit code of an init that has carried out a run; after a session it is 0."""
 REAP_MS = 20

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from .kernel import ZYGOTE_NAMESPACE_FD
 from .syscalls import ALLOWED, CHECKED
 
-__all__ = ["MACHINES", "MOUNT_FLAGS", "NEWPID", "PRIVATE", "ZYGOTE_NAMESPACE_FD", "Rules", "build"]
-
 NEWPID = 0x2000_0000
 PRIVATE = 0x0002_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000 | 0x4000_0000
 """Flags of ``unshare`` for the namespaces that each run gets fresh: mount, cgroup, host name (UTS), System V IPC,

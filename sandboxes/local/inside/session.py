@@ -16,8 +16,6 @@ from .launch import Child
 from .process_tree import kill_all
 from .runs import Runs
 
-__all__ = ["serve_session"]
-
 
 def serve_session(runs: Runs, opening: dict[str, Any]) -> None:
     """Answer orders one after the other. Raises :class:`Untrusted` in processes that it forks."""

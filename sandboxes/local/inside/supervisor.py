@@ -20,11 +20,8 @@ from . import kernel, wire
 from .cgroup import remove_folders
 from .launch import Untrusted
 from .process_tree import kill_all
-from .seccomp import ZYGOTE_NAMESPACE_FD
 from .workspace import Workspace
 from .zygote import Zygote
-
-__all__ = ["main"]
 
 
 def main() -> None:
@@ -62,8 +59,8 @@ def _reset_signals_and_limits() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft <= ZYGOTE_NAMESPACE_FD < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (ZYGOTE_NAMESPACE_FD + 1, hard))
+    if soft <= kernel.ZYGOTE_NAMESPACE_FD < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (kernel.ZYGOTE_NAMESPACE_FD + 1, hard))
 
 
 def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:

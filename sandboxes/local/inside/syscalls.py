@@ -9,8 +9,6 @@ I/O, clocks, quotas, swap, pidfd_getfd, memfd_secret, moving memory between node
 
 from __future__ import annotations
 
-__all__ = ["ALLOWED", "CHECKED"]
-
 # name:x86_64:aarch64, "-" where an architecture has none.
 _ALLOWED = """
 read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:- lseek:8:62 mmap:9:222

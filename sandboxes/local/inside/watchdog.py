@@ -12,8 +12,6 @@ from .process_tree import descendants
 from .root import RUN_FILESYSTEM, inodes
 from .workspace import Workspace
 
-__all__ = ["Watchdog"]
-
 _PAGE = resource.getpagesize()
 _FILES_EVERY = 10
 """Polls of memory for each scan of the files, which takes longer."""

@@ -13,8 +13,6 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["describe", "pack", "receive", "seal", "sealed", "send", "unpack"]
-
 # A longer packet would be cut off by the kernel; long contents go into memory files.
 MAX_MESSAGE = 65536
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE

@@ -11,8 +11,6 @@ from typing import Any
 
 from . import kernel, landlock
 
-__all__ = ["Workspace"]
-
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PARTS = ("work", "tmp")
 

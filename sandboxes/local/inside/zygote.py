@@ -26,11 +26,8 @@ from .process_tree import kill_all
 from .program import Script
 from .root import build_tree, enter_tree
 from .runs import RAN, Runs, SocketLink, serve_one, serve_runs
-from .seccomp import ZYGOTE_NAMESPACE_FD
 from .session import serve_session
 from .workspace import Workspace
-
-__all__ = ["Zygote"]
 
 _NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
@@ -145,7 +142,7 @@ class Zygote:
         kernel.no_new_privileges()
         if self._workspace is None:
             here = os.open("/proc/self/ns/pid", os.O_RDONLY)
-            os.dup2(here, ZYGOTE_NAMESPACE_FD, inheritable=False)
+            os.dup2(here, kernel.ZYGOTE_NAMESPACE_FD, inheritable=False)
             os.close(here)
             kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
         # Objects made up to here are never collected: the collector would write to pages that forks share.
@@ -173,7 +170,7 @@ class Zygote:
             if status is None:
                 return
             link.serial = self._serial
-            kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
+            kernel.setns(kernel.ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
 
     def _serve_apart(self, script: Script) -> None:
         """Each run or session gets a PID namespace of its own, whose first process waits for the order."""
@@ -186,14 +183,14 @@ class Zygote:
         """The first process of a new namespace, for a run or a session."""
         if self._workspace is None:
             # unshare(NEWPID) fails unless the caller is in its own namespace.
-            kernel.setns(ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
+            kernel.setns(kernel.ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
             kernel.unshare(kernel.NEWPID)
         if self._cgroup is not None:
             self._cgroup.begin()
         run = os.fork()
         if run == 0:
             if self._workspace is None:
-                os.close(ZYGOTE_NAMESPACE_FD)
+                os.close(kernel.ZYGOTE_NAMESPACE_FD)
             self._control.close()
             os.close(self._alive)
             link, jail = SocketLink(self._work), LocalJail(self._cgroup, self._workspace, many_users=self._many_users)

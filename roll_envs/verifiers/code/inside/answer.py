@@ -19,8 +19,6 @@ from typing import Any
 from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
 from roll_envs.verifiers.code.inside.values import decode, encode
 
-__all__ = ["Answer"]
-
 STACK_BYTES = 64 << 20
 
 

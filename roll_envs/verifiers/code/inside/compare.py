@@ -9,8 +9,6 @@ from typing import Any
 from roll_envs.verifiers.code.inside.proxies import Fault, Remote
 from roll_envs.verifiers.code.inside.values import decode
 
-__all__ = ["expected", "plain_value", "readings", "same_value", "shown"]
-
 
 def plain_value(data: Any) -> Any:
     return decode(data, lambda _: None)

@@ -10,8 +10,6 @@ import unittest
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["run_tests"]
-
 Outcome = Callable[[str, BaseException | None], None]
 
 

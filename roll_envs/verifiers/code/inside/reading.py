@@ -11,8 +11,6 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["ANSWER_MODULES", "KNOWN", "Code", "OwnFault", "free_names", "prepared"]
-
 ANSWER_MODULES = frozenset(
     "solution answer main __main__ candidate submission code_solution my_solution your_module your_solution my_module "
     "module_under_test program student implementation".split()

@@ -18,14 +18,11 @@ import sys
 import types
 from typing import Any
 
-from roll_envs.verifiers.code.inside.ahead import Diverged, Recorder, Replay, is_simple
 from roll_envs.verifiers.code.inside.compare import expected, plain_value, readings, shown
 from roll_envs.verifiers.code.inside.proxies import Fault, Link, Unusable, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
 from roll_envs.verifiers.code.inside.reading import KNOWN, OwnFault, prepared
-from roll_envs.verifiers.code.inside.stand_ins import Beside, Control
-
-__all__ = ["Template", "Tests"]
+from roll_envs.verifiers.code.inside.stand_ins import Beside, Control, Diverged, Recorder, Replay, is_simple
 
 _MOST_CHECKS = 20_000
 SEPARATOR = "\x1e"
@@ -33,8 +30,8 @@ SEPARATOR = "\x1e"
 
 
 class Template:
-    """The process of the cells. Simple tests are run here, between one exchange and the next (see ``ahead``); each run
-    of others is a fork, so that nothing of one reaches the next."""
+    """The process of the cells. Simple tests are run here, between one exchange and the next (see ``stand_ins``); each
+    run of others is a fork, so that nothing of one reaches the next."""
 
     def __init__(self, mark: str) -> None:
         self._mark, self._child = mark, 0

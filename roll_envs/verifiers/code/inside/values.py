@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["BUILT_IN", "decode", "encode", "sync"]
-
 MOST_VALUES = 200_000
 MAX_DEPTH = 90
 _PLAIN: tuple[tuple[Any, str], ...] = ((list, "l"), (tuple, "t"), (set, "S"), (frozenset, "F"))

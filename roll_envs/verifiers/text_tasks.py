@@ -1,12 +1,12 @@
-"""Tasks of the workers of ``json``: apply a JSON schema, whose patterns may never finish, without network access."""
+"""Tasks of the workers of ``json`` and ``regex``: matching a pattern may never end. Nothing is fetched."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
+import re
 from typing import Any
-
-__all__ = ["TASKS", "fit"]
 
 
 def fit(text: str, schema: Any) -> dict[str, str]:
@@ -27,4 +27,18 @@ def fit(text: str, schema: Any) -> dict[str, str]:
     return {"problem": "" if found is None else f"{found.json_path[:100]}: {found.message[:200]}"}
 
 
-TASKS: dict[str, Any] = {"fit": fit}
+def find(pattern: str, flags: int, mode: str, text: str) -> str | None:
+    """The first group of the match (the match itself without groups), or ``None``."""
+    compiled = re.compile(pattern, flags)
+    if mode == "last":
+        # Keeps one match at a time in memory.
+        match = functools.reduce(lambda _, later: later, compiled.finditer(text), None)
+    else:
+        match = getattr(compiled, mode)(text)
+    if match is None:
+        return None
+    group = match.group(1) if compiled.groups else match.group()
+    return group if group is not None else ""
+
+
+TASKS: dict[str, Any] = {"fit": fit, "find": find}
