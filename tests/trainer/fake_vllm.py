@@ -51,6 +51,11 @@ class FakeVLLM:
         self.group: Any = None
         self.weights: dict[str, Any] = {}
         """What the last updates brought."""
+        self.received: list[str] = []
+        """Names of the tensors that came."""
+        self.kept: Any = None
+        self.kept_on: Any = None
+        self.adapted = False
         self.most_at_once = self.at_once = self.requests = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,8 +95,13 @@ class FakeVLLM:
         match path:
             case "/misbehave":
                 self.bad = body
+            case "/start_weight_update":
+                self.adapted = False
             case "/finish_weight_update":
                 self.leave()
+                if self.adapted:
+                    self.adapted = False
+                    self.weights.update(self.kept.merged(self.kept_on))
                 if body is not None:
                     self.version, self.updates = body["weight_version"], self.updates + 1
             case "/pause":
@@ -134,11 +144,13 @@ class FakeVLLM:
             self.group.close()
             self.group = None
 
-    def take(self, pieces: Any, path: str = "", handle: Any = None, broadcast: int = 0) -> None:
+    def take(self, pieces: Any, path: str = "", handle: Any = None, broadcast: int = 0, use: str = "load") -> None:
         """Weights in any of the ways of the plugin."""
         import torch
 
-        from trainer.engines.vllm_worker.roll_transfer import open_memory, views
+        from trainer.engines.vllm_worker.roll_transfer import Kept, open_memory, views
+
+        self.kept, self.kept_on = self.kept or Kept(), torch.device("cpu")
 
         if path:
             bucket = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
@@ -148,7 +160,16 @@ class FakeVLLM:
             assert self.group is not None
             bucket = torch.empty(broadcast, dtype=torch.uint8)
             self.group.broadcast(bucket)
-        self.weights.update((name, tensor.clone()) for name, tensor in views(bucket, pieces))
+        self.received.extend(name for name, *_ in pieces)
+        found = ((name, tensor.clone()) for name, tensor in views(bucket, pieces))
+        if use == "load":
+            self.kept.clear()
+            self.weights.update(found)
+        elif use == "keep":
+            self.kept.keep(found)
+        else:
+            self.kept.adapt(found)
+            self.adapted = True
 
     async def generate(self, body: Any) -> tuple[int, Any]:
         self.requests += 1

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,16 @@ from vllm_engines import ended
 
 from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
-from trainer.config import EngineConfig
+from trainer.config import EngineConfig, LossConfig, OptimizerConfig
 from trainer.engines import make_engine, transfer, vllm
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.server import free_port
 from trainer.engines.transfer import TRANSPORTS
 from trainer.engines.vllm import VLLMSettings, check_vllm
 from trainer.engines.vllm_dialect import VLLMDialect
-from trainer.model.forward import weights_of
+from trainer.learner import TorchSettings
+from trainer.learner.torch import TorchLearner
+from trainer.model.forward import load_weights, weights_of
 from trainer.model.network import LanguageModel, save_model
 from trainer.run.folder import read_metrics
 
@@ -81,7 +83,10 @@ def params(n: int = 12, *, temperature: float = 1.0, stop: tuple[int, ...] = (),
 
 
 def largest_error(
-    models: Sequence[LanguageModel], prompt: Sequence[int], completion: Completion, temperature: float = 1.0
+    models: Sequence[LanguageModel] | Mapping[int, LanguageModel],
+    prompt: Sequence[int],
+    completion: Completion,
+    temperature: float = 1.0,
 ) -> float:
     """By how much log-probs differ from those of plain forward passes, version ``i`` being ``models[i]``."""
     assert len(completion.logprobs) == len(completion.ids)
@@ -242,6 +247,40 @@ def test_weights_arrive_by_every_way_in_one_bucket_or_many(
         completion = engine.generate(PROMPT, params(), timeout_s=FOREVER)
         assert completion.spans == ((version, 12),)
         assert largest_error(models, PROMPT, completion) < TOLERANCE
+
+
+@pytest.mark.parametrize("way", TRANSPORTS)
+def test_adapters_that_are_sent_alone_are_merged_there(
+    engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    dialect = engine._dialect
+    assert isinstance(dialect, VLLMDialect)
+    monkeypatch.setattr(dialect, "_transport", TRANSPORTS[way])
+    monkeypatch.setattr(transfer, "BUCKET_BYTES", 40_000)
+    learner = TorchLearner(
+        tiny_model(0, **WIDE),
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(),
+        temperature=1.0,
+        settings=TorchSettings(lora_rank=4, lora_alpha=6.0),
+    )
+    versions = [10 * (1 + list(TRANSPORTS).index(way)) + i for i in range(3)]
+    merged: dict[int, LanguageModel] = {}
+    for version in versions:
+        torch.manual_seed(version)
+        for name, parameter in learner._network.named_parameters():
+            if ".lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+        engine.update_weights(learner.weights(), version)
+        load_weights((model := tiny_model(0, **WIDE)).network, learner.weights())
+        merged[version] = model
+        completion = engine.generate(PROMPT, params(), timeout_s=FOREVER)
+        assert completion.spans == ((version, 12),)
+        assert largest_error(merged, PROMPT, completion) < TOLERANCE
+    assert engine._sent.weights.base is not None
+    for version in versions[:-1]:
+        assert largest_error({versions[-1]: merged[version]}, PROMPT, completion) > 10 * TOLERANCE
+    assert sum(tensor.nbytes for _, tensor in engine._sent.weights.read()) < 0.2 * engine._sent.weights.base.most_bytes
 
 
 # -- a server that was started by hand ---------------------------------------------------------------------------------

@@ -124,9 +124,25 @@ class Rank:
         a part are."""
         return rank_weights.sees(path, token), str(next(iter(self._parts[name].weights()))[1].device)
 
-    def deliver(self, name: PartName, delivery: Delivery) -> Iterator[Word]:
-        """Write and send the weights of a part."""
-        return rank_weights.deliver(self._parts[name].weights(), delivery, self._rank)
+    def deliver(self, name: PartName, delivery: Delivery, bases: bool = False) -> Iterator[Word]:
+        """Write and send the weights of a part, or those beside its adapters."""
+        weights = self._parts[name].weights()
+        return rank_weights.deliver(weights.bases() if bases else weights, delivery, self._rank)
+
+    def bases(self, name: PartName) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights of a part beside its adapters."""
+        found: Iterator[tuple[str, torch.Tensor]] = self._parts[name].weights().bases()
+        return found
+
+    def adapters(self, name: PartName) -> Iterator[tuple[str, torch.Tensor]]:
+        """The adapters of a part."""
+        found: Iterator[tuple[str, torch.Tensor]] = self._parts[name].weights().adapters()
+        return found
+
+    def base_key(self, name: PartName) -> str:
+        """What names the weights beside the adapters of a part; each rank has one of its own."""
+        key: str = self._parts[name].weights().key()
+        return key
 
     def step(self, name: PartName, batches: Any, denominators: Any, named: dict[str, Any]) -> Any:
         """An optimiser step of a part."""

@@ -131,12 +131,12 @@ def gather(
 
 
 class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
-    """The weights of a part, and whose they are: a stream through the driver, or, asked as
-    :class:`~trainer.engines.buckets.Delivered`, written and sent by the ranks."""
+    """The weights of a part, or those beside its adapters, and whose they are: a stream through the driver, or, asked
+    as :class:`~trainer.engines.buckets.Delivered`, written and sent by the ranks."""
 
-    def __init__(self, crew: Crew, name: PartName) -> None:
-        self.crew, self.name = crew, name
-        self._stream = crew.stream("part", name, "weights")
+    def __init__(self, crew: Crew, name: PartName, *, bases: bool = False) -> None:
+        self.crew, self.name, self._bases = crew, name, bases
+        self._stream = crew.stream("bases", name) if bases else crew.stream("part", name, "weights")
 
     def __next__(self) -> tuple[str, torch.Tensor]:
         found: tuple[str, torch.Tensor] = next(self._stream)
@@ -149,7 +149,24 @@ class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
 
     def deliver(self, delivery: Delivery) -> Iterator[Word]:
         """Have the ranks write and send them."""
-        return self.crew.stream("deliver", self.name, delivery)
+        return self.crew.stream("deliver", self.name, delivery, self._bases)
+
+
+class _AdaptedWeightsOf(_WeightsOf):
+    """The weights of a part with adapters, as :class:`~trainer.engines.buckets.Adapted`, too."""
+
+    def key(self) -> str:
+        """That of rank 0."""
+        found: str = self.crew.call("base_key", self.name)[0]
+        return found
+
+    def bases(self) -> _WeightsOf:
+        """The weights beside the adapters."""
+        return _WeightsOf(self.crew, self.name, bases=True)
+
+    def adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The adapters, through the driver: they are small."""
+        return self.crew.stream("adapters", self.name)
 
 
 class RankedScorer:
@@ -230,6 +247,11 @@ class RankedLearner(_Trained):
         super().__init__(crew, "learner")
         made = (dump_config(config), warm_start, model.network.config, threads, Stream())
         crew.call_each("make", [made] * crew.count, weights_of(model.network))
+        self._adapted = not warm_start and getattr(config.learner, "lora_rank", 0) > 0
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and weights, one at a time; copies."""
+        return _AdaptedWeightsOf(self._crew, self._name) if self._adapted else super().weights()
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False

@@ -65,6 +65,25 @@ class Delivered(Protocol):
         ...
 
 
+@runtime_checkable
+class Adapted(Protocol):
+    """A stream of weights with adapters merged into them, of which both parts can be had, too: who has kept the bases
+    needs only the adapters."""
+
+    def key(self) -> str:
+        """Of the bases: as long as it is the same, so are they. Letters and digits."""
+        ...
+
+    def bases(self) -> Iterable[Named]:
+        """The weights without adapters, by the same names."""
+        ...
+
+    def adapters(self) -> Iterable[Named]:
+        """The matrices of each adapter: the name of its weight with
+        :data:`~trainer.engines.vllm_worker.roll_transfer.ADAPTER_A` or ``ADAPTER_B`` behind it."""
+        ...
+
+
 def rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """``tensor`` in ``dtype`` where that is narrower; without its gradient."""
     tensor = tensor.detach()

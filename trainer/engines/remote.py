@@ -22,6 +22,7 @@ import torch
 from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.engines import Engine, check_request
+from trainer.engines.buckets import Adapted
 from trainer.engines.preflight import RemoteSettings
 from trainer.engines.replica import Dialect, Limits, Replica, ReplicaLostError, Sent, UnansweredProbeError, joined_spans
 from trainer.engines.router import Router
@@ -168,6 +169,8 @@ class RemoteEngine(Engine):
         for replica in self._replicas:
             replica.server.close()
         self._sent.weights.close()
+        if self._sent.weights.base is not None:
+            self._sent.weights.base.close()
 
     def drain(self, number: int) -> None:
         """Let replica ``number`` finish what it has, send nothing more there, and end it where it is ours."""
@@ -256,7 +259,7 @@ class RemoteEngine(Engine):
             self._sent, self.version = old, old.version
             await self._go_back(sent, error)
             raise
-        old.weights.close()
+        old.close(instead=sent)
         self._problem = ""
 
     async def _go_back(self, sent: Sent, error: BaseException) -> None:
@@ -266,7 +269,7 @@ class RemoteEngine(Engine):
             self._router.shut(replica.lane)
         await self._every(Replica.recede)
         await asyncio.to_thread(sent.weights.settle)  # before anybody asks the learner for something else
-        sent.weights.close()
+        sent.close(instead=self._sent)
         failed = f"the update to weight version {sent.version} failed and must be repeated: {error}"
         try:
             # One that is cancelled ends the engine; a server that does not start would not start again.
@@ -406,13 +409,23 @@ class RemoteEngine(Engine):
     # -- small things ------------------------------------------------------------------------------------------------
 
     def _read(self, source: Iterable[tuple[str, torch.Tensor]], version: int) -> Sent:
-        weights = SentWeights(
+        read = partial(
+            SentWeights,
             self._skeleton,
-            source,
             folder=self._settings.weights_folder,
             dtype=getattr(torch, self._settings.dtype),
-            live=self._live,
         )
+        if not (self._dialect.merges_adapters and isinstance(source, Adapted)):
+            return Sent(read(source, live=self._live), version, self._owner, next(self._updates))
+        base, key = self._sent.weights.base, source.key()
+        if base is None or base.base_key != key:
+            base = read(source.bases(), base_key=key)
+        try:
+            weights = read(source.adapters(), base=base)
+        except BaseException:
+            if base is not self._sent.weights.base:
+                base.close()
+            raise
         return Sent(weights, version, self._owner, next(self._updates))
 
     def _raise_if_unusable(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from roll_transfer import Group, Piece, open_memory, views  # type: ignore[import-not-found]
+from roll_transfer import Group, Kept, Piece, Use, open_memory, views  # type: ignore[import-not-found]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -44,13 +44,21 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Memory of another process of this machine. It is used again for the next bucket."""
     broadcast: int | None = None
     """So many bytes come through the process group."""
+    use: Use = "load"
+    """What is done with it."""
 
 
 class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
-    """Weights by their Hugging Face names, loaded as from a checkpoint."""
+    """Weights by their Hugging Face names, loaded as from a checkpoint: sent whole, or merged here of weights that were
+    sent once and adapters that are sent each time."""
 
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
     _group: Group | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._kept = Kept()
+        self._adapted = False  # in this update
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         self._leave()
@@ -62,6 +70,7 @@ class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[mi
             self._group = Group(**init_info.group, rank=rank)
 
     def start_weight_update(self) -> None:
+        self._adapted = False
         # What an update that failed midway left behind would be mixed with this one.
         for layer in self.model.modules():
             info = get_layerwise_info(layer)
@@ -80,8 +89,19 @@ class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[mi
             raise
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
+        weights = self._weights(update_info)
+        if update_info.use == "keep":
+            self._kept.keep(weights)
+        elif update_info.use == "adapt":
+            self._kept.adapt(weights)
+            self._adapted = True
+        else:
+            self._kept.clear()
+            self._load(weights)
+
+    def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         with disable_mtp_completeness_check():  # a bucket need not be the whole model
-            self.model.load_weights(self._weights(update_info))
+            self.model.load_weights(weights)
 
     def _weights(self, info: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
         if info.path is not None:
@@ -104,6 +124,9 @@ class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[mi
 
     def finish_weight_update(self) -> None:
         self._leave()
+        if self._adapted:
+            self._adapted = False  # where it fails, the next call only puts back what was there
+            self._load(self._kept.merged(self.device))
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type != "cpu":
             return
