@@ -17,6 +17,7 @@ import random
 import signal
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,10 @@ class FakeVLLM:
         """What the last updates brought."""
         self.received: list[str] = []
         """Names of the tensors that came."""
+        self.received_bytes = 0
         self.kept: Any = None
         self.kept_on: Any = None
-        self.adapted = False
+        self.unloaded = False
         self.most_at_once = self.at_once = self.requests = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -96,11 +98,11 @@ class FakeVLLM:
             case "/misbehave":
                 self.bad = body
             case "/start_weight_update":
-                self.adapted = False
+                self.unloaded = False
             case "/finish_weight_update":
                 self.leave()
-                if self.adapted:
-                    self.adapted = False
+                if self.unloaded:
+                    self.unloaded = False
                     self.weights.update(self.kept.merged(self.kept_on))
                 if body is not None:
                     self.version, self.updates = body["weight_version"], self.updates + 1
@@ -144,16 +146,26 @@ class FakeVLLM:
             self.group.close()
             self.group = None
 
-    def take(self, pieces: Any, path: str = "", handle: Any = None, broadcast: int = 0, use: str = "load") -> None:
+    def take(
+        self,
+        pieces: Any,
+        path: str = "",
+        handle: Any = None,
+        broadcast: int = 0,
+        use: str = "load",
+        checksum: int | None = None,
+    ) -> None:
         """Weights in any of the ways of the plugin."""
         import torch
 
         from trainer.engines.vllm_worker.roll_transfer import Kept, open_memory, views
 
         self.kept, self.kept_on = self.kept or Kept(), torch.device("cpu")
-
         if path:
-            bucket = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+            content = bytearray(Path(path).read_bytes())
+            if checksum not in (None, zlib.crc32(content)):
+                raise ValueError("the checksum is another one")
+            bucket = torch.frombuffer(content, dtype=torch.uint8)
         elif handle:
             bucket = open_memory(handle)
         else:
@@ -161,15 +173,14 @@ class FakeVLLM:
             bucket = torch.empty(broadcast, dtype=torch.uint8)
             self.group.broadcast(bucket)
         self.received.extend(name for name, *_ in pieces)
+        self.received_bytes += sum(end - start for *_, start, end in pieces)
         found = ((name, tensor.clone()) for name, tensor in views(bucket, pieces))
         if use == "load":
             self.kept.clear()
             self.weights.update(found)
-        elif use == "keep":
-            self.kept.keep(found)
         else:
-            self.kept.adapt(found)
-            self.adapted = True
+            {"keep": self.kept.keep, "adapt": self.kept.adapt, "change": self.kept.change}[use](found)
+            self.unloaded = True
 
     async def generate(self, body: Any) -> tuple[int, Any]:
         self.requests += 1

@@ -283,6 +283,38 @@ def test_adapters_that_are_sent_alone_are_merged_there(
     assert sum(tensor.nbytes for _, tensor in engine._sent.weights.read()) < 0.2 * engine._sent.weights.base.most_bytes
 
 
+@pytest.mark.parametrize("placed", ["shared_memory", "broadcast", "folder"])
+def test_changes_alone_become_the_new_weights_there(models: list[LanguageModel], tmp_path: Path, placed: str) -> None:
+    """A few numbers of most weights, and all of some."""
+    how = {"weights_folder": str(tmp_path)} if placed == "folder" else {"transfer": placed}
+    engine = made(models[0], deltas=True, **how)
+    try:
+        changed = {0: models[0]}
+        for version in (1, 2):
+            model = tiny_model(0, **WIDE)
+            load_weights(model.network, weights_of(changed[version - 1].network))
+            torch.manual_seed(version)
+            with torch.no_grad():
+                for name, weight in weights_of(model.network):
+                    if weight.ndim == 2:
+                        weight.view(-1)[torch.randint(weight.numel(), (weight.numel() // 50,))] = 0.3
+                    elif "input_layernorm" in name:
+                        weight.normal_()
+            changed[version] = model
+            engine.update_weights(weights_of(model.network), version)
+            completion = engine.generate(PROMPT, params(), timeout_s=FOREVER)
+            assert completion.spans == ((version, 12),)
+            assert largest_error(changed, PROMPT, completion) < TOLERANCE
+            assert largest_error({version: changed[version - 1]}, PROMPT, completion) > 10 * TOLERANCE
+            assert engine._sent.changes is not None
+            assert engine._sent.changes.most_bytes < 0.2 * engine._sent.weights.most_bytes
+        os.kill(max(group_of(engine)), signal.SIGKILL)  # the next one has none of it, and is sent all
+        completion = engine.generate(PROMPT, params(), timeout_s=FOREVER)
+        assert largest_error(changed, PROMPT, completion) < TOLERANCE
+    finally:
+        engine.close()
+
+
 # -- a server that was started by hand ---------------------------------------------------------------------------------
 
 

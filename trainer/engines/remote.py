@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.engines import Engine, check_request
-from trainer.engines.buckets import Adapted
+from trainer.engines.buckets import Adapted, changes
 from trainer.engines.preflight import RemoteSettings
 from trainer.engines.replica import Dialect, Limits, Replica, ReplicaLostError, Sent, UnansweredProbeError, joined_spans
 from trainer.engines.router import Router
@@ -106,7 +106,7 @@ class RemoteEngine(Engine):
         """
         if self._closed:
             raise EngineError("the engine is closed")
-        self._client.run(self._update(self._read(source, version)))
+        self._client.run(self._update(self._read(source, version, self._sent)))
 
     def pause(self) -> None:
         """Stop sampling; requests are kept."""
@@ -168,9 +168,7 @@ class RemoteEngine(Engine):
         self._client.close()
         for replica in self._replicas:
             replica.server.close()
-        self._sent.weights.close()
-        if self._sent.weights.base is not None:
-            self._sent.weights.base.close()
+        self._sent.close()
 
     def drain(self, number: int) -> None:
         """Let replica ``number`` finish what it has, send nothing more there, and end it where it is ours."""
@@ -408,25 +406,32 @@ class RemoteEngine(Engine):
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _read(self, source: Iterable[tuple[str, torch.Tensor]], version: int) -> Sent:
-        read = partial(
-            SentWeights,
-            self._skeleton,
-            folder=self._settings.weights_folder,
-            dtype=getattr(torch, self._settings.dtype),
-        )
-        if not (self._dialect.merges_adapters and isinstance(source, Adapted)):
-            return Sent(read(source, live=self._live), version, self._owner, next(self._updates))
-        base, key = self._sent.weights.base, source.key()
-        if base is None or base.base_key != key:
-            base = read(source.bases(), base_key=key)
-        try:
-            weights = read(source.adapters(), base=base)
-        except BaseException:
-            if base is not self._sent.weights.base:
-                base.close()
-            raise
-        return Sent(weights, version, self._owner, next(self._updates))
+    def _read(self, source: Iterable[tuple[str, torch.Tensor]], version: int, before: Sent | None = None) -> Sent:
+        """The weights of ``source``, and what a server needs of them that has those of ``before``."""
+        dialect, folder = self._dialect, self._settings.weights_folder
+        sent = partial(Sent, version=version, owner=self._owner, update=next(self._updates))
+        with contextlib.ExitStack() as opened:
+
+            def read(source: Iterable[tuple[str, torch.Tensor]], **how: Any) -> SentWeights:
+                dtype = getattr(torch, self._settings.dtype)
+                return opened.enter_context(contextlib.closing(SentWeights(self._skeleton, source, dtype=dtype, **how)))
+
+            if dialect.merges_adapters and isinstance(source, Adapted):
+                key, base = source.key(), before.weights.base if before else None
+                if base is None or base.base_key != key:
+                    base = read(source.bases(), folder=folder, use="keep", base_key=key)
+                found = sent(read(source.adapters(), folder=folder, use="adapt", base=base))
+            elif dialect.sends_changes:
+                weights = read(source, use="keep")
+                whole = read(weights.read(), folder=folder, use="keep", live=True) if folder else None
+                found = sent(weights, whole=whole)
+                if before is not None and before.weights.base is None:
+                    changed = read(changes(before.weights.read(), weights.read()), folder=folder, use="change")
+                    found = replace(found, changes=changed, before=before.label)
+            else:
+                found = sent(read(source, folder=folder, live=self._live))
+            opened.pop_all()
+        return found
 
     def _raise_if_unusable(self) -> None:
         if self._closed or self._problem:

@@ -62,6 +62,11 @@ class Sent:
     """Of the label: another trainer's weights are told from ours by it."""
     update: int
     """Of the label: which update, since a version may be sent twice."""
+    whole: SentWeights | None = None
+    """The weights where servers can read them, if they cannot read those of ``weights``."""
+    changes: SentWeights | None = None
+    """What differs from the weights with the label ``before``."""
+    before: str = ""
 
     @property
     def label(self) -> str:
@@ -72,15 +77,19 @@ class Sent:
     def since(self, label: str | None) -> tuple[SentWeights, ...]:
         """What a server needs that has the weights ``label``, in this order; None for one that may have a part only."""
         base = self.weights.base
+        if self.changes is not None and label == self.before:
+            return (self.changes,)
         if base is None:
-            return (self.weights,)
+            return (self.whole or self.weights,)
         there = str(label).split("-")[1::2] == [self.owner, base.base_key]
         return (self.weights,) if there else (base, self.weights)
 
-    def close(self, instead: Sent) -> None:
+    def close(self, instead: Sent | None = None) -> None:
         """Give back the memory of what ``instead``, which goes on, does not need."""
-        self.weights.close()
-        if self.weights.base is not None and self.weights.base is not instead.weights.base:
+        for each in (self.weights, self.whole, self.changes):
+            if each is not None:
+                each.close()
+        if self.weights.base is not None and (instead is None or self.weights.base is not instead.weights.base):
             self.weights.base.close()
 
     def version_of(self, label: Any) -> int:
@@ -115,6 +124,8 @@ class Dialect(abc.ABC):
     """Weights are read from the learner while they are sent, so that they need not leave its device."""
     merges_adapters: ClassVar[bool] = False
     """Its workers keep weights, and merge adapters into them that are sent alone."""
+    sends_changes: bool = False
+    """Its workers keep weights, and are sent what differs from those."""
     continues_aborted: ClassVar[bool] = False
     """What a request that a pause ended has sampled is kept, and the rest asked for."""
 

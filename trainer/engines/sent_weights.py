@@ -16,6 +16,7 @@ import os
 import secrets
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -50,17 +51,20 @@ class SentWeights:
         folder: str | None = None,
         dtype: torch.dtype | None = None,
         live: bool = False,
+        use: Use = "load",
         base_key: str = "",
         base: SentWeights | None = None,
     ) -> None:
         """Read ``source`` once: here, or when ``live`` while it is sent, by :meth:`read`.
 
-        Numbers that are wider than ``dtype``, what the server computes in, are rounded to it. ``base_key`` is that of
-        weights to which adapters belong; with a ``base``, ``source`` are adapters of it, which are not rounded. Raises
-        :class:`EngineError` where names or shapes are not those of the network.
+        Numbers that are wider than ``dtype``, what the server computes in, are rounded to it. ``use`` is what workers
+        do with what is sent: with weights, or with adapters of a ``base`` or changes, which are not rounded or checked.
+        ``base_key`` is that of weights to which adapters belong. Raises :class:`EngineError` where names or shapes are
+        not those of the network.
         """
-        self._skeleton, self._dtype = skeleton, dtype if base is None else None
-        self.base_key, self.base = base_key, base
+        self._are_weights = use in ("load", "keep")
+        self._skeleton, self._dtype = skeleton, dtype if self._are_weights else None
+        self.use, self.base_key, self.base = use, base_key, base
         if folder is None:
             # A file without a name leaves nothing behind, whatever ends this process.
             self._file: Any = os.fdopen(os.memfd_create("roll-weights"), "w+b")
@@ -71,6 +75,7 @@ class SentWeights:
         self.tensors: list[Piece] = []
         """What lies where in the file."""
         self._reading = threading.Lock()  # one thread at a time asks other processes for their weights
+        self._keeping = threading.Lock()  # several servers may want them at the same time
         self._words: Iterator[Word] | None = None
         self._unread: Iterator[tuple[str, torch.Tensor]] | None = None
         self._delivered: Delivered | None = None
@@ -92,13 +97,6 @@ class SentWeights:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def use(self) -> Use:
-        """What workers do with them."""
-        if self.base is not None:
-            return "adapt"
-        return "keep" if self.base_key else "load"
 
     @property
     def elsewhere(self) -> bool:
@@ -163,23 +161,30 @@ class SentWeights:
             self.deliver()
         while self._delivered is not None:
             self.word()
-        if self._unread is None:
-            return
-        try:
-            for _ in self._unread:
-                pass
-        except BaseException:
-            self.close()
-            raise
-        self._unread = None
+        with self._keeping:
+            if self._unread is None:
+                return
+            try:
+                for _ in self._unread:
+                    pass
+            except BaseException:
+                self.close()
+                raise
+            self._unread = None
 
     def _fitting(self, source: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        if self.base is not None:
+        if not self._are_weights:
             return iter(source)
         return fitting(self._skeleton, source, "the update", error=EngineError)
 
     def _written(self, source: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         return written(self._fitting(source), self._file.fileno(), self._dtype, self.tensors, mine=lambda _: True)
+
+    def checksum(self) -> int:
+        """CRC-32 of the file."""
+        self.keep()
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return zlib.crc32(content)
 
     def _bytes(self) -> torch.Tensor:
         """All that is kept, uint8 [n]; nothing is copied."""

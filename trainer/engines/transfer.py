@@ -44,6 +44,8 @@ class TransportOptions:
     """Of the trainer, as the workers reach it."""
     timeout_s: float = 120.0
     """Longest wait for the workers to take part."""
+    checksums: bool = False
+    """Whether the workers check the files that they read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +65,10 @@ async def _mapped(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
 
     async def send() -> None:
         await asyncio.to_thread(weights.keep)
-        await ask(
-            "/update_weights", {"update_info": {"path": weights.path, "pieces": weights.tensors, "use": weights.use}}
-        )
+        info: dict[str, Any] = {"path": weights.path, "pieces": weights.tensors, "use": weights.use}
+        if options.checksums:
+            info["checksum"] = await asyncio.to_thread(weights.checksum)
+        await ask("/update_weights", {"update_info": info})
 
     yield send
 

@@ -35,9 +35,12 @@ class VLLMDialect(Dialect):
         options: TransportOptions | None = None,
         *,
         colocated: bool = False,
+        deltas: bool = False,
     ) -> None:
-        """``colocated``: the server shares a device with the learner and sleeps while that learns."""
-        self._transport, self._options, self.live = transport, options or TransportOptions(), transport.live
+        """``colocated``: the server shares a device with the learner and sleeps while that learns. ``deltas``: what
+        changed in the weights that it has is sent."""
+        self._transport, self._options = transport, options or TransportOptions()
+        self.live, self.sends_changes = transport.live and not deltas, deltas
         self.capabilities = Capabilities(
             logprobs=True,
             updates_in_flight=True,

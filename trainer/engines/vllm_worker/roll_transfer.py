@@ -19,11 +19,14 @@ c10d: Any = torch.distributed
 _CONNECTING = datetime.timedelta(seconds=10)
 Piece = tuple[str, str, tuple[int, ...], int, int]
 """Name, type, shape, first byte and the byte after the last of a tensor in a bucket."""
-Use = Literal["load", "keep", "adapt"]
-"""What the workers do with tensors: load these weights as they are, keep them for what follows, or load those that they
-keep with these adapters merged into them."""
+Use = Literal["load", "keep", "adapt", "change"]
+"""What the workers do with tensors: load these weights as they are, or keep them, and load what they keep: with these
+adapters merged into it, or these numbers changed in it."""
 ADAPTER_A, ADAPTER_B = ".lora_A", ".lora_B"
 """Behind the name of a weight [out, in], its adapter's matrices [r, in] and [out, r]: the product B @ A is added."""
+PLACES, NUMBERS = ".places", ".numbers"
+"""Behind the name of a weight, one after the other: where numbers of it change, int32 [k] of the flat weight, and what
+they are now [k]. A weight of which much changes comes whole, by its name."""
 
 
 def views(bucket: torch.Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -35,11 +38,12 @@ def views(bucket: torch.Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[str, 
 
 
 class Kept:
-    """Weights that are kept to be merged with adapters, and the adapters that came last."""
+    """Weights that are kept to be merged with adapters, and the adapters that came last; or to be changed."""
 
     def __init__(self) -> None:
         self._weights: dict[str, torch.Tensor] = {}
         self._adapters: dict[str, torch.Tensor] = {}
+        self._places = torch.empty(0, dtype=torch.int32)
 
     def keep(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Keep ``weights``, in which adapters that came before do not belong."""
@@ -53,6 +57,20 @@ class Kept:
             if weight == name or weight not in self._weights:
                 raise ValueError(f"{name} is no adapter of a weight that was kept before")
             self._adapters[name] = tensor
+
+    @torch.no_grad()
+    def change(self, changes: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Change numbers of the weights. Raises ValueError for a weight that was not kept before."""
+        for name, tensor in changes:
+            weight = name.removesuffix(PLACES).removesuffix(NUMBERS)
+            if weight not in self._weights:
+                raise ValueError(f"{name} changes a weight that was not kept before")
+            if name.endswith(PLACES):
+                self._places = tensor
+            elif name.endswith(NUMBERS):
+                self._weights[weight].view(-1)[self._places.long()] = tensor
+            else:
+                self._weights[weight] = tensor
 
     def clear(self) -> None:
         """Forget all of it."""
