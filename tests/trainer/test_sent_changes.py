@@ -64,6 +64,9 @@ def test_what_changed_alone_is_sent_to_who_has_the_rest(
         assert fake[1].received == [list(dict(weights_of(model.network)))[-1]]
         fake[1].version = "default"  # it has other weights than it was sent
         assert not update(engine, fake[1], 5, 5, dtype)
+        if way == "folder":  # from where a server of another site reads them
+            assert engine._sent.whole is not None
+            assert Path(engine._sent.whole.path).stat().st_size >= fake[1].received_bytes
         assert update(engine, fake[1], 6, 6, dtype)
         if way == "folder":
             files = [file for file in tmp_path.iterdir() if file.stat().st_size]

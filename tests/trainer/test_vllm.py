@@ -309,7 +309,7 @@ def test_changes_alone_become_the_new_weights_there(models: list[LanguageModel],
             assert engine._sent.changes is not None
             assert engine._sent.changes.most_bytes < 0.2 * engine._sent.weights.most_bytes
         os.kill(max(group_of(engine)), signal.SIGKILL)  # the next one has none of it, and is sent all
-        completion = engine.generate(PROMPT, params(), timeout_s=FOREVER)
+        completion = engine.generate(PROMPT, params(), timeout_s=500)
         assert largest_error(changed, PROMPT, completion) < TOLERANCE
     finally:
         engine.close()
@@ -473,6 +473,27 @@ def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(tmp_path: Pa
         process.wait()
     assert all(map(ended, group))
     assert (tmp_path / "log").read_text().count("fall asleep") >= 3  # beside each step of the learner
+
+
+def test_a_run_whose_ranks_train_adapters(tmp_path: Path) -> None:
+    """fsdp2 over two processes: bases are written by the ranks, adapters pass the driver, workers merge."""
+    config = values(
+        output=str(tmp_path / "runs"),
+        steps=3,
+        model=WIDE,
+        engine={"name": "vllm", "max_tokens": 128},
+        learner={"backend": "fsdp2", "lora_rank": 4},
+        optimizer={"name": "adamw", "lr": 1e-2},
+        placement={"learner": {"ranks": 2}},
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    assert roll_train(str(tmp_path / "run.yaml"), log=tmp_path / "output").wait(500) == 0, (
+        tmp_path / "output"
+    ).read_text()
+    (run,) = (tmp_path / "runs").iterdir()
+    lines = read_metrics(run, "train")
+    assert len(lines) == 3
+    assert all(line["mismatch/logprob_diff_max"] < TOLERANCE for line in lines)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processors are needed")
