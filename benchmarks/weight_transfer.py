@@ -6,10 +6,11 @@
 
 A server is started here on the CPU for each way. The first update from each source and the median of later ones are
 given, each with the probe, as a run does them. Sources are the trainer's own process, two ranks of a learner that
-send straight to the server, and two ranks whose weights come through the trainer, one tensor at a time. Memory is what
-trainer, ranks and server hold at the most during an update above what they held before, shared memory counted at the
-trainer, which makes it: a second copy of the weights, since the last one is kept until the update has succeeded, and
-what the way needs for a moment.
+send straight to the server, two ranks whose weights come through the trainer, one tensor at a time, LoRA of rank 8 in
+the trainer's process, and weights of which 1% of the numbers change (engine.deltas). "Sent" is what the last update
+gave the server. Memory is what trainer, ranks and server hold at the most during an update above what they held before,
+shared memory counted at the trainer, which makes it: a second copy of the weights, since the last one is kept until the
+update has succeeded, and what the way needs for a moment.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ import torch
 
 import roll_envs
 from trainer.cluster.learner_ranks import LearnerRanks
-from trainer.config import EngineConfig, ModelConfig
+from trainer.config import EngineConfig, LossConfig, ModelConfig, OptimizerConfig
 from trainer.config.load import parse_config
 from trainer.engines import make_engine
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.transfer import TRANSPORTS
+from trainer.learner import TorchSettings
+from trainer.learner.torch import TorchLearner
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, build_model
 
@@ -40,7 +43,13 @@ SHAPES = {
     "10m": ModelConfig(hidden_size=384, layers=4, heads=6, mlp_ratio=4),
     "135m": ModelConfig(hidden_size=576, layers=30, heads=9, mlp_ratio=1536 / 576),
 }
-SOURCES = {"trainer": "trainer", "ranks": "2 ranks", "through": "2 ranks, through the trainer"}
+SOURCES = {
+    "trainer": "trainer",
+    "ranks": "2 ranks",
+    "through": "2 ranks, through the trainer",
+    "adapters": "trainer, adapters",
+    "changes": "trainer, changes",
+}
 RUN = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nplacement: {learner: {ranks: 2}}\n"
 Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 EVERY_S = 0.005
@@ -105,17 +114,19 @@ def server_pids(engine: RemoteEngine) -> list[int]:
 
 def measure(engine: RemoteEngine, source: Weights, ranks: Sequence[int], updates: int) -> str:
     """Times of updates, then memory in further ones: the cells of one line of the table."""
-    times = []
+    times, before = [], ""
     for _ in range(1 + updates):
+        before = engine._sent.label
         started = time.monotonic()
         engine.update_weights(source(), engine.version + 1)
         times.append(time.monotonic() - started)
+    sent = sum(each.most_bytes for each in engine._sent.since(before)) / 2**20
     peaks = []
     for pids in ([os.getpid()], ranks, server_pids(engine)):
         with Peak(pids) as peak:
             engine.update_weights(source(), engine.version + 1)
         peaks.append(f"{peak.above:.0f}" if pids else "-")
-    return f"{times[0]:.2f} | {statistics.median(times[1:]):.2f} | {' | '.join(peaks)}"
+    return f"{times[0]:.2f} | {statistics.median(times[1:]):.2f} | {sent:.1f} | {' | '.join(peaks)}"
 
 
 def rank_pids() -> list[int]:
@@ -129,15 +140,49 @@ def rank_pids() -> list[int]:
     return found
 
 
+def changing(model: LanguageModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of ``model`` with 1% of the numbers a little larger than the last time."""
+    for name, tensor in weights_of(model.network):
+        places = torch.randint(tensor.numel(), (max(1, tensor.numel() // 100),))
+        tensor.view(-1)[places] *= 1.02
+        yield name, tensor
+
+
 @contextlib.contextmanager
 def weights_from(name: str, model: LanguageModel) -> Iterator[Weights]:
     """The weights of ``model`` where the source ``name`` has them."""
     if name == "trainer":
         yield lambda: weights_of(model.network)
         return
+    if name == "changes":
+        yield lambda: changing(model)
+        return
+    if name == "adapters":
+        settings = TorchSettings(lora_rank=8)
+        learner = TorchLearner(
+            model, loss=LossConfig(), optimizer=OptimizerConfig(), temperature=1.0, settings=settings
+        )
+        yield learner.weights
+        return
     with LearnerRanks(parse_config(RUN)) as ranks:
         learner = ranks.learner(model, warm_start=False, threads=2)
         yield learner.weights if name == "ranks" else lambda: (item for item in learner.weights())
+
+
+def measure_way(
+    model: LanguageModel, way: str, sources: Sequence[str], updates: int, *, dtype: str, deltas: bool
+) -> None:
+    """Print the lines of one server."""
+    settings = {"name": "vllm", "max_tokens": 256, "dtype": dtype, "transfer": way, "deltas": deltas}
+    engine = make_engine(model, EngineConfig.model_validate(settings))
+    assert isinstance(engine, RemoteEngine)
+    try:
+        for name in sources:
+            with weights_from(name, model) as source:
+                cells = measure(engine, source, rank_pids(), updates)
+            print(f"| {SOURCES[name]} | {way} | {cells} |", flush=True)
+    finally:
+        engine.close()
 
 
 def main() -> None:
@@ -152,19 +197,15 @@ def main() -> None:
         model = build_model(SHAPES[shape], roll_envs.make("roll/FrozenLake-v0"), seed=0)
         weights = sum(tensor.nbytes for _, tensor in weights_of(model.network)) / 2**20
         print(f"\n{shape} parameters, {weights:.1f} MiB of weights in the learner, server in {options.dtype}\n")
-        print("| source | way | first update, s | later ones, s | trainer, MiB | ranks, MiB | server, MiB |")
-        print("|---|---|---|---|---|---|---|")
+        print(
+            "| source | way | first update, s | later ones, s | sent, MiB | trainer, MiB | ranks, MiB | server, MiB |"
+        )
+        print("|---|---|---|---|---|---|---|---|")
         for way in options.ways:
-            settings = {"name": "vllm", "max_tokens": 256, "dtype": options.dtype, "transfer": way}
-            engine = make_engine(model, EngineConfig.model_validate(settings))
-            assert isinstance(engine, RemoteEngine)
-            try:
-                for name in options.sources:
-                    with weights_from(name, model) as source:
-                        cells = measure(engine, source, rank_pids(), options.updates)
-                    print(f"| {SOURCES[name]} | {way} | {cells} |", flush=True)
-            finally:
-                engine.close()
+            for deltas in (False, True):
+                sources = [name for name in options.sources if (name == "changes") == deltas]
+                if sources:
+                    measure_way(model, way, sources, options.updates, dtype=options.dtype, deltas=deltas)
 
 
 if __name__ == "__main__":

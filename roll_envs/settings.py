@@ -59,6 +59,10 @@ class Part:
         """What the part asks of other sections of a run's configuration and does not find, a sentence each."""
         return []
 
+    def check_machine(self, config: Any) -> None:
+        """Raise :class:`ConfigError` or :class:`MissingExtraError` for what the part does not find on this machine: a
+        package, say, or a free port. Asked before a run begins, and before its model is loaded."""
+
 
 def checked_arguments(what: str, make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments to call ``make`` with, from the settings that a user gave.

@@ -17,6 +17,7 @@ import random
 import signal
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,12 @@ class FakeVLLM:
         self.group: Any = None
         self.weights: dict[str, Any] = {}
         """What the last updates brought."""
+        self.received: list[str] = []
+        """Names of the tensors that came."""
+        self.received_bytes = 0
+        self.kept: Any = None
+        self.kept_on: Any = None
+        self.unloaded = False
         self.most_at_once = self.at_once = self.requests = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,8 +97,13 @@ class FakeVLLM:
         match path:
             case "/misbehave":
                 self.bad = body
+            case "/start_weight_update":
+                self.unloaded = False
             case "/finish_weight_update":
                 self.leave()
+                if self.unloaded:
+                    self.unloaded = False
+                    self.weights.update(self.kept.merged(self.kept_on))
                 if body is not None:
                     self.version, self.updates = body["weight_version"], self.updates + 1
             case "/pause":
@@ -134,21 +146,41 @@ class FakeVLLM:
             self.group.close()
             self.group = None
 
-    def take(self, pieces: Any, path: str = "", handle: Any = None, broadcast: int = 0) -> None:
+    def take(
+        self,
+        pieces: Any,
+        path: str = "",
+        handle: Any = None,
+        broadcast: int = 0,
+        use: str = "load",
+        checksum: int | None = None,
+    ) -> None:
         """Weights in any of the ways of the plugin."""
         import torch
 
-        from trainer.engines.vllm_worker.roll_transfer import open_memory, views
+        from trainer.engines.vllm_worker.roll_transfer import Kept, open_memory, views
 
+        self.kept, self.kept_on = self.kept or Kept(), torch.device("cpu")
         if path:
-            bucket = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+            content = bytearray(Path(path).read_bytes())
+            if checksum not in (None, zlib.crc32(content)):
+                raise ValueError("the checksum is another one")
+            bucket = torch.frombuffer(content, dtype=torch.uint8)
         elif handle:
             bucket = open_memory(handle)
         else:
             assert self.group is not None
             bucket = torch.empty(broadcast, dtype=torch.uint8)
             self.group.broadcast(bucket)
-        self.weights.update((name, tensor.clone()) for name, tensor in views(bucket, pieces))
+        self.received.extend(name for name, *_ in pieces)
+        self.received_bytes += sum(end - start for *_, start, end in pieces)
+        found = ((name, tensor.clone()) for name, tensor in views(bucket, pieces))
+        if use == "load":
+            self.kept.clear()
+            self.weights.update(found)
+        else:
+            {"keep": self.kept.keep, "adapt": self.kept.adapt, "change": self.kept.change}[use](found)
+            self.unloaded = True
 
     async def generate(self, body: Any) -> tuple[int, Any]:
         self.requests += 1

@@ -22,6 +22,8 @@ from torch.distributed.tensor import DTensor
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
 from trainer.config.load import parse_config
+from trainer.engines.buckets import Adapted
+from trainer.engines.vllm_worker.roll_transfer import Kept
 from trainer.learner import Learner, fsdp2, make_learner
 from trainer.learner.gradients import Ranks
 from trainer.learner.steps import skeleton_of
@@ -126,6 +128,7 @@ def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dic
         "metrics": metrics,
         "weights": kept(learner.weights()) | kept(critic.weights()),
         "policy": kept(learner.weights()),
+        "merged": merged_apart(learner),
         "critic": kept(critic.weights()),
         "state": learner.optimizer_state(),
         "critic state": critic.optimizer_state(),
@@ -135,6 +138,16 @@ def played(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int]) -> dic
         "widths": widths,
         "dtypes": {(p.requires_grad, p.dtype) for p in getattr(learner, "_network").parameters()},  # noqa: B009
     }
+
+
+def merged_apart(learner: Any) -> dict[str, torch.Tensor]:
+    """The weights as an engine merges them that keeps those beside the adapters; none where there are no adapters."""
+    weights, parts = learner.weights(), Kept()
+    if not isinstance(weights, Adapted):
+        return {}
+    parts.keep(kept(weights.bases()).items())
+    parts.adapt(kept(weights.adapters()).items())
+    return dict(parts.merged(torch.device("cpu")))
 
 
 def resumed(backend: str, scene: Scene, ranks: Ranks, mine: Sequence[int], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,6 +230,14 @@ def near(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], 
 
 
 EXACT = [name for name in SCENES if "bfloat16" not in name]
+
+
+@pytest.mark.parametrize("name", [name for name, scene in SCENES.items() if scene.settings.get("lora_rank")])
+def test_adapters_apart_give_the_merged_weights(
+    together: list[dict[str, Any]], alone: dict[str, Any], name: str
+) -> None:
+    for found in (*together, alone):
+        near(found[name]["merged"], found[name]["policy"], 1e-6 if name in EXACT else 5e-3)
 
 
 @pytest.mark.parametrize("name", EXACT)

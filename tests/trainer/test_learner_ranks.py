@@ -6,7 +6,9 @@ Ranks that are processes cost seconds each before their first line, so that the 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
+import json
 import os
 import signal
 import threading
@@ -23,6 +25,7 @@ from episode_builders import batches_of, counted
 from test_crew import QueueLinks
 from test_learner import some_rows
 from tiny import tiny_model
+from tokenizers import Tokenizer
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.cluster.crew import Crew, RankError
@@ -31,7 +34,7 @@ from trainer.cluster.rank import Rank
 from trainer.cluster.ranked import RankedLearner, cut, deal, gather, make_phase_learner
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
-from trainer.data.batches import Batch
+from trainer.data.batches import Batch, cost, pack
 from trainer.learner import Critic, Learner, Scorer
 from trainer.model.forward import weights_of
 
@@ -98,6 +101,32 @@ def test_whole_micro_batches_are_dealt_where_there_are_enough() -> None:
     batches = [of_length([10], [10]) for _ in range(8)]
     assert all(p.last - p.first == 2 for mine in deal(batches, 2).pieces for p in mine)
     assert any(p.last - p.first == 1 for mine in deal(batches[:4], 2).pieces for p in mine)
+
+
+def recorded_turns(shared_dir: Path) -> list[list[int]]:
+    """Of each recorded episode of WebShop, the tokens of a prompt with the last page and this one, turn by turn."""
+    folder, tokenizers = shared_dir / "webshop", shared_dir / "tokenizers" / "qwen2"
+    if not (folder / "episodes.json.gz").is_file() or not tokenizers.is_dir():
+        pytest.skip("the recorded WebShop episodes, or the tokenizer, are not here")
+    tokenizer = Tokenizer.from_file(str(tokenizers / "tokenizer.json"))
+    recorded = json.loads(gzip.decompress((folder / "episodes.json.gz").read_bytes()))
+    episodes = []
+    for episode in (*recorded["synthetic"], *recorded["human"]):
+        pages = [len(tokenizer.encode(step["obs_text"]).ids) for step in episode["steps"]]
+        episodes.append([before + page for before, page in itertools.pairwise([0, *pages])])
+    return episodes
+
+
+def test_recorded_episodes_of_webshop_are_dealt_to_eight_ranks_evenly(shared_dir: Path) -> None:
+    """A step of configs/cluster/webshop_qwen2.5_7b_8gpus: 128 episodes, lines and micro-batches of 8192 tokens."""
+    episodes = recorded_turns(shared_dir)
+    for seed in range(2):
+        drawn = np.random.default_rng(seed).integers(0, len(episodes), 128)
+        lengths = np.array([length for episode in drawn for length in episodes[episode]])
+        lines = [[int(lengths[member]) for member in line] for line in pack(lengths, 8192)]
+        dealt = deal([of_length(line) for line in lines], 8)
+        assert sum(dealt.loads) == pytest.approx(sum(cost(int(n)) for n in lengths))
+        assert 1.0 < dealt.imbalance <= 1.05
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

@@ -477,7 +477,7 @@ def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path)
     shutil.copytree(whole[0], path)
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("hidden_size: 16", "hidden_size: 32"))
-    with pytest.raises(CheckpointError, match="does not fit the configured model"):
+    with pytest.raises(CheckpointError, match=r"does not fit the configured model.*; the section model of "):
         go_on(path)
     with pytest.raises(CheckpointError, match="does not fit the configured model"):
         evaluate_run(path, tasks=2)

@@ -52,7 +52,7 @@ class Holder:
     def part(self, name: str, method: str) -> Any:
         return self.weights()
 
-    def deliver(self, name: str, delivery: Delivery) -> Iterator[Any]:
+    def deliver(self, name: str, delivery: Delivery, bases: bool) -> Iterator[Any]:
         return deliver(self.weights(), delivery, self.rank)
 
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,16 @@ from vllm_engines import ended
 
 from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
-from trainer.config import EngineConfig
+from trainer.config import EngineConfig, LossConfig, OptimizerConfig
 from trainer.engines import make_engine, transfer, vllm
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.server import free_port
 from trainer.engines.transfer import TRANSPORTS
 from trainer.engines.vllm import VLLMSettings, check_vllm
 from trainer.engines.vllm_dialect import VLLMDialect
-from trainer.model.forward import weights_of
+from trainer.learner import TorchSettings
+from trainer.learner.torch import TorchLearner
+from trainer.model.forward import load_weights, weights_of
 from trainer.model.network import LanguageModel, save_model
 from trainer.run.folder import read_metrics
 
@@ -81,7 +83,10 @@ def params(n: int = 12, *, temperature: float = 1.0, stop: tuple[int, ...] = (),
 
 
 def largest_error(
-    models: Sequence[LanguageModel], prompt: Sequence[int], completion: Completion, temperature: float = 1.0
+    models: Sequence[LanguageModel] | Mapping[int, LanguageModel],
+    prompt: Sequence[int],
+    completion: Completion,
+    temperature: float = 1.0,
 ) -> float:
     """By how much log-probs differ from those of plain forward passes, version ``i`` being ``models[i]``."""
     assert len(completion.logprobs) == len(completion.ids)
@@ -244,6 +249,72 @@ def test_weights_arrive_by_every_way_in_one_bucket_or_many(
         assert largest_error(models, PROMPT, completion) < TOLERANCE
 
 
+@pytest.mark.parametrize("way", TRANSPORTS)
+def test_adapters_that_are_sent_alone_are_merged_there(
+    engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    dialect = engine._dialect
+    assert isinstance(dialect, VLLMDialect)
+    monkeypatch.setattr(dialect, "_transport", TRANSPORTS[way])
+    monkeypatch.setattr(transfer, "BUCKET_BYTES", 40_000)
+    learner = TorchLearner(
+        tiny_model(0, **WIDE),
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(),
+        temperature=1.0,
+        settings=TorchSettings(lora_rank=4, lora_alpha=6.0),
+    )
+    versions = [10 * (1 + list(TRANSPORTS).index(way)) + i for i in range(3)]
+    merged: dict[int, LanguageModel] = {}
+    for version in versions:
+        torch.manual_seed(version)
+        for name, parameter in learner._network.named_parameters():
+            if ".lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+        engine.update_weights(learner.weights(), version)
+        load_weights((model := tiny_model(0, **WIDE)).network, learner.weights())
+        merged[version] = model
+        completion = engine.generate(PROMPT, params(), timeout_s=FOREVER)
+        assert completion.spans == ((version, 12),)
+        assert largest_error(merged, PROMPT, completion) < TOLERANCE
+    assert engine._sent.weights.base is not None
+    for version in versions[:-1]:
+        assert largest_error({versions[-1]: merged[version]}, PROMPT, completion) > 10 * TOLERANCE
+    assert sum(tensor.nbytes for _, tensor in engine._sent.weights.read()) < 0.2 * engine._sent.weights.base.most_bytes
+
+
+@pytest.mark.parametrize("placed", ["shared_memory", "broadcast", "folder"])
+def test_changes_alone_become_the_new_weights_there(models: list[LanguageModel], tmp_path: Path, placed: str) -> None:
+    """A few numbers of most weights, and all of some."""
+    how = {"weights_folder": str(tmp_path)} if placed == "folder" else {"transfer": placed}
+    engine = made(models[0], deltas=True, **how)
+    try:
+        changed = {0: models[0]}
+        for version in (1, 2):
+            model = tiny_model(0, **WIDE)
+            load_weights(model.network, weights_of(changed[version - 1].network))
+            torch.manual_seed(version)
+            with torch.no_grad():
+                for name, weight in weights_of(model.network):
+                    if weight.ndim == 2:
+                        weight.view(-1)[torch.randint(weight.numel(), (weight.numel() // 50,))] = 0.3
+                    elif "input_layernorm" in name:
+                        weight.normal_()
+            changed[version] = model
+            engine.update_weights(weights_of(model.network), version)
+            completion = engine.generate(PROMPT, params(), timeout_s=FOREVER)
+            assert completion.spans == ((version, 12),)
+            assert largest_error(changed, PROMPT, completion) < TOLERANCE
+            assert largest_error({version: changed[version - 1]}, PROMPT, completion) > 10 * TOLERANCE
+            assert engine._sent.changes is not None
+            assert engine._sent.changes.most_bytes < 0.2 * engine._sent.weights.most_bytes
+        os.kill(max(group_of(engine)), signal.SIGKILL)  # the next one has none of it, and is sent all
+        completion = engine.generate(PROMPT, params(), timeout_s=500)
+        assert largest_error(changed, PROMPT, completion) < TOLERANCE
+    finally:
+        engine.close()
+
+
 # -- a server that was started by hand ---------------------------------------------------------------------------------
 
 
@@ -402,6 +473,27 @@ def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(tmp_path: Pa
         process.wait()
     assert all(map(ended, group))
     assert (tmp_path / "log").read_text().count("fall asleep") >= 3  # beside each step of the learner
+
+
+def test_a_run_whose_ranks_train_adapters(tmp_path: Path) -> None:
+    """fsdp2 over two processes: bases are written by the ranks, adapters pass the driver, workers merge."""
+    config = values(
+        output=str(tmp_path / "runs"),
+        steps=3,
+        model=WIDE,
+        engine={"name": "vllm", "max_tokens": 128},
+        learner={"backend": "fsdp2", "lora_rank": 4},
+        optimizer={"name": "adamw", "lr": 1e-2},
+        placement={"learner": {"ranks": 2}},
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    assert roll_train(str(tmp_path / "run.yaml"), log=tmp_path / "output").wait(500) == 0, (
+        tmp_path / "output"
+    ).read_text()
+    (run,) = (tmp_path / "runs").iterdir()
+    lines = read_metrics(run, "train")
+    assert len(lines) == 3
+    assert all(line["mismatch/logprob_diff_max"] < TOLERANCE for line in lines)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processors are needed")

@@ -209,7 +209,8 @@ class Crew:
         stacks = "".join(
             f"{self._words(rank)} is at:\n{places[rank].rstrip()}\n"
             if places.get(rank)
-            else f"{self._words(rank)} does not say where it is: it is stopped, or in code that is not Python\n"
+            else f"{self._words(rank)} does not say where it is: it is stopped, still starting, or in code that is not "
+            "Python\n"
             for rank in blamed
         )
         named = ", ".join(self._words(rank) for rank in blamed)

@@ -13,9 +13,10 @@ from typing import Any
 
 from roll_envs.errors import RollError
 from trainer.cluster.crew import Crew, Links, LocalLinks
-from trainer.cluster.ranked import RankedLearner, RankedScorer, make_phase_learner
+from trainer.cluster.ranked import RankedLearner, RankedScorer, make_phase_learner, releases
 from trainer.cluster.seats import place, this_machine
 from trainer.config import RunConfig
+from trainer.config.load import dump_config
 from trainer.learner import Learner
 from trainer.learner.snapshot import SavedFiles, notes_of, share_name
 from trainer.model.network import LanguageModel, choose_device
@@ -85,6 +86,7 @@ class LearnerRanks(contextlib.AbstractContextManager["LearnerRanks"]):
         config, placed = self._config, self._config.placement.learner
         crew = Crew(_links(config), placed.start_timeout_s, "placement.learner.start_timeout_s")
         try:
+            crew.call("check", dump_config(config), releases())
             host, port = crew.call("meet")[0]
             crew.call("join", host, port, config.learner.device, placed.timeout_s + _COLLECTIVES_S)
         except BaseException:

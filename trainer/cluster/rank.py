@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -26,10 +27,10 @@ from torch._C._distributed_c10d import TCPStore
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from roll_envs.errors import RollError
+from roll_envs.errors import ConfigError, RollError
 from trainer.cluster import rank_weights
 from trainer.cluster.frames import Answer, Call, Failure, Item, Stream, Where, packed, unpacked
-from trainer.cluster.ranked import make_phase_learner
+from trainer.cluster.ranked import make_phase_learner, releases
 from trainer.config import CriticConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import BACKENDS, part_settings
@@ -55,6 +56,19 @@ class Rank:
         self._parts: dict[str, Any] = {}
         self._share: Share | None = None
         self._writing: threading.Thread | None = None
+
+    def check(self, text: str, theirs: dict[str, str]) -> None:
+        """Raise :class:`ConfigError` where this process lacks what the backend of the configuration ``text`` needs, or
+        has other :func:`releases` than the driver."""
+        config = parse_config(text)
+        BACKENDS.find(config.learner.backend).check_machine(config)
+        own = releases()
+        other = [name for name in theirs if own.get(name) != theirs[name]]
+        if other:
+            raise ConfigError(
+                f"rank {self._rank} of the learner, on {socket.gethostname()}, has {_listed(own, other)}, and the "
+                f"driver {_listed(theirs, other)}; install the same releases on every node"
+            )
 
     def meet(self) -> tuple[str, int] | None:
         """Where the ranks shall meet: rank 0 listens there from now on."""
@@ -124,9 +138,25 @@ class Rank:
         a part are."""
         return rank_weights.sees(path, token), str(next(iter(self._parts[name].weights()))[1].device)
 
-    def deliver(self, name: PartName, delivery: Delivery) -> Iterator[Word]:
-        """Write and send the weights of a part."""
-        return rank_weights.deliver(self._parts[name].weights(), delivery, self._rank)
+    def deliver(self, name: PartName, delivery: Delivery, bases: bool = False) -> Iterator[Word]:
+        """Write and send the weights of a part, or those beside its adapters."""
+        weights = self._parts[name].weights()
+        return rank_weights.deliver(weights.bases() if bases else weights, delivery, self._rank)
+
+    def bases(self, name: PartName) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights of a part beside its adapters."""
+        found: Iterator[tuple[str, torch.Tensor]] = self._parts[name].weights().bases()
+        return found
+
+    def adapters(self, name: PartName) -> Iterator[tuple[str, torch.Tensor]]:
+        """The adapters of a part."""
+        found: Iterator[tuple[str, torch.Tensor]] = self._parts[name].weights().adapters()
+        return found
+
+    def base_key(self, name: PartName) -> str:
+        """What names the weights beside the adapters of a part; each rank has one of its own."""
+        key: str = self._parts[name].weights().key()
+        return key
 
     def step(self, name: PartName, batches: Any, denominators: Any, named: dict[str, Any]) -> Any:
         """An optimiser step of a part."""
@@ -169,6 +199,10 @@ class Rank:
             states = files.training()["optimizer"]
             for name, part in trained.items():
                 self._parts[part].load_optimizer_state(states[name])
+
+
+def _listed(releases: dict[str, str], names: list[str]) -> str:
+    return ", ".join(f"{name} {releases.get(name, 'not at all')}" for name in names)
 
 
 @contextmanager

@@ -6,8 +6,12 @@ with the other ranks through :class:`~trainer.learner.gradients.Ranks`.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -30,6 +34,8 @@ PartName: TypeAlias = Literal["learner", "critic", "reference"]
 
 _PIECES = 4
 """Micro-batches are cut into lines until there are so many for each rank: then the loads of ranks are about equal."""
+_EVEN = 1.02
+"""Lines of the longest rank are cut until it has so much of the mean."""
 
 
 def make_phase_learner(
@@ -53,17 +59,29 @@ def make_phase_learner(
     )
 
 
+def releases() -> dict[str, str]:
+    """What every rank must have in the same release as the driver."""
+    found = {"Python": ".".join(map(str, sys.version_info[:2]))}
+    for name in ("roll-envs", "torch", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 # -- dealing -----------------------------------------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
-    """Some lines of a micro-batch."""
+    """Some lines of a micro-batch, or some sequences of one line."""
 
     source: int
     """Which micro-batch."""
     first: int
     last: int
     """Behind the last line."""
+    start: int
+    end: int
+    """Behind the last position of each line."""
 
 
 class Deal(NamedTuple):
@@ -83,60 +101,87 @@ class Deal(NamedTuple):
 
 def deal(batches: Sequence[Batch], ranks: int) -> Deal:
     """The lines of ``batches`` over ``ranks``, by the work of their sequences; whole micro-batches where there are
-    enough of them, so that each rank runs as few as can be."""
-    works = [_line_works(batch) for batch in batches]
-    pieces = [Piece(i, 0, len(lines)) for i, lines in enumerate(works)]
+    enough of them, so that each rank runs as few as can be, and parts of a line where one has too much otherwise."""
+    lines = [_sequences_of(batch) for batch in batches]
+    pieces = [Piece(i, 0, len(batch.segments), 0, batch.segments.shape[1]) for i, batch in enumerate(batches)]
 
     def work(piece: Piece) -> float:
-        return sum(works[piece.source][piece.first : piece.last])
+        within = (line for line in lines[piece.source][piece.first : piece.last])
+        return sum(cost(n) for line in within for at, n in line if piece.start <= at < piece.end)
 
-    while len(pieces) < _PIECES * ranks:
-        cuttable = [piece for piece in pieces if piece.last - piece.first > 1]
-        if not cuttable:
+    def halves(piece: Piece) -> list[Piece]:
+        """Two pieces; none of a single sequence."""
+        if piece.last - piece.first > 1:
+            middle = (piece.first + piece.last) // 2
+            return [piece._replace(last=middle), piece._replace(first=middle)]
+        starts = [at for at, _ in lines[piece.source][piece.first] if piece.start < at < piece.end]
+        if not starts:
+            return []
+        best = min(starts, key=lambda at: abs(2 * work(piece._replace(end=at)) - work(piece)))
+        return [piece._replace(end=best), piece._replace(start=best)]
+
+    def cut_longest(among: Sequence[Piece], *, least_lines: int) -> bool:
+        cuttable = [each for each in among if each.last - each.first >= least_lines and halves(each)]
+        if cuttable:
+            longest = max(cuttable, key=work)
+            place = pieces.index(longest)
+            pieces[place : place + 1] = halves(longest)
+        return bool(cuttable)
+
+    def dealt() -> Deal:
+        shares = balance([round(work(piece)) for piece in pieces], ranks, quadratic=0.0)
+        found = [[pieces[i] for i in share] for share in shares]
+        return Deal(found, [sum(map(work, share)) for share in found])
+
+    while len(pieces) < _PIECES * ranks and cut_longest(pieces, least_lines=2):
+        pass
+    best = last = dealt()
+    for _ in range(_PIECES * ranks):
+        busiest = last.pieces[last.loads.index(max(last.loads))]
+        if last.imbalance <= _EVEN or not cut_longest(busiest, least_lines=1):
             break
-        longest = max(cuttable, key=work)
-        middle = (longest.first + longest.last) // 2
-        place = pieces.index(longest)
-        pieces[place : place + 1] = [longest._replace(last=middle), longest._replace(first=middle)]
-    shares = balance([round(work(piece)) for piece in pieces], ranks, quadratic=0.0)
-    dealt = [[pieces[i] for i in share] for share in shares]
-    return Deal(dealt, [sum(map(work, share)) for share in dealt])
+        last = dealt()
+        best = min(best, last, key=lambda each: each.imbalance)
+    return best
 
 
-def _line_works(batch: Batch) -> list[float]:
-    """The work of each line, in tokens: of the sequences in it, each of which sees itself only."""
-    return [
-        sum(cost(int(n)) for n in torch.bincount(line[line >= 0]).tolist() if n) for line in batch.segments.unbind(0)
-    ]
+def _sequences_of(batch: Batch) -> list[list[tuple[int, int]]]:
+    """Of each line, where its sequences begin and how long they are; each sees itself only."""
+    found = []
+    for line in batch.segments.unbind(0):
+        lengths = [int(n) for n in torch.bincount(line[line >= 0]).tolist() if n]
+        found.append(list(zip([0, *itertools.accumulate(lengths)], lengths, strict=False)))
+    return found
 
 
 def cut(batch: Batch, piece: Piece) -> Batch:
-    """Lines of a micro-batch; all its tensors are [..., B, T]."""
+    """A piece of a micro-batch; all its tensors are [..., B, T]."""
     present = {f.name: getattr(batch, f.name) for f in fields(batch) if getattr(batch, f.name) is not None}
-    return Batch(**{name: column[..., piece.first : piece.last, :] for name, column in present.items()})
+    lines, positions = slice(piece.first, piece.last), slice(piece.start, piece.end)
+    return Batch(**{name: column[..., lines, positions] for name, column in present.items()})
 
 
 def gather(
     batches: Sequence[Batch], pieces: Sequence[Sequence[Piece]], found: Sequence[Sequence[torch.Tensor]]
 ) -> list[torch.Tensor]:
     """What the ranks gave for their pieces, [B, T] for each of ``batches``."""
-    parts: list[dict[int, torch.Tensor]] = [{} for _ in batches]
+    parts: list[dict[int, dict[int, torch.Tensor]]] = [{} for _ in batches]
     for mine, values in zip(pieces, found, strict=True):
         for piece, value in zip(mine, values, strict=True):
-            parts[piece.source][piece.first] = value
-    return [torch.cat([part[first] for first in sorted(part)]) for part in parts]
+            parts[piece.source].setdefault(piece.first, {})[piece.start] = value
+    return [torch.cat([torch.cat([at[p] for p in sorted(at)], 1) for _, at in sorted(part.items())]) for part in parts]
 
 
 # -- what stands for the parts of the ranks ----------------------------------------------------------------------------
 
 
 class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
-    """The weights of a part, and whose they are: a stream through the driver, or, asked as
-    :class:`~trainer.engines.buckets.Delivered`, written and sent by the ranks."""
+    """The weights of a part, or those beside its adapters, and whose they are: a stream through the driver, or, asked
+    as :class:`~trainer.engines.buckets.Delivered`, written and sent by the ranks."""
 
-    def __init__(self, crew: Crew, name: PartName) -> None:
-        self.crew, self.name = crew, name
-        self._stream = crew.stream("part", name, "weights")
+    def __init__(self, crew: Crew, name: PartName, *, bases: bool = False) -> None:
+        self.crew, self.name, self._bases = crew, name, bases
+        self._stream = crew.stream("bases", name) if bases else crew.stream("part", name, "weights")
 
     def __next__(self) -> tuple[str, torch.Tensor]:
         found: tuple[str, torch.Tensor] = next(self._stream)
@@ -149,7 +194,24 @@ class _WeightsOf(Iterator[tuple[str, torch.Tensor]]):
 
     def deliver(self, delivery: Delivery) -> Iterator[Word]:
         """Have the ranks write and send them."""
-        return self.crew.stream("deliver", self.name, delivery)
+        return self.crew.stream("deliver", self.name, delivery, self._bases)
+
+
+class _AdaptedWeightsOf(_WeightsOf):
+    """The weights of a part with adapters, as :class:`~trainer.engines.buckets.Adapted`, too."""
+
+    def key(self) -> str:
+        """That of rank 0."""
+        found: str = self.crew.call("base_key", self.name)[0]
+        return found
+
+    def bases(self) -> _WeightsOf:
+        """The weights beside the adapters."""
+        return _WeightsOf(self.crew, self.name, bases=True)
+
+    def adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The adapters, through the driver: they are small."""
+        return self.crew.stream("adapters", self.name)
 
 
 class RankedScorer:
@@ -230,6 +292,11 @@ class RankedLearner(_Trained):
         super().__init__(crew, "learner")
         made = (dump_config(config), warm_start, model.network.config, threads, Stream())
         crew.call_each("make", [made] * crew.count, weights_of(model.network))
+        self._adapted = not warm_start and getattr(config.learner, "lora_rank", 0) > 0
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and weights, one at a time; copies."""
+        return _AdaptedWeightsOf(self._crew, self._name) if self._adapted else super().weights()
 
     def step(
         self, batches: Sequence[Batch], denominators: Denominators, *, lr: float, on_policy: bool = False

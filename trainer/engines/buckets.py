@@ -12,12 +12,15 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checka
 
 import torch
 
-from trainer.engines.vllm_worker.roll_transfer import Piece
+from trainer.engines.vllm_worker.roll_transfer import NUMBERS, PLACES, Piece
 
 BUCKET_BYTES = 256 * 2**20
 """Of the weights that are on their way at once; a tensor that is larger has a bucket of its own."""
 ALIGNMENT = 64
 """Bytes at which a tensor may begin: more than any type needs."""
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of a number."""
 
 Named: TypeAlias = tuple[str, torch.Tensor]
 
@@ -65,6 +68,25 @@ class Delivered(Protocol):
         ...
 
 
+@runtime_checkable
+class Adapted(Protocol):
+    """A stream of weights with adapters merged into them, of which both parts can be had, too: who has kept the bases
+    needs only the adapters."""
+
+    def key(self) -> str:
+        """Of the bases: as long as it is the same, so are they. Letters and digits."""
+        ...
+
+    def bases(self) -> Iterable[Named]:
+        """The weights without adapters, by the same names."""
+        ...
+
+    def adapters(self) -> Iterable[Named]:
+        """The matrices of each adapter: the name of its weight with
+        :data:`~trainer.engines.vllm_worker.roll_transfer.ADAPTER_A` or ``ADAPTER_B`` behind it."""
+        ...
+
+
 def rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """``tensor`` in ``dtype`` where that is narrower; without its gradient."""
     tensor = tensor.detach()
@@ -98,6 +120,28 @@ def written(
         if mine(number):
             write_at(fd, tensor, pieces[-1][3])
         yield name, tensor
+
+
+def changes(before: Iterable[Named], after: Iterable[Named]) -> Iterator[Named]:
+    """What of the weights ``after`` has other bits than ``before``, for
+    :meth:`~trainer.engines.vllm_worker.roll_transfer.Kept.change`: places and numbers of a weight where these take less
+    memory than all of it. Where nothing differs, the last weight whole, so that there is something."""
+    old = dict(before)
+    nothing, last = True, None
+    for name, tensor in after:
+        last = name, tensor
+        was, kind = old[name], _BITS[tensor.element_size()]
+        places = (tensor.view(kind) != was.view(kind)).view(-1).nonzero()[:, 0]
+        if not len(places):
+            continue
+        nothing = False
+        if len(places) * (4 + tensor.element_size()) < tensor.nbytes and tensor.numel() < 2**31:
+            yield name + PLACES, places.int()
+            yield name + NUMBERS, tensor.view(-1)[places]
+        else:
+            yield name, tensor
+    if nothing and last is not None:
+        yield last
 
 
 def in_buckets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import urllib.parse
@@ -12,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.settings import Settings
 
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
@@ -173,6 +174,12 @@ def check_environment(engine: str, settings: RemoteSettings, tested: Mapping[str
                 f"engine '{engine}': {name} in '{place}' is {found[name]}, and {release} was tested; {how}, or run "
                 f"with it all the same: engine.accept={{{name}: {found[name]}}}"
             )
+
+
+def check_client(engine: str) -> None:
+    """Raise :class:`MissingExtraError` where the HTTP client is missing that ``engine`` is asked with."""
+    if importlib.util.find_spec("aiohttp") is None:
+        raise MissingExtraError(f"engine '{engine}'", engine)
 
 
 def addresses(settings: RemoteSettings) -> list[str]:

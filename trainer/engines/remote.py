@@ -15,13 +15,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from roll_envs.errors import DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.engines import Engine, check_request
+from trainer.engines.buckets import Adapted, changes
 from trainer.engines.preflight import RemoteSettings
 from trainer.engines.replica import Dialect, Limits, Replica, ReplicaLostError, Sent, UnansweredProbeError, joined_spans
 from trainer.engines.router import Router
@@ -105,7 +106,7 @@ class RemoteEngine(Engine):
         """
         if self._closed:
             raise EngineError("the engine is closed")
-        self._client.run(self._update(self._read(source, version)))
+        self._client.run(self._update(self._read(source, version, self._sent)))
 
     def pause(self) -> None:
         """Stop sampling; requests are kept."""
@@ -167,7 +168,7 @@ class RemoteEngine(Engine):
         self._client.close()
         for replica in self._replicas:
             replica.server.close()
-        self._sent.weights.close()
+        self._sent.close()
 
     def drain(self, number: int) -> None:
         """Let replica ``number`` finish what it has, send nothing more there, and end it where it is ours."""
@@ -256,7 +257,7 @@ class RemoteEngine(Engine):
             self._sent, self.version = old, old.version
             await self._go_back(sent, error)
             raise
-        old.weights.close()
+        old.close(instead=sent)
         self._problem = ""
 
     async def _go_back(self, sent: Sent, error: BaseException) -> None:
@@ -266,7 +267,7 @@ class RemoteEngine(Engine):
             self._router.shut(replica.lane)
         await self._every(Replica.recede)
         await asyncio.to_thread(sent.weights.settle)  # before anybody asks the learner for something else
-        sent.weights.close()
+        sent.close(instead=self._sent)
         failed = f"the update to weight version {sent.version} failed and must be repeated: {error}"
         try:
             # One that is cancelled ends the engine; a server that does not start would not start again.
@@ -405,15 +406,32 @@ class RemoteEngine(Engine):
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _read(self, source: Iterable[tuple[str, torch.Tensor]], version: int) -> Sent:
-        weights = SentWeights(
-            self._skeleton,
-            source,
-            folder=self._settings.weights_folder,
-            dtype=getattr(torch, self._settings.dtype),
-            live=self._live,
-        )
-        return Sent(weights, version, self._owner, next(self._updates))
+    def _read(self, source: Iterable[tuple[str, torch.Tensor]], version: int, before: Sent | None = None) -> Sent:
+        """The weights of ``source``, and what a server needs of them that has those of ``before``."""
+        dialect, folder = self._dialect, self._settings.weights_folder
+        sent = partial(Sent, version=version, owner=self._owner, update=next(self._updates))
+        with contextlib.ExitStack() as opened:
+
+            def read(source: Iterable[tuple[str, torch.Tensor]], **how: Any) -> SentWeights:
+                dtype = getattr(torch, self._settings.dtype)
+                return opened.enter_context(contextlib.closing(SentWeights(self._skeleton, source, dtype=dtype, **how)))
+
+            if dialect.merges_adapters and isinstance(source, Adapted):
+                key, base = source.key(), before.weights.base if before else None
+                if base is None or base.base_key != key:
+                    base = read(source.bases(), folder=folder, use="keep", base_key=key)
+                found = sent(read(source.adapters(), folder=folder, use="adapt", base=base))
+            elif dialect.sends_changes:
+                weights = read(source, use="keep")
+                whole = read(weights.read(), folder=folder, use="keep", live=True) if folder else None
+                found = sent(weights, whole=whole)
+                if before is not None and before.weights.base is None:
+                    changed = read(changes(before.weights.read(), weights.read()), folder=folder, use="change")
+                    found = replace(found, changes=changed, before=before.label)
+            else:
+                found = sent(read(source, folder=folder, live=self._live))
+            opened.pop_all()
+        return found
 
     def _raise_if_unusable(self) -> None:
         if self._closed or self._problem:

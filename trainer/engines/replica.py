@@ -62,15 +62,39 @@ class Sent:
     """Of the label: another trainer's weights are told from ours by it."""
     update: int
     """Of the label: which update, since a version may be sent twice."""
+    whole: SentWeights | None = None
+    """The weights where servers can read them, if they cannot read those of ``weights``."""
+    changes: SentWeights | None = None
+    """What differs from the weights with the label ``before``."""
+    before: str = ""
 
     @property
     def label(self) -> str:
-        """What servers call these weights."""
-        return f"{self.version}-{self.owner}-{self.update}"
+        """What servers call these weights. It ends with the key of those that are kept there for adapters."""
+        base = self.weights.base
+        return f"{self.version}-{self.owner}-{self.update}" + (f"-{base.base_key}" if base else "")
+
+    def since(self, label: str | None) -> tuple[SentWeights, ...]:
+        """What a server needs that has the weights ``label``, in this order; None for one that may have a part only."""
+        base = self.weights.base
+        if self.changes is not None and label == self.before:
+            return (self.changes,)
+        if base is None:
+            return (self.whole or self.weights,)
+        there = str(label).split("-")[1::2] == [self.owner, base.base_key]
+        return (self.weights,) if there else (base, self.weights)
+
+    def close(self, instead: Sent | None = None) -> None:
+        """Give back the memory of what ``instead``, which goes on, does not need."""
+        for each in (self.weights, self.whole, self.changes):
+            if each is not None:
+                each.close()
+        if self.weights.base is not None and (instead is None or self.weights.base is not instead.weights.base):
+            self.weights.base.close()
 
     def version_of(self, label: Any) -> int:
         """The version that a label names. Raises ValueError for weights that this engine did not send."""
-        version, owner, _ = str(label).split("-")
+        version, owner, *_ = str(label).split("-")
         if owner != self.owner:
             raise ValueError(f"weights {label!r} are not of this engine")
         return int(version)
@@ -98,6 +122,10 @@ class Dialect(abc.ABC):
     capabilities: Capabilities
     live: bool = False
     """Weights are read from the learner while they are sent, so that they need not leave its device."""
+    merges_adapters: ClassVar[bool] = False
+    """Its workers keep weights, and merge adapters into them that are sent alone."""
+    sends_changes: bool = False
+    """Its workers keep weights, and are sent what differs from those."""
     continues_aborted: ClassVar[bool] = False
     """What a request that a pause ended has sampled is kept, and the rest asked for."""
 
@@ -121,8 +149,9 @@ class Dialect(abc.ABC):
         """Stop sampling. Requests are kept, or end with what they sampled where ``continues_aborted``."""
 
     @abc.abstractmethod
-    async def send(self, ask: Ask, sent: Sent) -> None:
-        """Replace the weights of a server that is paused, and forget what the old ones computed."""
+    async def send(self, ask: Ask, sent: Sent, label: str | None) -> None:
+        """Replace the weights of a server that is paused, and forget what the old ones computed. It has those that
+        ``label`` names; None: it may have none, or a part of some."""
 
     @abc.abstractmethod
     async def resume(self, ask: Ask) -> None:
@@ -224,8 +253,10 @@ class Replica:
                     await self._start()
                 try:
                     sent = current()
-                    if self._asleep or self._torn or await self._dialect.label(self._control_ask) != sent.label:
-                        await self._take(sent, paused=paused())
+                    whole = not (self._asleep or self._torn)
+                    label = await self._dialect.label(self._control_ask) if whole else None
+                    if label != sent.label:
+                        await self._take(sent, label, paused=paused())
                     elif not self._unproved:
                         return
                     if not paused():  # weights that were not proven are proven now, not taken for good
@@ -235,7 +266,7 @@ class Replica:
                     if await self.healthy():
                         raise  # else it died meanwhile
 
-    async def _take(self, sent: Sent, *, paused: bool) -> None:
+    async def _take(self, sent: Sent, label: str | None, *, paused: bool) -> None:
         """Replace the weights. Memory for keys and values comes last, when what was needed for the transfer is free."""
         asleep, dialect = self._asleep, self._dialect
         self._torn = True  # its label is still that of what it had
@@ -243,7 +274,7 @@ class Replica:
             await dialect.wake(self._control_ask, "weights")
         await dialect.pause(self._control_ask)
         with self._counted_failure():
-            await dialect.send(self._control_ask, sent)
+            await dialect.send(self._control_ask, sent, label)
         self._torn, self._unproved = False, True
         if asleep:
             await dialect.wake(self._control_ask, "kv_cache")

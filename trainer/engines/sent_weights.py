@@ -3,7 +3,7 @@ network that says what they answer.
 
 Nothing is copied twice: a server on the same machine reads the very bytes that are kept here for one that must be
 started again, and the probe runs the network on them. Weights that lie in other processes of this machine are written
-there by these.
+there by these. Where adapters are trained, the weights beside them are kept once, and of each version the adapters.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import secrets
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.func import functional_call
 
 from roll_envs.errors import EngineError, RollError
 from trainer.engines.buckets import ALIGNMENT, Delivered, Delivery, Word, written
-from trainer.engines.vllm_worker.roll_transfer import Piece, views
+from trainer.engines.vllm_worker.roll_transfer import Kept, Piece, Use, views
 from trainer.model.forward import fitting
 
 _skeletons = threading.Lock()  # for the time of a call a network holds the weights of that call
@@ -39,7 +40,8 @@ def skeleton_of(network: Any) -> Any:
 
 
 class SentWeights:
-    """The weights of one version, all in one file: in memory only, or in ``folder`` for a server that shares one."""
+    """The weights of one version, or the adapters of one, all in one file: in memory, or in ``folder`` for a server
+    that shares one."""
 
     def __init__(
         self,
@@ -49,13 +51,20 @@ class SentWeights:
         folder: str | None = None,
         dtype: torch.dtype | None = None,
         live: bool = False,
+        use: Use = "load",
+        base_key: str = "",
+        base: SentWeights | None = None,
     ) -> None:
         """Read ``source`` once: here, or when ``live`` while it is sent, by :meth:`read`.
 
-        Numbers that are wider than ``dtype``, what the server computes in, are rounded to it. Raises
-        :class:`EngineError` where names or shapes are not those of the network.
+        Numbers that are wider than ``dtype``, what the server computes in, are rounded to it. ``use`` is what workers
+        do with what is sent: with weights, or with adapters of a ``base`` or changes, which are not rounded or checked.
+        ``base_key`` is that of weights to which adapters belong. Raises :class:`EngineError` where names or shapes are
+        not those of the network.
         """
-        self._skeleton, self._dtype = skeleton, dtype
+        self._are_weights = use in ("load", "keep")
+        self._skeleton, self._dtype = skeleton, dtype if self._are_weights else None
+        self.use, self.base_key, self.base = use, base_key, base
         if folder is None:
             # A file without a name leaves nothing behind, whatever ends this process.
             self._file: Any = os.fdopen(os.memfd_create("roll-weights"), "w+b")
@@ -66,6 +75,7 @@ class SentWeights:
         self.tensors: list[Piece] = []
         """What lies where in the file."""
         self._reading = threading.Lock()  # one thread at a time asks other processes for their weights
+        self._keeping = threading.Lock()  # several servers may want them at the same time
         self._words: Iterator[Word] | None = None
         self._unread: Iterator[tuple[str, torch.Tensor]] | None = None
         self._delivered: Delivered | None = None
@@ -126,7 +136,9 @@ class SentWeights:
 
     @property
     def most_bytes(self) -> int:
-        """No less than all the weights take."""
+        """No less than all of it takes."""
+        if self._unread is None and self.tensors:
+            return self.tensors[-1][4]
         parameters = list(self._skeleton.parameters())
         size = self._dtype.itemsize if self._dtype is not None else max(p.element_size() for p in parameters)
         return sum(size * p.numel() + ALIGNMENT for p in parameters)
@@ -149,21 +161,30 @@ class SentWeights:
             self.deliver()
         while self._delivered is not None:
             self.word()
-        if self._unread is None:
-            return
-        try:
-            for _ in self._unread:
-                pass
-        except BaseException:
-            self.close()
-            raise
-        self._unread = None
+        with self._keeping:
+            if self._unread is None:
+                return
+            try:
+                for _ in self._unread:
+                    pass
+            except BaseException:
+                self.close()
+                raise
+            self._unread = None
 
     def _fitting(self, source: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        if not self._are_weights:
+            return iter(source)
         return fitting(self._skeleton, source, "the update", error=EngineError)
 
     def _written(self, source: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         return written(self._fitting(source), self._file.fileno(), self._dtype, self.tensors, mine=lambda _: True)
+
+    def checksum(self) -> int:
+        """CRC-32 of the file."""
+        self.keep()
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return zlib.crc32(content)
 
     def _bytes(self) -> torch.Tensor:
         """All that is kept, uint8 [n]; nothing is copied."""
@@ -174,7 +195,12 @@ class SentWeights:
         """Log-probabilities of the ids of ``answer`` at temperature 1, by one plain forward pass."""
         values = {name: buffer.cpu() for name, buffer in self._skeleton.named_buffers()}
         own = self._skeleton.state_dict(keep_vars=True)
-        by_weight = {id(own[name]): (name, value) for name, value in self.read()}  # one name of a weight that has two
+        kept = Kept()
+        kept.keep((self if self.base is None else self.base).read())
+        if self.base is not None:
+            kept.adapt(self.read())
+        merged = kept.merged(torch.device("cpu"))
+        by_weight = {id(own[name]): (name, value) for name, value in merged}  # one name of a weight that has two
         values.update(by_weight.values())
         ids = torch.tensor([[*prompt, *answer]])
         with _skeletons:

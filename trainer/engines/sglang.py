@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from roll_envs.errors import ConfigError, MissingExtraError
+from roll_envs.errors import ConfigError
 from trainer.config.parts import part_settings
 from trainer.engines import Engine, EnginePart
-from trainer.engines.preflight import RemoteSettings, addresses, check_environment
+from trainer.engines.preflight import RemoteSettings, addresses, check_client, check_environment
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -73,6 +73,13 @@ class SGLangPart(EnginePart):
             problems.append(f"engine.device 'cpu': {_NO_GPU}")
         return problems
 
+    def check_machine(self, config: RunConfig) -> None:
+        check_client("sglang")
+        settings: SGLangSettings = part_settings(config.engine, self)
+        addresses(settings)
+        if not settings.urls:
+            check_sglang(settings)
+
 
 # -- the server --------------------------------------------------------------------------------------------------------
 
@@ -129,15 +136,12 @@ def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, ma
 
 
 def _make(model: LanguageModel | Path, settings: SGLangSettings, *, max_tokens: int, device: str) -> Engine:
-    try:
-        from trainer.engines.remote import RemoteEngine
-        from trainer.engines.server import Server
-        from trainer.engines.sglang_dialect import SGLangDialect
-        from trainer.model.network import load_model
-    except ModuleNotFoundError as error:
-        if error.name == "aiohttp":
-            raise MissingExtraError("engine 'sglang'", "sglang") from error
-        raise
+    check_client("sglang")
+    from trainer.engines.remote import RemoteEngine
+    from trainer.engines.server import Server
+    from trainer.engines.sglang_dialect import SGLangDialect
+    from trainer.model.network import load_model
+
     urls, ours = addresses(settings), not settings.urls
     if ours:
         check_sglang(settings)

@@ -175,7 +175,7 @@ class SGLangDialect(Dialect):
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
-    async def send(self, ask: Ask, sent: Sent) -> None:
+    async def send(self, ask: Ask, sent: Sent, label: str | None) -> None:
         if self._settings.transfer == "disk":
             await self._send_by_disk(ask, sent)
         else:

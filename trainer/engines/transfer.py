@@ -44,6 +44,8 @@ class TransportOptions:
     """Of the trainer, as the workers reach it."""
     timeout_s: float = 120.0
     """Longest wait for the workers to take part."""
+    checksums: bool = False
+    """Whether the workers check the files that they read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +65,10 @@ async def _mapped(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
 
     async def send() -> None:
         await asyncio.to_thread(weights.keep)
-        await ask("/update_weights", {"update_info": {"path": weights.path, "pieces": weights.tensors}})
+        info: dict[str, Any] = {"path": weights.path, "pieces": weights.tensors, "use": weights.use}
+        if options.checksums:
+            info["checksum"] = await asyncio.to_thread(weights.checksum)
+        await ask("/update_weights", {"update_info": info})
 
     yield send
 
@@ -90,7 +95,8 @@ async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
         found = in_buckets(weights.read(), allocate, _most_bytes(weights))
         while (bucket := await asyncio.to_thread(next, found, None)) is not None:
             memory, pieces = bucket
-            await ask("/update_weights", {"update_info": {"handle": share_memory(memory), "pieces": pieces}})
+            info = {"handle": share_memory(memory), "pieces": pieces, "use": weights.use}
+            await ask("/update_weights", {"update_info": info})
 
     try:
         yield send
@@ -121,7 +127,7 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
         while (bucket := await asyncio.to_thread(sender.bucket)) is not None:
             size, pieces = bucket
             await together(
-                ask("/update_weights", {"update_info": {"broadcast": size, "pieces": pieces}}),
+                ask("/update_weights", {"update_info": {"broadcast": size, "pieces": pieces, "use": weights.use}}),
                 sender.send,
                 "take the weights",
                 options.timeout_s,

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from roll_envs.errors import ConfigError, EngineError, MissingExtraError
+from roll_envs.errors import ConfigError, EngineError
 from trainer.config.parts import part_settings
 from trainer.engines import Engine, EnginePart
-from trainer.engines.preflight import RemoteSettings, addresses, check_environment, found_releases
+from trainer.engines.preflight import RemoteSettings, addresses, check_client, check_environment, found_releases
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -49,6 +49,9 @@ class VLLMSettings(RemoteSettings):
     transfer: Literal["auto", "shared_memory", "ipc", "broadcast"] = "auto"
     """How weights reach the server. auto is ipc on a GPU that it shares with the learner, broadcast when it is started
     on GPUs of its own, and else shared_memory."""
+    deltas: bool = False
+    """Send a server that has the last weights only the numbers that changed; for slow ways: a weights_folder of another
+    site, a broadcast through a slow network. Each worker keeps a copy of the model in its machine's memory."""
 
     def environment(self, engine: str) -> Path:
         place = super().environment(engine)
@@ -105,6 +108,13 @@ class VLLMPart(EnginePart):
         if model.path is None and settings.url is None and not settings.on_gpu(config.engine.device):
             problems += _width_problem(model.width_of_heads)
         return problems
+
+    def check_machine(self, config: RunConfig) -> None:
+        check_client("vllm")
+        settings: VLLMSettings = part_settings(config.engine, self)
+        addresses(settings)
+        if not settings.urls:
+            check_vllm(settings, config.engine.device)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -205,16 +215,13 @@ def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool
 
 
 def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: int, device: str) -> Engine:
-    try:
-        from trainer.engines.remote import RemoteEngine
-        from trainer.engines.server import Server
-        from trainer.engines.transfer import TRANSPORTS, TransportOptions
-        from trainer.engines.vllm_dialect import VLLMDialect
-        from trainer.model.network import load_model
-    except ModuleNotFoundError as error:
-        if error.name == "aiohttp":
-            raise MissingExtraError("engine 'vllm'", "vllm") from error
-        raise
+    check_client("vllm")
+    from trainer.engines.remote import RemoteEngine
+    from trainer.engines.server import Server
+    from trainer.engines.transfer import TRANSPORTS, TransportOptions
+    from trainer.engines.vllm_dialect import VLLMDialect
+    from trainer.model.network import load_model
+
     urls, ours, gpu = addresses(settings), not settings.urls, settings.on_gpu(device)
     if ours:
         check_vllm(settings, device)
@@ -228,8 +235,14 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
         _own_server(config, settings, url, max_tokens, gpu=gpu, number=number) if ours else Server(url)
         for number, url in enumerate(urls)
     ]
-    options = TransportOptions(on_gpu=gpu, address=settings.transfer_address, timeout_s=settings.transfer_timeout_s)
-    dialect = VLLMDialect(TRANSPORTS[settings.transfer], options, colocated=bool(settings.sleepers))
+    options = TransportOptions(
+        on_gpu=gpu,
+        address=settings.transfer_address,
+        timeout_s=settings.transfer_timeout_s,
+        checksums=settings.deltas and settings.weights_folder is not None,
+    )
+    transport = TRANSPORTS[settings.transfer]
+    dialect = VLLMDialect(transport, options, colocated=bool(settings.sleepers), deltas=settings.deltas)
     return RemoteEngine(loaded, dialect, settings, servers, max_tokens=max_tokens)
 
 

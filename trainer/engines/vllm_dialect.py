@@ -27,6 +27,7 @@ class VLLMDialect(Dialect):
 
     name = "vLLM"
     generate = "/inference/v1/generate"
+    merges_adapters = True
 
     def __init__(
         self,
@@ -34,9 +35,12 @@ class VLLMDialect(Dialect):
         options: TransportOptions | None = None,
         *,
         colocated: bool = False,
+        deltas: bool = False,
     ) -> None:
-        """``colocated``: the server shares a device with the learner and sleeps while that learns."""
-        self._transport, self._options, self.live = transport, options or TransportOptions(), transport.live
+        """``colocated``: the server shares a device with the learner and sleeps while that learns. ``deltas``: what
+        changed in the weights that it has is sent."""
+        self._transport, self._options = transport, options or TransportOptions()
+        self.live, self.sends_changes = transport.live and not deltas, deltas
         self.capabilities = Capabilities(
             logprobs=True,
             updates_in_flight=True,
@@ -96,10 +100,12 @@ class VLLMDialect(Dialect):
     async def pause(self, ask: Ask) -> None:
         await ask("/pause?mode=keep&clear_cache=false")
 
-    async def send(self, ask: Ask, sent: Sent) -> None:
-        async with self._transport.open(ask, sent.weights, self._options) as send:
-            await ask("/start_weight_update")
-            await send()
+    async def send(self, ask: Ask, sent: Sent, label: str | None) -> None:
+        for number, weights in enumerate(sent.since(label)):
+            async with self._transport.open(ask, weights, self._options) as send:
+                if not number:
+                    await ask("/start_weight_update")
+                await send()
         # Without running requests in it, the reset would leave their blocks, computed by the old weights, to others.
         if not (await ask("/reset_prefix_cache?reset_running_requests=true"))["success"]:
             raise EngineError("vLLM did not reset its prefix cache, which holds what the old weights computed")

@@ -6,12 +6,14 @@ Looking a backend up loads nothing; making a learner loads what it needs. A new 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
+from roll_envs.errors import MissingExtraError
 from roll_envs.settings import Part, Settings
 from roll_envs.types import Metrics
 from trainer.config import CorrectionConfig, CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
@@ -170,11 +172,27 @@ class BackendPart(Part):
 
     make: MakeLearner
     """Its ``settings`` are an instance of the part's own settings."""
+    needs: str = ""
+    """The package that it is made with; the extra of the backend's name installs it."""
     shares: Callable[[Any, int], Shares] = _everything
     """What each of so many ranks holds with these settings."""
     fills: Callable[[Any], bool] = _never
     """Whether its learner can be made of a network whose weights have no memory (the meta device), and has a
     ``load_weights`` that takes them as a stream: then no rank holds the whole model, not at the start either."""
+
+    def check_machine(self, config: Any) -> None:
+        section = config.learner
+        if self.needs and not _importable(self.needs):
+            raise MissingExtraError(f"learner.backend {section.backend!r}", section.backend)
+        if getattr(section, "lora_rank", 0) and not _importable("peft"):
+            raise MissingExtraError("learner.lora_rank", "lora")
+
+
+def _importable(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of a package that it would lie in
+        return False
 
 
 def make_learner(
@@ -299,7 +317,9 @@ def _stage_3(settings: DeepSpeedSettings) -> bool:
     return settings.stage == 3
 
 
-DEEPSPEED = BackendPart(settings=DeepSpeedSettings, make=_make_deepspeed, shares=_shares_of_zero, fills=_stage_3)
+DEEPSPEED = BackendPart(
+    settings=DeepSpeedSettings, make=_make_deepspeed, needs="deepspeed", shares=_shares_of_zero, fills=_stage_3
+)
 """ZeRO by the DeepSpeed library (extra ``deepspeed``)."""
 
 

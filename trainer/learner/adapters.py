@@ -2,14 +2,16 @@
 
 The layers are those of the ``peft`` library (extra ``lora``). The learner trains a copy of the plain network that
 shares all weights but those of the adapted layers, and gives out merged weights under the plain network's names, for
-engines, checkpoints and the saved model. Adapters that are saved apart from the weights are left out.
+engines, checkpoints and the saved model; engines that keep the frozen weights are given the adapters alone. Adapters
+that are saved apart from the weights are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +20,30 @@ from trainer.learner.gradients import replica_of
 from trainer.model.forward import weights_of
 
 _ADAPTER = "default"
+Named: TypeAlias = tuple[str, torch.Tensor]
+
+
+class AdaptedWeights(Iterator[Named]):
+    """Merged weights, one at a time; or their two parts, for who keeps the first of them
+    (:class:`trainer.engines.buckets.Adapted`)."""
+
+    def __init__(
+        self,
+        key: str,
+        merged: Iterable[Named],
+        bases: Callable[[], Iterator[Named]],
+        adapters: Callable[[], Iterator[Named]],
+    ) -> None:
+        """``key`` is another one for other bases."""
+        self._key, self._merged = key, iter(merged)
+        self.bases, self.adapters = bases, adapters
+
+    def __next__(self) -> Named:
+        return next(self._merged)
+
+    def key(self) -> str:
+        """Of the bases."""
+        return self._key
 
 
 class AdaptedNetwork:
@@ -61,14 +87,33 @@ class AdaptedNetwork:
         with torch.random.fork_rng(devices=[]), _with_one_number(layers.values()):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, self.network, adapter_name=_ADAPTER)
+        self._key = secrets.token_hex(4)
         self._layers: dict[str, Any] = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
         trained = {id(p) for layer in self._layers.values() for p in _adapter_of(layer).values()}
         for parameter in self.network.parameters():
             parameter.requires_grad_(id(parameter) in trained)
 
-    @torch.no_grad()
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> AdaptedWeights:
         """Weights by the names of the plain network: adapted layers merged one at a time, the others as views."""
+        return AdaptedWeights(self._key, self._merged(), self._bases, self._adapters)
+
+    @torch.no_grad()
+    def _bases(self) -> Iterator[Named]:
+        for full_name, value in weights_of(self.network):
+            name = _plain_name(full_name)
+            if name is not None:
+                yield name, value
+
+    @torch.no_grad()
+    def _adapters(self) -> Iterator[Named]:
+        """In float32; B is scaled."""
+        for name, layer in self._layers.items():
+            adapter = _adapter_of(layer)
+            yield f"{name}.weight.lora_A", adapter["A"].detach().float()
+            yield f"{name}.weight.lora_B", adapter["B"].detach().float() * layer.scaling[_ADAPTER]
+
+    @torch.no_grad()
+    def _merged(self) -> Iterator[Named]:
         for full_name, value in weights_of(self.network):
             name = _plain_name(full_name)
             if name is None:
@@ -110,6 +155,7 @@ class AdaptedNetwork:
     def load(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back. Raises :class:`CheckpointError` when it has other layers or another rank."""
         own = self.state()
+        self._key = secrets.token_hex(4)
         for kind, tensors in own.items():
             saved = state.get(kind, {})
             if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in saved.items()}:

@@ -29,7 +29,7 @@ from roll_envs.errors import ConfigError
 from trainer.config import CriticConfig
 from trainer.data.batches import Batch
 from trainer.learner import Critic, FSDP2Settings, NetworkSettings, Scorer
-from trainer.learner.adapters import AdaptedNetwork
+from trainer.learner.adapters import AdaptedNetwork, AdaptedWeights
 from trainer.learner.critic import TorchCritic, ValueNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, cast_weights, clipped, squares_of
 from trainer.learner.snapshot import Keep, kept
@@ -311,7 +311,20 @@ class ShardedLearner(TorchLearner):
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and whole weights in Hugging Face form, gathered one at a time: all ranks must iterate to the end."""
         dtype = DTYPES[self._settings.precision]
-        return ((name, self._ranks.whole(value, dtype)) for name, value in super().weights())
+        found = super().weights()
+        if not isinstance(found, AdaptedWeights):
+            return self._whole(found, dtype)
+        return AdaptedWeights(
+            found.key(),
+            self._whole(found, dtype),
+            lambda: self._whole(found.bases(), dtype),
+            lambda: self._whole(found.adapters()),
+        )
+
+    def _whole(
+        self, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, self._ranks.whole(value, dtype)) for name, value in weights)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take first weights, the same on all ranks, in the precision that is run; adapters stay.

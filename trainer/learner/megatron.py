@@ -40,5 +40,7 @@ def _shares(settings: MegatronSettings, ranks: int) -> Shares:
     return Shares(weights=cut, gradients=cut, optimizer=1 / ranks, tokens=1 / settings.context_parallel, gathers=False)
 
 
-MEGATRON = BackendPart(settings=MegatronSettings, make=_make_megatron, shares=_shares, fills=lambda settings: True)
+MEGATRON = BackendPart(
+    settings=MegatronSettings, make=_make_megatron, needs="megatron.core", shares=_shares, fills=lambda settings: True
+)
 """Megatron-Core: matrices cut over ranks, layers in a pipeline, and replicas of both."""

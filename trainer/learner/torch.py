@@ -249,7 +249,8 @@ class TorchLearner:
         return _Result(gradients=gradients, logp=scores[0].detach(), loss=float(loss.detach()), metrics=metrics)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and current weights in Hugging Face form, one at a time: views, or a layer merged with its adapter."""
+        """Names and current weights in Hugging Face form, one at a time: views, or a layer merged with its adapter;
+        with adapters an :class:`~trainer.learner.adapters.AdaptedWeights`."""
         return weights_of(self._network) if self._adapted is None else self._adapted.weights()
 
     def optimizer_state(self, keep: Keep | None = None) -> dict[str, Any]:

@@ -110,7 +110,12 @@ def resume(
     target = max(folder.config.steps, counters.steps) if steps is None else steps
     config = folder.config.model_copy(update={"steps": target})
     with Session(config) as session, LearnerRanks(config) as ranks, Interrupts() as interrupts:
-        load_weights(session.model.network, state.model())
+        try:
+            load_weights(session.model.network, state.model())
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}; the section model of {folder.path / 'config.yaml'} must be what the run began with"
+            ) from error
         run = _Run(session, folder, report, interrupts, counters, ranks)
         run.load(state)
         # Only now, when nothing can refuse the checkpoint any more, is the folder changed.

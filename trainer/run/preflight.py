@@ -11,6 +11,7 @@ from trainer.cluster import check_manager
 from trainer.cluster.learner_ranks import check_ranks
 from trainer.cluster.seats import Placement, place, this_machine
 from trainer.config import RunConfig
+from trainer.config.parts import BACKENDS, ENGINES
 from trainer.engines.judges import check_judges
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
@@ -35,12 +36,15 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
 
     Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no
     chat template, a judge that nobody serves, a cluster that does not answer, a placement that cannot be met, and for a
-    run that cannot fit.
+    run that cannot fit; and what engine and learner backend miss on this machine.
     """
     check_manager(config.rollout)
     placement = place(config, this_machine())
     check_ranks(config)
     check_judges(config)
+    ENGINES.find(config.engine.name).check_machine(config)
+    if config.cluster == "local":  # elsewhere each node is asked, when its rank is there
+        BACKENDS.find(config.learner.backend).check_machine(config)
     for entry in config.environments:
         refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)

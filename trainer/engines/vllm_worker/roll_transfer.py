@@ -10,7 +10,7 @@ import base64
 import datetime
 import socket
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed
@@ -19,6 +19,14 @@ c10d: Any = torch.distributed
 _CONNECTING = datetime.timedelta(seconds=10)
 Piece = tuple[str, str, tuple[int, ...], int, int]
 """Name, type, shape, first byte and the byte after the last of a tensor in a bucket."""
+Use = Literal["load", "keep", "adapt", "change"]
+"""What the workers do with tensors: load these weights as they are, or keep them, and load what they keep: with these
+adapters merged into it, or these numbers changed in it."""
+ADAPTER_A, ADAPTER_B = ".lora_A", ".lora_B"
+"""Behind the name of a weight [out, in], its adapter's matrices [r, in] and [out, r]: the product B @ A is added."""
+PLACES, NUMBERS = ".places", ".numbers"
+"""Behind the name of a weight, one after the other: where numbers of it change, int32 [k] of the flat weight, and what
+they are now [k]. A weight of which much changes comes whole, by its name."""
 
 
 def views(bucket: torch.Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -27,6 +35,61 @@ def views(bucket: torch.Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[str, 
         if not 0 <= start <= end <= len(bucket):
             raise ValueError(f"{name} lies at bytes {start} to {end} of a bucket of {len(bucket)}")
         yield name, bucket[start:end].view(getattr(torch, dtype)).view(shape)
+
+
+class Kept:
+    """Weights that are kept to be merged with adapters, and the adapters that came last; or to be changed."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, torch.Tensor] = {}
+        self._adapters: dict[str, torch.Tensor] = {}
+        self._places = torch.empty(0, dtype=torch.int32)
+
+    def keep(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Keep ``weights``, in which adapters that came before do not belong."""
+        self._adapters.clear()
+        self._weights.update(weights)
+
+    def adapt(self, adapters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take adapters instead of those of the same names. Raises ValueError where their weight was not kept."""
+        for name, tensor in adapters:
+            weight = name.removesuffix(ADAPTER_A).removesuffix(ADAPTER_B)
+            if weight == name or weight not in self._weights:
+                raise ValueError(f"{name} is no adapter of a weight that was kept before")
+            self._adapters[name] = tensor
+
+    @torch.no_grad()
+    def change(self, changes: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Change numbers of the weights. Raises ValueError for a weight that was not kept before."""
+        for name, tensor in changes:
+            weight = name.removesuffix(PLACES).removesuffix(NUMBERS)
+            if weight not in self._weights:
+                raise ValueError(f"{name} changes a weight that was not kept before")
+            if name.endswith(PLACES):
+                self._places = tensor
+            elif name.endswith(NUMBERS):
+                self._weights[weight].view(-1)[self._places.long()] = tensor
+            else:
+                self._weights[weight] = tensor
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._weights.clear()
+        self._adapters.clear()
+
+    @torch.no_grad()
+    def merged(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and weights; those with an adapter are computed on ``device`` in float32, and have the type of what was
+        kept. Raises ValueError where an adapter lacks one of its matrices."""
+        for name, weight in self._weights.items():
+            a, b = self._adapters.get(name + ADAPTER_A), self._adapters.get(name + ADAPTER_B)
+            if a is None and b is None:
+                yield name, weight
+                continue
+            if a is None or b is None:
+                raise ValueError(f"the adapter of {name} lacks one of its two matrices")
+            product = b.to(device).float() @ a.to(device).float()
+            yield name, (weight.to(device).float() + product).to(weight.dtype)
 
 
 def share_memory(bucket: torch.Tensor) -> list[Any]:

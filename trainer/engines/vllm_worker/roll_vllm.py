@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from roll_transfer import Group, Piece, open_memory, views  # type: ignore[import-not-found]
+from roll_transfer import Group, Kept, Piece, Use, open_memory, views  # type: ignore[import-not-found]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -44,13 +45,23 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Memory of another process of this machine. It is used again for the next bucket."""
     broadcast: int | None = None
     """So many bytes come through the process group."""
+    use: Use = "load"
+    """What is done with it."""
+    checksum: int | None = None
+    """CRC-32 of the file, which is then read at once: it may lie on another machine, and be gone later."""
 
 
 class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
-    """Weights by their Hugging Face names, loaded as from a checkpoint."""
+    """Weights by their Hugging Face names, loaded as from a checkpoint: sent whole, or made here of weights that are
+    kept and adapters, or changed numbers, that are sent each time."""
 
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
     _group: Group | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._kept = Kept()
+        self._unloaded = False  # whether what is kept is other than what the model has
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         self._leave()
@@ -62,6 +73,7 @@ class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[mi
             self._group = Group(**init_info.group, rank=rank)
 
     def start_weight_update(self) -> None:
+        self._unloaded = False
         # What an update that failed midway left behind would be mixed with this one.
         for layer in self.model.modules():
             info = get_layerwise_info(layer)
@@ -80,12 +92,27 @@ class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[mi
             raise
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
+        weights = self._weights(update_info)
+        if update_info.use == "load":
+            self._kept.clear()
+            self._load(weights)
+        else:
+            {"keep": self._kept.keep, "adapt": self._kept.adapt, "change": self._kept.change}[update_info.use](weights)
+            self._unloaded = True
+
+    def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         with disable_mtp_completeness_check():  # a bucket need not be the whole model
-            self.model.load_weights(self._weights(update_info))
+            self.model.load_weights(weights)
 
     def _weights(self, info: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
         if info.path is not None:
             with open(info.path, "rb") as file:
+                if info.checksum is not None:
+                    content = bytearray(file.read())
+                    if zlib.crc32(content) != info.checksum:
+                        raise ValueError(f"{info.path} is not what was sent: its checksum is another one")
+                    yield from views(torch.frombuffer(content, dtype=torch.uint8), info.pieces)
+                    return
                 # Private to this process: torch wants memory that could be written to, and nobody may change these.
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             yield from views(torch.frombuffer(memory, dtype=torch.uint8), info.pieces)
@@ -104,6 +131,9 @@ class RollEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[mi
 
     def finish_weight_update(self) -> None:
         self._leave()
+        if self._unloaded:
+            self._unloaded = False  # where it fails, the next call only puts back what was there
+            self._load(self._kept.merged(self.device))
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type != "cpu":
             return

@@ -1,0 +1,88 @@
+"""What a machine lacks for the chosen engine and backend is said before a model is looked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from typing import Any
+
+import pytest
+
+from roll_envs.errors import ConfigError, MissingExtraError
+from trainer.cluster import rank as rank_module
+from trainer.cluster.rank import Rank
+from trainer.cluster.ranked import releases
+from trainer.config.load import parse_config
+from trainer.run.preflight import preflight
+
+TEXT = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
+VLLM = ("engine.name=vllm", "model.head_width=32")
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.run.preflight.model_config", lambda config: pytest.fail("a model was looked for"))
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a package one that cannot be found."""
+    found = importlib.util.find_spec
+
+    def leave_out(package: str) -> None:
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, *more: None if name == package else found(name, *more)
+        )
+
+    return leave_out
+
+
+def test_an_engine_that_is_not_installed(no_model: None, without: Any) -> None:
+    with pytest.raises(ConfigError, match=r"engine 'vllm': it is not in 'nowhere'; make its environment"):
+        preflight(parse_config(TEXT, [*VLLM, "engine.venv=nowhere"]))
+    without("aiohttp")
+    with pytest.raises(MissingExtraError, match=r"engine 'vllm' needs .* pip install 'roll-envs\[vllm\]'"):
+        preflight(parse_config(TEXT, [*VLLM, "engine.venv=nowhere"]))
+
+
+def test_a_port_that_is_taken(no_model: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"engine.port {port} is taken; choose another one, or 0"):
+            preflight(parse_config(TEXT, [*VLLM, f"engine.port={port}", "engine.venv=nowhere"]))
+
+
+@pytest.mark.parametrize(
+    ("override", "package", "extra"),
+    [
+        ("learner.backend=deepspeed", "deepspeed", "deepspeed"),
+        ("learner.backend=megatron", "megatron.core", "megatron"),
+        ("learner.lora_rank=4", "peft", "lora"),
+    ],
+)
+def test_a_backend_without_its_package(
+    no_model: None, without: Any, monkeypatch: pytest.MonkeyPatch, override: str, package: str, extra: str
+) -> None:
+    without(package)
+    config = parse_config(TEXT, [override, "optimizer.name=adamw"])
+    with pytest.raises(
+        MissingExtraError, match=rf"{override.replace('=', '.*')[:15]}.*pip install 'roll-envs\[{extra}"
+    ):
+        preflight(config)
+    # Ranks of a cluster look for it where they are; the driver does not need it.
+    on_ray = parse_config(TEXT, [override, "optimizer.name=adamw", "cluster=ray"])
+    monkeypatch.setattr("trainer.run.preflight.model_config", lambda config: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        preflight(on_ray)
+
+
+def test_a_rank_says_what_its_node_lacks(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(1, 2)
+    rank.check(TEXT, releases())
+    monkeypatch.setattr(rank_module, "releases", lambda: {**releases(), "torch": "1.0.0"})
+    said = rf"rank 1 of the learner, on {socket.gethostname()}, has torch 1\.0\.0, and the driver torch 2\."
+    with pytest.raises(ConfigError, match=said):
+        rank.check(TEXT, releases())
+    without("peft")
+    with pytest.raises(MissingExtraError, match=r"learner\.lora_rank needs"):
+        rank.check(TEXT + "learner: {lora_rank: 4}\n", releases())
