@@ -285,12 +285,19 @@ FAULTS = {
             "zip(pieces, found, strict=True)",
             "zip(pieces, found[::-1], strict=True)",
         ),
-        Fault("pieces in the order of their work", RANKED, "for first in sorted(part)", "for first in part"),
+        Fault("pieces in the order of their work", RANKED, "in sorted(part.items())", "in part.items()"),
+        Fault("parts of a line in the order of their work", RANKED, "for p in sorted(at)", "for p in at"),
         Fault(
             "the first lines of every piece",
             RANKED,
-            "column[..., piece.first : piece.last, :]",
-            "column[..., : piece.last - piece.first, :]",
+            "slice(piece.first, piece.last)",
+            "slice(0, piece.last - piece.first)",
+        ),
+        Fault(
+            "the first positions of every piece",
+            RANKED,
+            "slice(piece.start, piece.end)",
+            "slice(0, piece.end - piece.start)",
         ),
         Fault(
             "weights are copied the other way",
