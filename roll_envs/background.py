@@ -62,9 +62,15 @@ class EventLoopThread:
         """Start ``work`` on the loop. Cancelling the future cancels it."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except BaseException:  # no thread can be had: the next try begins anew
+                    loop.close()
+                    work.close()
+                    raise
+                self._loop, self._thread = loop, thread
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:

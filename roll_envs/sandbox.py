@@ -102,10 +102,10 @@ class RunResult:
 
 
 def explained(result: RunResult) -> RunResult:
-    """``result``. Raises :class:`SandboxError` where its program failed with neither exit code nor signal: then a part
-    of the sandbox died around it, and nothing is known about the program."""
-    not_compiled = result.compile is not None and not result.compile.ok
-    if result.status == "error" and result.exit_code is None and result.signal is None and not not_compiled:
+    """``result``. Raises :class:`SandboxError` where its program, or the compiler, failed with neither exit code nor
+    signal: then a part of the sandbox died around it, and nothing is known about the program."""
+    last = result if result.compile is None or result.compile.ok else result.compile
+    if last.status == "error" and last.exit_code is None and last.signal is None:
         raise SandboxError("a part of the sandbox died in the middle of a run")
     return result
 

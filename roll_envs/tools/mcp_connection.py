@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import importlib
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,8 @@ class McpConnection:
             raise MissingExtraError("the tool 'mcp'", "mcp") from error
         self._endpoint = endpoint
         self._background = EventLoopThread(f"mcp {endpoint}")
+        # Held while work is submitted: a loop that has been stopped would begin again with it.
+        self._submitting, self._closed = threading.Lock(), False
         self._session: Any = None
         # Opened for appending: the server writes at the end while this process reads elsewhere in the file.
         self._stderr = tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close
@@ -91,6 +94,8 @@ class McpConnection:
 
     def close(self) -> None:
         """End the connection, and the server where it is a command; any number of times."""
+        with self._submitting:
+            self._closed = True
         self._background.stop()
         self._stderr.close()
 
@@ -102,9 +107,10 @@ class McpConnection:
             raise ServerGoneError(f"the MCP server {self._endpoint} is gone: {problem}{self._said()}") from error
 
     def _run(self, work: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
-        if self._life.done():
-            raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}")
-        future = self._background.submit(asyncio.wait_for(work(), timeout_s))
+        with self._submitting:
+            if self._closed or self._life.done():
+                raise ServerGoneError(f"the MCP server {self._endpoint} is gone{self._said()}")
+            future = self._background.submit(asyncio.wait_for(work(), timeout_s))
         try:
             # The time limit within the loop ends first, unless the loop itself is stuck.
             return future.result(timeout_s + PING_S)

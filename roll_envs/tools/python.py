@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll_envs.errors import ConfigError, check_whole
-from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, make_sandbox
+from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, explained, make_sandbox
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec, ToolState
 
 _ENDINGS = {
@@ -72,7 +72,7 @@ class PythonTool(Tool):
         if self._session is None:
             # Left to the first call: an episode that runs no code needs no session.
             self._session = self._opened().session(language="python", limits=limits)
-        return _shown(self._session.run(code, limits=limits), limits)
+        return _shown(explained(self._session.run(code, limits=limits)), limits)
 
     def close(self) -> None:
         self._end_session()

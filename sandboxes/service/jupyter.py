@@ -83,7 +83,7 @@ def _run_cells(
     with sandbox.session(limits=limits) as session:
         for path, content in files.items():
             session.upload(path, content)
-        session.run(PRELUDE)
+        explained(session.run(PRELUDE))
         for number, source in enumerate(cells, 1):
             left_s = total_s - (time.monotonic() - started)
             if left_s <= 0:
@@ -93,7 +93,7 @@ def _run_cells(
             result = explained(session.run(source, limits=replace(limits, wall_s=wall_s)))
             done.append(_cell(result))
             if result.status in ("ok", "error"):
-                done[-1]["display"] = _displays(session.run(TAKE))
+                done[-1]["display"] = _displays(explained(session.run(TAKE)))
             if result.status in ("timeout", "memory", "output"):
                 # The interpreter is gone, so that later cells would run without what it held.
                 ended = "TimeLimitExceeded" if result.status == "timeout" else "Finished"

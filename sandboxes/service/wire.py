@@ -95,7 +95,9 @@ def _load_fields(kind: Any, given: Mapping[str, Any], where: str) -> Any:
     if unknown:
         raise ConfigError(f"{where} has no field {unknown[0]!r}; known: {', '.join(kinds)}")
     for field in fields(kind):
-        if field.name not in given and field.default is field.default_factory is MISSING:
+        # A result without its output is not one of a program that printed nothing.
+        needed = field.default is field.default_factory is MISSING or field.name in ("stdout", "stderr")
+        if needed and field.name not in given:
             raise ConfigError(f"{where}.{field.name} is missing")
     # A result in a result, of the compiler, is read like the whole.
     paths = {name: where if name == "compile" else f"{where}.{name}" for name in kinds}

@@ -59,10 +59,12 @@ class PlainSession(SandboxSession):
             stdout = Path(file.name).read_bytes()
         if not reply:
             self.close()
-        status = "timeout" if not ready else "ok" if reply.strip() == "0" else "error"
+        # A process that ended by itself was not killed by close().
+        code = int(reply) if reply.strip() else process.returncode if ready else None
+        status = "timeout" if not ready else "ok" if code == 0 else "error"
         return RunResult(
             status=status,  # type: ignore[arg-type]
-            exit_code=int(reply) if reply.strip() else None,
+            exit_code=code,
             stdout=stdout[: limits.output_bytes],
             stdout_dropped=max(0, len(stdout) - limits.output_bytes),
             wall_s=time.perf_counter() - started,

@@ -7,8 +7,10 @@ import importlib.util
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from roll_envs.errors import ConfigError, EnvironmentFaultError, UnknownNameError
 from roll_envs.testing import CounterEnv
 from roll_envs.tools import Tool, ToolEnv, make_tools
+from roll_envs.tools.mcp_connection import McpConnection, McpEndpoint, ServerGoneError
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs the optional part 'mcp'"),
@@ -165,6 +168,19 @@ def test_a_connection_that_ended_between_two_calls_is_not_opened_again_in_silenc
                 tools["count"].call({}, deadline_s=30)
     finally:
         _end(tools)
+
+
+@pytest.mark.slow
+def test_a_call_that_is_under_way_when_the_connection_is_closed_opens_nothing() -> None:
+    """Its server is busy and takes seconds to end; meanwhile the call fails, and asks whether the server lives."""
+    before = set(threading.enumerate())
+    connection = McpConnection(McpEndpoint(command=tuple(COMMAND)), start_s=60)
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(connection.call, "slow", {"seconds": 6.0}, deadline_s=30)
+        time.sleep(0.5)
+        connection.close()
+        assert isinstance(calling.exception(20), ServerGoneError)
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from roll_envs.errors import MissingExtraError, SandboxError
-from roll_envs.sandbox import make_sandbox
+from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.testing import CounterEnv
-from roll_envs.tools import TOOL_FORMATS, ToolCall, ToolEnv
+from roll_envs.tools import TOOL_FORMATS, ToolCall, ToolEnv, make_tools
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +61,33 @@ def test_a_snapshot_is_restored_by_replay(env: ToolEnv) -> None:
     _say(env, "x = None")
     env.restore(taken)
     assert "[1, 41]" in _say(env, "print(x)")
+
+
+class _Lost(SandboxSession):
+    """A session around whose code a part of the sandbox dies."""
+
+    def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
+        return RunResult(status="error", exit_code=None, isolation=Isolation(tier="none", layers=()))
+
+    def upload(self, path: str, content: bytes) -> None: ...
+    def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        return b""
+
+    def close(self) -> None: ...
+
+
+class _Losing(Sandbox):
+    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        return _Lost().run(program.source)
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        return _Lost()
+
+    def close(self) -> None: ...
+
+
+def test_code_whose_end_nobody_can_explain_is_a_fault_and_no_answer() -> None:
+    (tool,) = make_tools({"tool": "python", "sandbox": _Losing()})
+    tool.open()
+    with pytest.raises(SandboxError, match="died in the middle of a run"):
+        tool.call({"code": "print(1)"}, deadline_s=1.0)

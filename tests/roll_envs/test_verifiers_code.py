@@ -224,6 +224,29 @@ def test_a_run_that_nobody_can_explain_is_no_verdict(monkeypatch: pytest.MonkeyP
     assert "died in the middle of a run" in found.reason
 
 
+def test_a_compilation_that_nobody_can_explain_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = PlainSandbox()
+    lost = RunResult(status="error", exit_code=None, isolation=NONE)
+    monkeypatch.setattr(sandbox, "run", lambda program, **_: replace(lost, compile=lost))
+    found = make_verifier("code", sandbox=sandbox, language="cpp")("int main() {}", {"inputs": [""], "outputs": ["1"]})
+    assert isinstance(found, Failed)
+    assert "died in the middle of a run" in found.reason
+
+
+@pytest.mark.parametrize("lost_in", ["answer", "tests"])
+def test_a_cell_that_nobody_can_explain_is_no_verdict(monkeypatch: pytest.MonkeyPatch, lost_in: str) -> None:
+    """Calls and asserts run in sessions: one of the answer, and one of the tests."""
+    boxes = {"answer": PlainSandbox(), "tests": PlainSandbox()}
+    session = boxes[lost_in].session()
+    lost = RunResult(status="error", exit_code=None, isolation=NONE)
+    monkeypatch.setattr(session, "run", lambda source, **_: lost)
+    monkeypatch.setattr(boxes[lost_in], "session", lambda **_: session)
+    verifier = make_verifier("code", sandbox=boxes["answer"], tests_sandbox=boxes["tests"])
+    found = verifier("def f():\n    return 1", "assert f() == 1")
+    assert isinstance(found, Failed)
+    assert "died in the middle of a run" in found.reason
+
+
 def test_a_comparison_by_the_programs_own_classes_is_refused_or_told(plain: PlainSandbox) -> None:
     code, tests = OTHER["own class"], "assert f(2) == P(2)"
     refused = make_verifier("code", sandbox=plain)(code, tests)

@@ -122,6 +122,8 @@ class FakeSession(SandboxSession):
         word, _, rest = source.partition("\n")[0].partition(" ")
         if word == "#status":
             return RunResult(status=rest, exit_code=None, signal=9, isolation=NONE)  # type: ignore[arg-type]
+        if word == "#half-dead":
+            return RunResult(status="error", exit_code=None, isolation=NONE)
         if "notebook_displays" in source:  # what the service runs beside the cells would change this process
             return _result(limits or self._limits, stdout=b"[]")
         self._sandbox._act(word, rest)

@@ -10,8 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from service_fakes import Running, running
+from service_fakes import FakeSession, Running, running
 
+from roll_envs.sandbox import RunResult
+from sandboxes.service.jupyter import PRELUDE, TAKE
 from sandboxes.service.submit import extract_code, same_output
 
 
@@ -225,6 +227,22 @@ def test_a_cell_that_hits_its_limit_ends_the_notebook(service: Running) -> None:
     answer = service.post("/run_jupyter", {"cells": ["print(1)", "#status timeout", "print(3)"]}).json()
     assert (answer["status"], answer["driver"]["status"], len(answer["cells"])) == ("Failed", "TimeLimitExceeded", 2)
     assert "cell 2" in answer["message"]
+
+
+@pytest.mark.parametrize("lost", [PRELUDE, "print(1)", TAKE])
+def test_a_cell_that_nobody_can_explain_is_a_fault(
+    service: Running, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Also one of the service's own."""
+    run = FakeSession.run
+
+    def lose(session: FakeSession, source: str, **how: Any) -> RunResult:
+        return run(session, "#half-dead" if source == lost else source, **how)
+
+    monkeypatch.setattr(FakeSession, "run", lose)
+    answer = service.post("/run_jupyter", {"cells": ["print(1)"]}).json()
+    assert answer["status"] == "SandboxError"
+    assert "died in the middle of a run" in answer["message"]
 
 
 def test_the_time_for_all_cells_is_bounded(service: Running) -> None:

@@ -95,6 +95,14 @@ def test_results_that_are_none_are_refused(change: dict[str, object], words: str
         load_result(good | change)
 
 
+@pytest.mark.parametrize("name", ["status", "exit_code", "stdout", "stderr", "isolation"])
+def test_results_of_which_a_part_is_missing_are_refused(name: str) -> None:
+    good = dump(RunResult(status="ok", exit_code=0, isolation=Isolation(tier="x", layers=())))
+    del good[name]
+    with pytest.raises(ConfigError, match=f"result.{name} is missing"):
+        load_result(good)
+
+
 @pytest.fixture(scope="module")
 def service() -> Iterator[Running]:
     with running(slots=2, sessions=3, session_idle_s=60) as service:

@@ -120,6 +120,23 @@ def test_weights_of_ranks_do_not_pass_the_driver(
         engine.close()
 
 
+def test_weights_that_ranks_have_written_are_sent_from_memory(
+    model: LanguageModel, fake: tuple[str, FakeVLLM], held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes are found there, before anything is sent: a device of a rank may be none of this process."""
+    engine = connect(model, fake[0], transfer="ipc", deltas=True)
+    try:
+        for version in (1, 2):
+            weights = held.weights()
+            monkeypatch.setattr(weights, "writers", lambda *_: ((0,), torch.device("cuda", 7)))
+            fake[1].version = "default"  # it has other weights than it was sent
+            engine.update_weights(weights, version)
+            for name, tensor in weights_of(held.holders[0].network):
+                assert torch.equal(fake[1].weights[name], tensor), name
+    finally:
+        engine.close()
+
+
 def test_each_rank_writes_its_share(tmp_path: Path, held: Held) -> None:
     network = held.holders[0].network
     path = tmp_path / "weights"

@@ -76,6 +76,18 @@ def test_what_changed_alone_is_sent_to_who_has_the_rest(
     assert not list(tmp_path.iterdir())
 
 
+def test_weights_of_less_precision_than_those_of_before(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
+    engine = connect(model, fake[0], deltas=True)
+    try:
+        for version in (1, 2):
+            weights = {name: tensor.bfloat16() for name, tensor in weights_of(trained(version).network)}
+            engine.update_weights(iter(weights.items()), version)
+            assert all(torch.equal(fake[1].weights[name], tensor) for name, tensor in weights.items())
+            check(ask(engine, 2), version=version)
+    finally:
+        engine.close()
+
+
 def test_after_changes_that_did_not_arrive_the_weights_of_before_serve(
     model: LanguageModel, fake: tuple[str, FakeVLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,3 +134,19 @@ def test_changes_by_hand(dtype: torch.dtype) -> None:
     assert next(changes(after.items(), after.items()))[0] == "c", "there is something to send"
     with pytest.raises(ValueError, match=r"d\.places changes a weight that was not kept before"):
         kept.change([("d.places", torch.zeros(1, dtype=torch.int32))])
+
+
+@pytest.mark.parametrize("kinds", [(torch.float32, torch.bfloat16), (torch.float16, torch.bfloat16)])
+def test_a_weight_of_another_type_comes_whole(kinds: tuple[torch.dtype, torch.dtype]) -> None:
+    """The first weights are those of the model that was loaded, in float32; a learner may give out bfloat16."""
+    before, after = ({"a": torch.zeros(100, dtype=kind), "b": torch.ones(100, dtype=torch.float32)} for kind in kinds)
+    before["a"][0] = 1.0
+    bits = before["a"].view(torch.int16)[: 1 if kinds[0] == torch.float16 else 2]
+    after["a"].view(torch.int16)[: len(bits)] = bits  # other numbers by the same bits
+    assert [name for name, _ in changes(before.items(), after.items())] == ["a"]
+    kept = Kept()
+    kept.keep(before.items())
+    kept.change(changes(before.items(), after.items()))
+    found = dict(kept.merged(torch.device("cpu")))
+    assert found["a"].dtype == torch.bfloat16
+    assert torch.equal(found["a"], after["a"])

@@ -131,6 +131,10 @@ def changes(before: Iterable[Named], after: Iterable[Named]) -> Iterator[Named]:
     for name, tensor in after:
         last = name, tensor
         was, kind = old[name], _BITS[tensor.element_size()]
+        if was.dtype != tensor.dtype:  # of the model that was loaded, and of a learner of less precision
+            nothing = False
+            yield name, tensor
+            continue
         places = (tensor.view(kind) != was.view(kind)).view(-1).nonzero()[:, 0]
         if not len(places):
             continue

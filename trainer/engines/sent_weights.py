@@ -81,7 +81,7 @@ class SentWeights:
         self._delivered: Delivered | None = None
         self._writers: tuple[int, ...] = ()
         self.device = torch.device("cpu")
-        """Where the weights come from."""
+        """Where the weights come from: the memory of this machine, unless they are read while they are sent."""
         try:
             if isinstance(source, Delivered):
                 self._writers, self.device = self._found_by(source)
@@ -94,6 +94,7 @@ class SentWeights:
                 self._unread = self._written(stream if first is None else itertools.chain([first], stream))
             if not live:
                 self.keep()
+                self.device = torch.device("cpu")  # the ranks' names of devices mean nothing here
         except BaseException:
             self.close()
             raise

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_envs.errors import RollError, SandboxError
-from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession
+from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, explained
 
 _PACKAGE = "roll_envs.verifiers.code.inside"
 _PRINTED = 1 << 16
@@ -69,7 +69,7 @@ class Jail:
     def _run(self, cell: str, identity: str, wall_s: float) -> tuple[bytes, bytes]:
         if self._session is None:
             raise SandboxError("the jail has ended already")
-        result = self._session.run(cell, limits=replace(self.limits, wall_s=max(0.01, wall_s)))
+        result = explained(self._session.run(cell, limits=replace(self.limits, wall_s=max(0.01, wall_s))))
         self.wall_s, self.memory_mb = result.wall_s, result.memory_peak_mb or 0.0
         mark = b"\n" + (self.mark + identity).encode()
         start = result.stdout.rfind(mark)
