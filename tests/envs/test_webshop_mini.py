@@ -40,8 +40,8 @@ def shopper(
     title: slice = slice(1, 4),
     order: Callable[[int, int], int] = lambda price, cap: 0,
 ) -> Player:
-    """Opens what fits the wish as far as it looks, by falling ``order``, and buys it; a random row of the last page that
-    it reads if none."""
+    """Opens what fits the wish as far as it looks, by falling ``order``, and buys it; a random row of the last page if
+    none does."""
 
     def play(shown: str, legal: list[str], notes: dict[str, Any]) -> str:
         wish, head, *rows = shown.split("\n")
