@@ -1,9 +1,9 @@
 """The shops of WebShopMini: a closed vocabulary, and for each goal a small shop of its own with near-duplicates.
 
 The shop sells :data:`ROWS` products of the wanted kind and a few of other kinds. Several have the wanted title: one is
-wanted, one or two cost more than the goal allows, one or two are not offered in the wanted color or size. The others
-are all that but for the quality or the material. Prices of what has the title and is cheap enough are drawn alike, and
-the order is random, so that neither tells which one is wanted. No listing of one split occurs in another.
+wanted, one or two cost more than the goal allows, one or two are not offered in the wanted color, one or two not in the
+size. The others are all that but for the quality or the material. What is cheap enough has prices of the same ten
+dollars, and the order is random, so that neither tells which one is wanted. No listing of one split occurs in another.
 """
 
 from __future__ import annotations
@@ -85,13 +85,14 @@ def mini_catalogue(seed: int, number: int) -> Catalogue:
     no_colour = wanted._replace(colours=[values for values in _COLOURS if colour not in values])
     no_size = wanted._replace(sizes=[values for values in _SIZES if size not in values])
     dear = wanted._replace(prices=range(cap + 1, min(cap + 30, 99) + 1))
-    drafts = [wanted, *[dear] * pick(draw, (1, 2)), *pick(draw, ([no_colour], [no_size], [no_colour, no_size]))]
+    drafts = [wanted]
+    for wrong in (dear, no_colour, no_size):
+        drafts += [wrong] * pick(draw, (1, 2))
     while len(drafts) < ROWS:
-        near = wanted._replace(prices=range(PRICES[0], cap + 1))
         if draw() < 0.5:
-            drafts.append(near._replace(material=pick(draw, _but(MATERIALS, material))))
+            drafts.append(wanted._replace(material=pick(draw, _but(MATERIALS, material))))
         else:
-            drafts.append(near._replace(quality=pick(draw, _but(QUALITIES, quality))))
+            drafts.append(wanted._replace(quality=pick(draw, _but(QUALITIES, quality))))
     for other in thinned(draw, _but(KINDS, kind), OTHER_KINDS):
         drafts += [_Draft(other, pick(draw, QUALITIES), pick(draw, MATERIALS)) for _ in range(ROWS_OF_OTHERS)]
     # Products of equal score are listed in the order of their numbers.

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import gymnasium
 import httpx
 from pydantic import Field
 
@@ -143,7 +145,8 @@ class OpenEnvEnv(GameEnv):
         paid, over = float(said.get("reward") or 0.0), bool(said.get("done"))
         self._paid += paid
         observation = said.get("observation") or {}
-        told = {**(said.get("metadata") or {}), **(observation.get("metadata") or {}), **observation}.get("success")
+        beside = [each for each in (said.get("metadata"), observation.get("metadata")) if isinstance(each, dict)]
+        told = next((each["success"] for each in (observation, *beside[::-1]) if "success" in each), None)
         success = told if isinstance(told, bool) else over and self._paid > 0
         return Played(self._shown_of(observation), paid, over, success=success)
 
@@ -220,14 +223,17 @@ class OpenEnvEnv(GameEnv):
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         url = self._settings.url
+        if self._connection is None:
+            raise gymnasium.error.ResetNeeded(f"the session with {url} is over; call reset() first")
         try:
             with contextlib.suppress(ConnectionClosed):  # why may have been told before
                 self._connection.send(json.dumps({"type": kind, "data": data}))
             said = json.loads(self._connection.recv(timeout=self._settings.timeout_s))
+            _check_answer(said)
         except TimeoutError:
             self.close()
             raise DeadlineExceededError(f"the answer of {url} to {kind}", self._settings.timeout_s) from None
-        except (OSError, WebSocketException, ValueError) as error:
+        except (OSError, WebSocketException, ValueError, RecursionError) as error:
             self.close()
             raise EnvironmentFaultError(f"the session with {url} broke at {kind}: {error}") from error
         if said.get("type") == "error":
@@ -243,13 +249,29 @@ class OpenEnvEnv(GameEnv):
         return answer
 
 
+def _check_answer(said: Any) -> None:
+    """Raises ``ValueError`` for a message that is not in the wire format."""
+    data = said.get("data", {} if said.get("type") == "error" else None) if isinstance(said, dict) else None
+    if not isinstance(data, dict):
+        raise ValueError(f"its answer is no object with an object 'data', but {str(said)[:100]}")
+    if not isinstance(data.get("observation") or {}, dict):
+        raise ValueError(f"an observation is an object, not {str(data['observation'])[:100]}")
+    reward, done = data.get("reward"), data.get("done")
+    # NaN is not within the bounds, either.
+    if not isinstance(reward, (int, float, type(None))) or not abs(reward or 0) <= sys.float_info.max:
+        raise ValueError(f"a reward is a finite number, not {reward!r:.100}")
+    if not isinstance(done, (bool, type(None))):
+        raise ValueError(f"done is true or false, not {str(done)[:100]}")
+
+
 class _RefusedError(Exception):
     """The server takes the action for malformed."""
 
 
 def _reasons(told: Mapping[str, Any]) -> str:
     """Of pydantic's errors the places and messages, else what the server says."""
-    errors = [each for each in told.get("errors") or () if isinstance(each, dict)]
+    found = told.get("errors")
+    errors = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     reasons = [f"{'.'.join(map(str, each.get('loc') or ())) or 'action'}: {each.get('msg')}" for each in errors]
     return "; ".join(reasons) or str(told.get("message"))
 

@@ -33,9 +33,15 @@ def success(player: Player, seeds: Iterable[int] = range(200), split: str = "tes
 
 
 def shopper(
-    *, pages: int = 3, price: bool = True, options: bool = True, title: slice = slice(1, 4), dearest: bool = False
+    *,
+    pages: int = 3,
+    price: bool = True,
+    options: slice = slice(4, 6),
+    title: slice = slice(1, 4),
+    order: Callable[[int, int], int] = lambda price, cap: 0,
 ) -> Player:
-    """Opens what fits the wish as far as it looks, and buys it; a random row of the last page that it reads if none."""
+    """Opens what fits the wish as far as it looks, by falling ``order``, and buys it; a random row of the last page if
+    none does."""
 
     def play(shown: str, legal: list[str], notes: dict[str, Any]) -> str:
         wish, head, *rows = shown.split("\n")
@@ -47,16 +53,28 @@ def shopper(
             fit = [row for row in found if row[title] == wanted[title] and "seen" not in row]
             fit = [row for row in fit if not price or int(row[4]) <= int(wanted[7])]
             if fit:
-                return f"click[{max(fit, key=lambda row: int(row[4]))[0] if dearest else fit[0][0]}]"
+                return f"click[{max(fit, key=lambda row: order(int(row[4]), int(wanted[7])))[0]}]"
             if "click[next]" in legal and int(head.split()[1]) < pages:
                 return "click[next]"
             return f"click[{notes['draw'].choice(found)[0]}]"
         offered = " ".join(rows).split()
-        if options and not all(value in offered or f"[{value}]" in offered for value in wanted[4:6]):
+        if not all(value in offered or f"[{value}]" in offered for value in wanted[options]):
             return "click[back]"
         return next((f"click[{value}]" for value in wanted[4:6] if value in offered), "click[buy]")
 
     return play
+
+
+NONE = slice(0, 0)
+
+
+def dearest(price: int, cap: int) -> int:
+    return price
+
+
+def likeliest(price: int, cap: int) -> int:
+    """How likely the cap makes a price to be the wanted product's."""
+    return {20: 1, 30: 2, 40: 3}.get(cap - price // 10 * 10, 0)
 
 
 def test_a_player_that_reads_everything_buys_what_is_wanted() -> None:
@@ -70,15 +88,19 @@ def test_a_player_that_reads_everything_buys_what_is_wanted() -> None:
     "player",
     [
         pytest.param(shopper(pages=1), id="page 1"),
-        pytest.param(shopper(pages=1, dearest=True), id="page 1, dearest first"),
-        pytest.param(shopper(pages=1, price=False, options=False), id="title on page 1"),
-        pytest.param(shopper(pages=1, title=slice(0, 0)), id="price and options on page 1"),
+        pytest.param(shopper(pages=1, order=dearest), id="page 1, dearest first"),
+        pytest.param(shopper(pages=1, price=False, options=NONE), id="title on page 1"),
+        pytest.param(shopper(pages=1, title=NONE), id="price and options on page 1"),
         pytest.param(shopper(price=False), id="no price"),
-        pytest.param(shopper(options=False), id="no options"),
-        pytest.param(shopper(options=False, dearest=True), id="no options, dearest first"),
-        pytest.param(shopper(price=False, options=False), id="title"),
+        pytest.param(shopper(options=NONE), id="no options"),
+        pytest.param(shopper(options=NONE, order=dearest), id="no options, dearest first"),
+        pytest.param(shopper(options=NONE, order=likeliest), id="no options, likeliest price first"),
+        pytest.param(shopper(options=slice(4, 5)), id="no size"),
+        pytest.param(shopper(options=slice(5, 6)), id="no color"),
+        pytest.param(shopper(price=False, options=NONE), id="title"),
         pytest.param(shopper(title=slice(1, 2)), id="quality"),
         pytest.param(shopper(title=slice(2, 3)), id="material"),
+        pytest.param(shopper(title=slice(2, 3), order=likeliest), id="material, likeliest price first"),
     ],
 )
 def test_a_player_that_leaves_something_out_fails_more_than_half_the_time(player: Player) -> None:
@@ -142,7 +164,9 @@ def test_the_wanted_product_stands_anywhere() -> None:
         assert doc is not None
         places[found.index(doc)] += 1
         titles = [catalogue.store[doc].title for doc in found]
-        assert 3 <= titles.count(goal.title) <= 5
+        assert 4 <= titles.count(goal.title) <= 7
+        decades = {price // 10 for doc in found if (price := catalogue.store.price(doc)) <= goal.price_upper}
+        assert len(decades) == 1
     assert set(places) == set(range(12))
     assert 60 <= min(places.values()) <= max(places.values()) <= 140
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import openenv_server
 import pytest
 
@@ -148,6 +149,37 @@ def test_a_server_that_is_full_or_gone_says_so() -> None:
         second.reset(seed=1)
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[1]",
+        "null",
+        "{}",
+        "[" * 200_000,
+        '{"type": "observation", "data": null}',
+        '{"type": "error", "data": "full"}',
+        '{"type": "observation", "data": {"observation": "plain"}}',
+        '{"type": "observation", "data": {"reward": "much"}}',
+        '{"type": "observation", "data": {"reward": NaN}}',
+        '{"type": "observation", "data": {"reward": -Infinity}}',
+        f'{{"type": "observation", "data": {{"reward": 1{"0" * 400}}}}}',
+        '{"type": "observation", "data": {"done": "false"}}',
+    ],
+    ids=range(12),
+)
+def test_an_answer_that_is_no_answer_is_a_fault(guess: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = roll_envs.make(ID, url=guess)
+    env.reset(seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("websockets.sync.client.ClientConnection.recv", lambda self, timeout: answer)
+        with pytest.raises(roll_envs.EnvironmentFaultError, match="broke at step"):
+            say(env, "5")
+    with pytest.raises(gymnasium.error.ResetNeeded, match="is over"):
+        say(env, "5")
+    assert env.reset(seed=1)[0] == "A number below 10."
+    env.close()
 
 
 def test_sessions_are_played_side_by_side(guess: str) -> None:
