@@ -209,7 +209,7 @@ class _Player(contextlib.AbstractContextManager["_Player"]):
         )
 
         def respond(env: Any, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
-            ids = (*renderer.encode(next_answer(env, sampling.seed, PLAYERS[name])), renderer.STOP)
+            ids = (*renderer.encode(next_answer(env, sampling.seed, PLAYERS[name])[0]), renderer.STOP)
             return Completion(ids=ids, logprobs=(0.0,) * len(ids), finish="stop", weight_version=0)
 
         self._respond = respond

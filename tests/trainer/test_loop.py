@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from forked import roll_train
@@ -38,14 +39,16 @@ import trainer.rollout.source
 import trainer.run.loop
 import trainer.run.saving
 from roll_envs.errors import CheckpointError, ConfigError, RollError
-from roll_envs.types import Outcome, Task, Trajectory
+from roll_envs.types import Metrics, Outcome, Task, Trajectory
 from trainer.config.load import load_config
+from trainer.data.batches import Batch, Denominators
 from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
 from trainer.run.loop import resume, train
 from trainer.run.report import Report
+from trainer.run.update import warm_start_step
 
 Whole = tuple[Path, dict[str, Any]]
 
@@ -219,6 +222,46 @@ def test_every_step_of_the_warm_start_has_demonstrations_of_its_own(
     monkeypatch.setattr(Session, "demonstrate", watched)
     run(tmp_path, steps=0, warm_start={"steps": 3, "episodes_per_step": 2}, evaluation={"tasks": 2})
     assert drawn == [[("demonstrations", 2 * step), ("demonstrations", 2 * step + 1)] for step in range(3)]
+
+
+class Listener:
+    """A learner that learns nothing."""
+
+    def step(self, batches: Sequence[Batch], denominators: Denominators, *, lr: float) -> tuple[Metrics, None]:
+        self.batches, self.tokens = batches, denominators.tokens
+        return {"loss/total": 1.0}, None
+
+
+@pytest.mark.parametrize("learn_random", [True, False])
+def test_of_demonstrations_all_or_the_oracles_actions_alone_are_learnt(tmp_path: Path, learn_random: bool) -> None:
+    config = configured(tmp_path, warm_start={"learn_random": learn_random, "oracle_share": 0.5})
+    learner = Listener()
+    with Session(config) as session:
+        assert warm_start_step(session, learner, 0)["loss/total"] == 1.0  # type: ignore[arg-type]
+        episodes = session.demonstrate(session.demonstration_tasks(range(6)))
+        right: list[int] = []
+        everything: list[int] = []
+        for episode in episodes:
+            env = gymnasium.make(episode.task.env_id, **episode.task.kwargs)
+            env.reset(seed=episode.task.seed)
+            for turn in episode.turns:
+                plan = env.unwrapped.oracle()  # type: ignore[attr-defined]
+                if turn.completion.weight_version == 0:
+                    assert turn.text == plan[0]
+                    right += turn.completion.ids
+                everything += turn.completion.ids
+                env.step(turn.text)
+    learnt = [int(i) for batch in learner.batches for i in batch.labels[batch.label_mask]]
+    assert 0 < len(right) < len(everything)
+    assert sorted(learnt) == sorted(everything if learn_random else right)
+    assert learner.tokens == len(learnt)
+
+
+def test_a_step_of_random_actions_that_are_not_learnt_is_left_out(tmp_path: Path) -> None:
+    path, _ = run(tmp_path, steps=0, warm_start={"learn_random": False, "oracle_share": 0.0}, evaluation={"tasks": 2})
+    records = read_metrics(path, "warm_start")
+    assert [record["learner/skipped_steps"] for record in records] == [1.0] * 4
+    assert {record["loss/total"] for record in records} == {0.0}
 
 
 def test_the_same_run_twice_is_the_same(whole: Whole, tmp_path: Path) -> None:

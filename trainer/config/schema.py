@@ -219,6 +219,9 @@ class WarmStartConfig(Section):
     """Demonstration episodes per optimiser step."""
     oracle_share: Share = 0.3
     """How often the teacher plays the oracle's action; else a random one."""
+    learn_random: bool = True
+    """Whether its random actions are learnt too. If not, they only lead into states off the oracle's way, as in DAgger
+    (Ross et al. 2011, arXiv:1011.0686): what is learnt is right, and much of it is how to get back."""
     teacher: dict[str, Any] | None = None
     """An engine that plays the demonstrations instead (keys as in the section engine, e.g. {name: openai, url: ...,
     model: ...}); it is shown the rules and the whole dialogue, and its successful episodes are learnt from."""

@@ -297,34 +297,43 @@ class Session(contextlib.AbstractContextManager["Session"]):
         gc.unfreeze()
 
 
-def next_answer(env: Any, seed: int | None, oracle_share: float) -> str:
+RANDOM_MOVE = -1
+"""Version of the weights of an answer that the teacher drew at random; its other answers have version 0."""
+
+
+def next_answer(env: Any, seed: int | None, oracle_share: float) -> tuple[str, bool]:
     """The oracle's next answer with probability ``oracle_share``, else (and where it knows none) one of the legal
-    answers, drawn uniformly."""
+    answers, drawn uniformly; and whether it is the oracle's."""
     rng = np.random.default_rng(seed)
     plan = env.oracle() if rng.random() < oracle_share else None
     legal = env.legal_answers() or env.action_space.examples
-    return str(plan[0] if plan else legal[int(rng.integers(len(legal)))])
+    return str(plan[0] if plan else legal[int(rng.integers(len(legal)))]), bool(plan)
 
 
 def teacher(tokenizer: Any, stop_id: int, oracle_share: float) -> Respond:
     """A deliberately poor player: the oracle's next answer with probability ``oracle_share``, else one of the legal
-    answers, drawn uniformly.
+    answers, drawn uniformly and marked as of version ``RANDOM_MOVE``.
 
     It teaches a small model to read the observation and to answer in form, not to play well. Its choices follow from
     ``sampling.seed``, so that a demonstration depends on its task and the run's seed alone.
     """
 
     def respond(env: Any, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Completion:
-        text = next_answer(env, sampling.seed, oracle_share)
+        text, known = next_answer(env, sampling.seed, oracle_share)
         ids, most = tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), sampling.max_new_tokens
         if len(ids) > most:
             raise ConfigError(
                 f"an answer may have {most} tokens (sampling.max_new_tokens, engine.max_tokens), but {text!r} has "
                 f"{len(ids)}"
             )
-        if len(ids) == most:  # ends there, as an answer of the model would
-            return Completion(ids=ids, logprobs=(0.0,) * most, finish="length", weight_version=0)
-        return Completion(ids=(*ids, stop_id), logprobs=(0.0,) * (len(ids) + 1), finish="stop", weight_version=0)
+        ends = len(ids) == most  # there, as an answer of the model would
+        ids = ids if ends else (*ids, stop_id)
+        return Completion(
+            ids=ids,
+            logprobs=(0.0,) * len(ids),
+            finish="length" if ends else "stop",
+            weight_version=0 if known else RANDOM_MOVE,
+        )
 
     return respond
 

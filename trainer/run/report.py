@@ -71,7 +71,7 @@ def planned_phases(config: RunConfig) -> list[PlannedPhase]:
     updates = config.learner.minibatches * config.learner.epochs
     teacher = (
         f"{warm.episodes_per_step} episodes of a teacher that plays the oracle's action {warm.oracle_share:.0%} "
-        "of the time"
+        f"of the time{'' if warm.learn_random else '; its random actions are not learnt'}"
     )
     learning = (
         f"{rollout.groups_per_step} tasks x {rollout.group_size} episodes, "

@@ -36,7 +36,7 @@ from trainer.data.table import (
 )
 from trainer.learner import Critic, Learner, Offloads, Scorer
 from trainer.learner.optimizers import learning_rate
-from trainer.rollout.source import Session
+from trainer.rollout.source import RANDOM_MOVE, Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +118,16 @@ def warm_start_step(session: Session, learner: Learner, step: int) -> Metrics:
     measured = {"teacher/success_rate": sum(successes) / max(1, len(successes)), "teacher/failed_share": failed}
     learnt = [e for e in episodes if warm.teacher is None or e.success]
     sequences = sequences_of([Group(task=e.task, trajectories=(e,)) for e in learnt])
-    if not sequences:
+    tokens = tokens_of(sequences)
+    tokens = tokens.with_columns(
+        advantage=np.ones(len(tokens.sequence)), trained=warm.learn_random | (tokens.version != RANDOM_MOVE)
+    )
+    used = np.unique(tokens.sequence[tokens.trained]).tolist()
+    if not used:
         return {"loss/total": 0.0, "learner/skipped_steps": 1.0, **measured}
-    tokens, everything = tokens_of(sequences), range(len(sequences))
-    batches = _batched(config, sequences, tokens.with_columns(advantage=np.ones(len(tokens.sequence))), everything)
+    batches = _batched(config, sequences, tokens, used)
     lr = learning_rate(warm.lr_schedule, warm.lr, step=step, steps=warm.steps, warmup_steps=warm.lr_warmup_steps)
-    metrics, _ = learner.step(batches, denominators_of(tokens, everything), lr=lr)
+    metrics, _ = learner.step(batches, denominators_of(tokens, used), lr=lr)
     return {**metrics, **measured}
 
 
