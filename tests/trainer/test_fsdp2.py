@@ -319,6 +319,8 @@ def test_an_optimizer_of_whole_matrices_is_refused_before_anything_starts() -> N
     parse_config(BASE)
     with pytest.raises(ConfigError, match=r"cannot step shards of weights with optimizer\.name 'muon'"):
         parse_config(BASE + "optimizer: {name: muon}\n")
+    with pytest.raises(ConfigError, match=r"cannot step shards of weights with warm_start\.optimizer 'muon'"):
+        parse_config(BASE + "warm_start: {optimizer: muon}\n")
 
 
 def test_context_parallel_divides_the_ranks() -> None:

@@ -264,6 +264,19 @@ def test_a_step_of_random_actions_that_are_not_learnt_is_left_out(tmp_path: Path
     assert {record["loss/total"] for record in records} == {0.0}
 
 
+def test_the_warm_start_may_have_an_optimiser_of_its_own(whole: Whole, tmp_path: Path) -> None:
+    short = {"steps": 1, "evaluation": {"tasks": 2, "every": 0}}
+    mixed, _ = run(tmp_path, warm_start={"optimizer": "muon"}, **short)
+    muon, _ = run(tmp_path, name="muon", optimizer={"name": "muon"}, **short)
+    losses = [[r["loss/total"] for r in read_metrics(path, "warm_start")] for path in (mixed, muon, whole[0])]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+    states = [load_checkpoint(path).optimizer["policy"]["parts"] for path in (mixed, muon, whole[0])]
+    assert [len(parts) for parts in states] == [1, 2, 1]
+    with pytest.raises(ConfigError, match=r"warm_start\.optimizer: no optimiser 'muom'"):
+        configured(tmp_path, warm_start={"optimizer": "muom"})
+
+
 def test_the_same_run_twice_is_the_same(whole: Whole, tmp_path: Path) -> None:
     again, _ = run(tmp_path)
     assert_same_curve(whole[0], again)

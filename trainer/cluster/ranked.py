@@ -49,7 +49,7 @@ def make_phase_learner(
         model,
         # Cross-entropy on demonstrations is the policy gradient with advantages of 1.
         loss=LossConfig(name="reinforce") if warm_start else config.loss,
-        optimizer=config.optimizer,
+        optimizer=config.warm_optimizer if warm_start else config.optimizer,
         temperature=1.0 if warm_start else config.sampling.temperature,
         correction=None if warm_start else config.correction,
         settings=settings,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from roll_envs.errors import RollError
 from trainer.config.algorithm import (
     AdvantageConfig,
     CorrectionConfig,
@@ -36,6 +37,7 @@ from trainer.config.environments import (
     checked_template,
 )
 from trainer.config.judges import JudgeConfig, JudgeName
+from trainer.config.parts import OPTIMIZERS
 from trainer.config.placement import LearnerPlacement, PlacementConfig, placement_problems
 
 __all__ = [
@@ -225,6 +227,8 @@ class WarmStartConfig(Section):
     teacher: dict[str, Any] | None = None
     """An engine that plays the demonstrations instead (keys as in the section engine, e.g. {name: openai, url: ...,
     model: ...}); it is shown the rules and the whole dialogue, and its successful episodes are learnt from."""
+    optimizer: str | None = None
+    """Registered optimiser of this phase, with the settings of the section optimizer; null: that of training."""
     lr: Annotated[float, Field(ge=0)] = 1e-3
     """Peak learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -481,6 +485,10 @@ class RunConfig(Section):
             )
         problems += correction_problems(self.loss, self.correction)
         problems += self._problems_of_the_mix()
+        try:
+            OPTIMIZERS.find(self.warm_optimizer.name)
+        except RollError as error:
+            problems.append(f"warm_start.optimizer: {error}")
         problems += placement_problems(
             self.cluster, self.placement, manager=self.rollout.manager, backend=self.learner.backend
         )
@@ -492,6 +500,11 @@ class RunConfig(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    @property
+    def warm_optimizer(self) -> OptimizerConfig:
+        """The optimiser of the warm start."""
+        return self.optimizer.model_copy(update={"name": self.warm_start.optimizer or self.optimizer.name})
 
     def _problems_of_the_mix(self) -> list[str]:
         problems = []

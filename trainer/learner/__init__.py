@@ -337,12 +337,13 @@ class FSDP2Settings(NetworkSettings):
 @dataclass(frozen=True, kw_only=True)
 class _ShardedPart(BackendPart):
     def problems(self, config: Any) -> list[str]:
-        name, found = config.optimizer.name, []
-        if not OPTIMIZERS.find(name).elementwise:
-            found.append(
-                f"the fsdp2 backend cannot step shards of weights with optimizer.name {name!r}, which needs whole "
-                "matrices; use 'adamw', or learner.backend: torch"
-            )
+        named = {"optimizer.name": config.optimizer.name, "warm_start.optimizer": config.warm_start.optimizer}
+        found = [
+            f"the fsdp2 backend cannot step shards of weights with {key} {name!r}, which needs whole matrices; use "
+            "'adamw', or learner.backend: torch"
+            for key, name in named.items()
+            if name is not None and not OPTIMIZERS.find(name).elementwise
+        ]
         parallel, ranks = part_settings(config.learner, self).context_parallel, config.placement.learner.ranks
         if ranks % parallel:
             found.append(
