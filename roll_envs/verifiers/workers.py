@@ -6,10 +6,10 @@ every thread and signal handler. So such work is done in processes with resource
 They are forked by a template process that has the imports done already (no secrets in its environment, no inherited
 files), so that a new one takes milliseconds.
 
-A task has a short first pass, counted in processor time. What does not finish in it is done again in a slow lane with
-processes of its own and a bounded queue. Whose turn it is depends on the task's *shape*, a text that tasks of one kind
-share: shapes that were quick go first, shapes that were slow go last, and while others wait, none is tried that ran to
-its deadline before.
+A task has a short first pass, counted in processor time, half of it at first where others wait. What does not finish in
+it is done again in a slow lane with processes of its own, which leave the processor to others, and a bounded queue.
+Whose turn it is depends on the task's *shape*, a text that tasks of one kind share: shapes that were quick go first,
+shapes that were slow go last, and while others wait, none is tried that ran to its deadline before.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _MIN_CPU_SHARE = 0.05
 verdict. The share is small: an input that computes for ever must count as wrong, not as a busy machine."""
 _PATIENCE = 3
 """How many times its deadline a starved task may take."""
+_SLOW_NICE = 5
+"""Priority of slow tasks: beside a busy process of the usual one they get about a quarter of a processor."""
 _KILL_AT = 0.97
 """Share of the deadline after which a worker is killed, so that the caller has its answer by the deadline."""
 
@@ -280,19 +282,27 @@ class WorkerPool:
 
     def _call(self, task: str, arguments: list[Any], deadline_s: float, shape: str, costly: bool) -> Outcome:
         whole_s = _KILL_AT * deadline_s
-        entered = self._fast.enter(shape, self.settings.queue_timeout_s, costly=costly)
-        if entered == "hopeless":
-            detail = f"others like it were not graded within {deadline_s:g} s, and more tasks wait"
-            return Outcome(status="deadline", detail=detail, hurried=True)
-        if entered != "in":
-            why = f"{self.settings.queue} tasks wait already"
-            if entered == "late":
-                why = f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
-            return Outcome(status="unavailable", detail=why)
-        try:
-            found = self._work(task, arguments, whole_s, self.settings.first_s, first=True)
-        finally:
-            self._fast.leave(shape)
+        found = None
+        while found is None:
+            entered = self._fast.enter(shape, self.settings.queue_timeout_s, costly=costly)
+            if entered == "hopeless":
+                detail = f"others like it were not graded within {deadline_s:g} s, and more tasks wait"
+                return Outcome(status="deadline", detail=detail, hurried=True)
+            if entered != "in":
+                why = f"{self.settings.queue} tasks wait already"
+                if entered == "late":
+                    why = f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
+                return Outcome(status="unavailable", detail=why)
+            halved = self._shapes.kind(shape) in (None, "quick") and not costly and self._fast.waiting > 0
+            try:
+                found = self._work(task, arguments, whole_s, self.settings.first_s / (1 + halved), first=True)
+            finally:
+                self._fast.leave(shape)
+            if found.hurried and halved:
+                # Its whole first pass comes when those have had theirs that may be quick.
+                found, costly, whole_s = None, True, whole_s - self.settings.first_s / 2
+                if self._shapes.kind(shape) is None:
+                    self._shapes.note(shape, "slow")
         if found.status != "deadline" or not found.hurried:
             self._shapes.note(shape, "slow" if found.status == "deadline" else "quick")
             return self._told(found, deadline_s)
@@ -337,6 +347,9 @@ class WorkerPool:
             reply: dict[str, Any] | None = None
             died = False
             before, used = worker.cpu_s(), 0.0
+            if not first:
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, worker.pid, _SLOW_NICE)
             try:
                 worker.send(task, arguments, whole_s)
                 wait_s = cpu_s
@@ -355,8 +368,8 @@ class WorkerPool:
             except _WorkerDied:
                 died = True
             finally:
-                # One that has not replied (also after Ctrl-C) must not answer the next task.
-                self._give_back(worker, usable=reply is not None)
+                # One that has not replied (also after Ctrl-C) must not answer the next task; a nice one stays nice.
+                self._give_back(worker, usable=first and reply is not None)
             if reply is not None:
                 if "error" in reply:
                     return Outcome(status="error", detail=reply["error"])

@@ -21,7 +21,7 @@ from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.verifiers import Failed, Score, Verdict, ajudge, make_verifier
 from roll_envs.verifiers.mathematics.final import final_expression
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number
-from roll_envs.verifiers.mathematics.sizes import hopeless
+from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly
 from roll_envs.verifiers.mathematics.structure import Unreadable, read
 from roll_envs.verifiers.mathematics.tidy import tidy
 from roll_envs.verifiers.mathematics.units import Unit, read_unit
@@ -327,6 +327,50 @@ def test_sizes_that_no_computation_finishes(text: str, found: bool) -> None:
     assert hopeless(tidy(text)) is found
 
 
+@pytest.mark.parametrize(
+    ("text", "costly"),
+    [
+        ("195e^{192}", False),
+        ("x^{2023}-1", False),
+        ("100!", False),
+        ("\\binom{10}{3}", False),
+        ("150000!", True),
+        ("7^{7^{5}}", True),
+        ("\\sum_{n=1}^{10^{12}} n", True),
+        ("\\sqrt[10]{2^{9}}", True),
+        ("1234567890123", True),
+        ("x+" * 150 + "x", True),
+    ],
+)
+def test_answers_that_look_costly_come_last(text: str, costly: bool) -> None:
+    assert looks_costly(tidy(text)) is costly
+
+
+def test_quick_prediction_reads_as_the_full_one() -> None:
+    """Powers of letters are read in braces, which must change no meaning: not of functions, derivatives or indices."""
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    from latex2sympy2_extended.latex2sympy2 import latex2sympy
+
+    from roll_envs.verifiers.mathematics import symbols
+
+    texts = (
+        "x^{2}+7x+10|xy^2|x^2(x+1)|(x^{2}-1)(x+1)|f(x^2)|O(n^2)|f^{2}(x)|f^{-1}(x)|\\frac{d^2y}{dx^2}|\\int x^2 dx|"
+        "\\frac{\\partial f}{\\partial x^2}|\\log_x^2 3|\\log_2 x^2|a_x^2|x_1^2|x^{2}_{1}|\\sin x^2|\\sin^2 x|"
+        "e^2|2e^{2}x|\\sum_{n=1}^5 n^2|\\lim_{x \\to 0} x^2|\\sqrt x^2|\\frac x^2|x^{10}|x^12|x^2!|"
+        "\\alpha^2|3\\pi r^{2}|x^2+y^2=r^2|x^{2"
+    ).split("|")
+
+    def read(parse: Any, text: str) -> str:
+        try:
+            return str(parse(text))
+        except Exception as error:
+            return type(error).__name__
+
+    for text in (symbols.normalize_latex(text, config=symbols._CONFIG) for text in texts):
+        full = read(lambda t: latex2sympy(t, is_real=True, convert_degrees=False, normalization_config=None), text)
+        assert read(symbols._converted, text) == full, text
+
+
 def test_a_hopeless_answer_is_wrong_without_a_worker() -> None:
     verifier, pool = with_pool()
     verdict = verifier("\\boxed{2^{10^{10}}}", "5")
@@ -345,7 +389,8 @@ def test_hostile_answers_take_no_turn_from_honest_ones() -> None:
     assert judged(verifier, "2x", "x+x")
     hostile = [(f"\\sum_{{n=1}}^{{10^{{12}}+{n}}} \\frac{{1}}{{n^2+n+1}}", "5") for n in range(100, 116)]
     hostile += [(f"\\boxed{{{n}!}}", "5") for n in range(150_000, 150_016)]
-    honest = [(f"\\boxed{{\\sqrt{{{8 * k * k}}}}}", f"{2 * k}\\sqrt{{2}}") for k in range(2, 34)]
+    honest = [(f"\\boxed{{(x+{k})(x+2)}}", f"x^{{2}}+{k + 2}x+{2 * k}") for k in range(2, 18)]
+    honest += [(f"\\boxed{{{k}e^{{{k}}}}}", f"e^{{{k}}}\\cdot {k}") for k in range(192, 208)]
     finished: list[tuple[str, Verdict]] = []
 
     def ask(kind: str, answer: str, reference: str) -> None:

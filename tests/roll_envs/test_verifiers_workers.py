@@ -44,7 +44,7 @@ TASKS = {
     'remember': remember, 'sleep': time.sleep, 'spin': spin, 'power': lambda n: 3 ** n % 7, 'pid': os.getpid,
     'die': lambda: os._exit(3), 'environ': lambda: dict(os.environ), 'write': write, 'quiet': quiet, 'hold': hold,
     'deep': deep, 'run': run, 'fork': os.fork, 'echo': lambda x: x, 'raise': lambda: 1 / 0,
-    'files': lambda: os.listdir('/proc/self/fd'), 'ppid': os.getppid,
+    'files': lambda: os.listdir('/proc/self/fd'), 'ppid': os.getppid, 'nice': lambda s: (spin(s), os.nice(0))[1],
 }
 """
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc, which is not here")
@@ -110,6 +110,36 @@ def test_an_endless_task_is_killed_even_where_no_signal_handler_runs(make_pool: 
 
 
 @needs_proc
+def test_slow_tasks_leave_the_processor_to_others(make_pool: Callable[..., WorkerPool]) -> None:
+    pool, usual = make_pool(first_s=0.1), os.nice(0)
+    assert pool.call("nice", [0.0], deadline_s=30.0).value == usual
+    assert pool.call("nice", [0.3], deadline_s=30.0).value == min(19, usual + 5)
+    assert pool.metrics()["slow_total"] == 1
+    assert pool.call("nice", [0.0], deadline_s=30.0).value == usual  # by another worker
+
+
+def test_new_tasks_have_half_a_first_pass_while_others_wait(make_pool: Callable[..., WorkerPool]) -> None:
+    """What needs more than that has it when those have had their turn that may be quick."""
+    pool = make_pool(first_s=1.0)
+    pool.call("echo", [1], deadline_s=30.0)
+    ended: list[str] = []
+
+    def ask(name: str, seconds: float) -> None:
+        assert pool.call("spin", [seconds], deadline_s=30.0, shape=name).status == "ok"
+        ended.append(name)
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(ask, "first", 0.5)]
+        for waiting, (name, seconds) in enumerate({"long": 0.8, "quick": 0.0, "quick, too": 0.0}.items()):
+            while pool._fast.waiting < waiting or not pool._fast._at_work["first"]:
+                time.sleep(0.001)
+            asked.append(threads.submit(ask, name, seconds))
+        for each in asked:
+            each.result()
+    assert ended == ["first", "quick", "quick, too", "long"]
+    assert pool.metrics()["slow_total"] == 0
+
+
 def test_a_task_that_had_no_processor_time_says_nothing(make_pool: Callable[..., WorkerPool]) -> None:
     outcome = make_pool().call("sleep", [60], deadline_s=0.5)
     assert outcome.status == "unavailable"

@@ -8,9 +8,10 @@ import re
 from typing import Any
 
 import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from antlr4 import PredictionMode  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
     NormalizationConfig,
-    latex2sympy,
+    _Latex2Sympy,
     normalize_latex,
 )
 
@@ -25,6 +26,9 @@ _DIGITS = 40
 _REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\{?\s*(\d+)\s*\}?")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])")
 _BASE = re.compile(r"([0-9A-F]+)_\{?\s*(\d+)\s*\}?")
+_CALL = re.compile(r"\\[A-Za-z]+|([A-Za-z]'*\s*\()")
+# Not e, d as in a derivative, an index, or the name of a function: f^{2}(x).
+_RAISED = re.compile(r"(\\[A-Za-z]+)|(?<![d_])([a-cf-zA-Z])(?=\s*\^\s*(?:\d|\{\s*\d+\s*\})(?!\s*[(_{]))")
 _MODULO = re.compile(r"(\d+)\s*(?:\\bmod|\\mod|\bmod\b)\s*(\d+)")
 
 
@@ -42,8 +46,7 @@ def parse(text: str) -> Any:
         return sympy.Integer(int(match[1]) % int(match[2])) if int(match[2]) else sympy.nan
     try:
         normal = normalize_latex(text, config=_CONFIG)
-        # Variables are real, so that sqrt(x^2) equals |x|.
-        found = latex2sympy(normal, is_real=True, convert_degrees=False, normalization_config=None)
+        found = _converted(normal)
     # These two are reported by worker_main in words of its own.
     except (MemoryError, RecursionError):
         raise
@@ -52,6 +55,36 @@ def parse(text: str) -> Any:
     if not isinstance(found, sympy.Basic | sympy.MatrixBase):
         raise Unparsed(f"a {type(found).__name__}")
     return _exact(found)
+
+
+class _Converter(_Latex2Sympy):  # type: ignore[misc]
+    """The parser of latex2sympy with ANTLR's quick prediction (SLL), or its full one (LL)."""
+
+    def __init__(self, mode: Any) -> None:
+        # Variables are real, so that sqrt(x^2) equals |x|.
+        super().__init__(is_real=True)
+        self._mode = mode
+
+    def create_parser(self, latex_str: str) -> Any:
+        parser = super().create_parser(latex_str)
+        parser._interp.predictionMode = self._mode
+        return parser
+
+
+def _converted(text: str) -> Any:
+    """SLL gives the tree that LL would give, in a part of the time, or a syntax error (ANTLR's PredictionMode).
+
+    Letters with an exponent get braces for it, where none is called as a function: SLL takes the exponent for a part of
+    the name, as in ``x^{2}_{1}``.
+    """
+    calls = any(match[1] for match in _CALL.finditer(text))
+    braced = text if calls else _RAISED.sub(lambda match: match[1] or f"{{{match[2]}}}", text)
+    try:
+        return _Converter(PredictionMode.SLL).parse(braced)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:
+        return _Converter(PredictionMode.LL).parse(text)
 
 
 def _repeating(match: re.Match[str]) -> str:
