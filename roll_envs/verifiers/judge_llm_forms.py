@@ -5,9 +5,8 @@
 
 Prompts are protected against instructions in the texts that are judged (prompt injection): each text stands between two
 lines with the same random mark, drawn for each request and never part of a text; tokens that chat templates give a
-meaning are broken up; the task is stated before the texts and again after them. None of that makes a model immune:
-:mod:`roll_envs.verifiers.judge_llm_calibrate` measures how often a judge is right, and the labelled set it comes with
-has answers that give orders.
+meaning are broken up; the task is stated before the texts and again after them. None of that makes a model immune: the
+sample data set ``judge`` has answers that give orders.
 """
 
 from __future__ import annotations

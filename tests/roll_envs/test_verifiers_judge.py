@@ -22,7 +22,6 @@ from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers import Failed, Score, Verdict, judge_llm_client, make_verifier
 from roll_envs.verifiers.judge_llm import LlmJudge
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
-from roll_envs.verifiers.judge_llm_calibrate import Labelled, calibrate, kappa, read_labelled
 from roll_envs.verifiers.judge_llm_client import Endpoint
 from roll_envs.verifiers.judge_llm_forms import (
     Criterion,
@@ -670,69 +669,3 @@ def test_by_name_and_extra_items() -> None:
         judge_at(server.url, extra={"seed": 7, "temperature": None})("a", "b")
         assert server.requests[0]["seed"] == 7
         assert "temperature" not in server.requests[0]
-
-
-# -- calibration -------------------------------------------------------------------------------------------------------
-
-
-class Probability:
-    """A judge that reads its probability from the answer; fails for ``?``."""
-
-    def __call__(self, answer: str, reference: Any = None, context: Any = None) -> Verdict:
-        if answer == "?":
-            return Failed(reason="no idea")
-        number = float(answer)
-        return Score(value=float(number >= 0.5), passed=number >= 0.5, parts={"probability": number})
-
-
-def test_kappa_by_hand() -> None:
-    # 20 right/right, 5 right/wrong, 10 wrong/right, 15 wrong/wrong: agreed 0.7, by chance 0.5 * 0.6 + 0.5 * 0.4 = 0.5.
-    pairs = [("r", "r")] * 20 + [("r", "w")] * 5 + [("w", "r")] * 10 + [("w", "w")] * 15
-    assert kappa(pairs) == pytest.approx(0.4)
-    assert kappa([("r", "r"), ("w", "w")]) == 1.0
-    assert kappa([("r", "r")]) == 0.0
-    assert kappa([]) == 0.0
-
-
-def test_calibration_by_hand() -> None:
-    rows = [("0.9", "right"), ("0.8", "right"), ("0.7", "wrong"), ("0.6", "wrong"), ("0.1", "wrong"), ("?", "right")]
-    found = calibrate(Probability(), [Labelled(answer=a, label=label) for a, label in rows])
-    assert (found.count, found.failed, found.reasons) == (6, 1, ("no idea",))
-    assert found.accuracy == pytest.approx(3 / 5)
-    assert found.confusion == {"right": {"right": 2, "wrong": 0}, "wrong": {"right": 2, "wrong": 1}}
-    # agreed 0.6, by chance 2/5 * 4/5 + 3/5 * 1/5 = 0.44
-    assert found.kappa == pytest.approx(0.16 / 0.56)
-    assert (found.threshold, found.threshold_kappa) == (pytest.approx(0.75), 1.0)
-    assert found.position_bias is None
-    assert "accuracy 0.600, kappa 0.286" in found.table()
-    assert "best threshold 0.75: kappa 1.000" in found.table()
-
-
-def test_calibration_of_pairs_shows_the_bias_of_position() -> None:
-    rows = [
-        Labelled(answer="long answer", label="better", reference="x"),
-        Labelled(answer="y", label="worse", reference="longer"),
-        Labelled(answer="same", label="tie", reference="also"),
-    ]
-    with serve(Reply('{"winner": "A"}')) as server:
-        found = calibrate(judge_at(server.url, kind="pairwise"), rows)
-        assert (found.position_bias, found.flipped, found.threshold) == (0.5, 1.0, None)
-        assert found.accuracy == pytest.approx(1 / 3)
-        assert found.confusion["better"] == {"better": 0, "tie": 1, "worse": 0}
-        assert "position bias +0.500, flipped by the order 100.0%" in found.table()
-
-
-def test_labels_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="label"):
-        Labelled(answer="a", label="good")
-    with pytest.raises(ConfigError, match="no labelled row"):
-        calibrate(Probability(), [])
-    with pytest.raises(ConfigError, match="'tie'"):
-        calibrate(Probability(), [Labelled(answer="1", label="right"), Labelled(answer="1", label="tie")])
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"answer": "1", "label": "right", "prompt": "p"}\n\n')
-    (row,) = read_labelled(path)
-    assert (row.answer, row.label, row.context["prompt"]) == ("1", "right", "p")
-    path.write_text('{"answer": "1"}\n')
-    with pytest.raises(ConfigError, match="line 1"):
-        read_labelled(path)

@@ -11,7 +11,6 @@ from plugins import run_python
 from roll_envs.errors import UnknownNameError
 from roll_envs.verifiers import Score, Verifier, judge, make_verifier, samples, verifier_names
 from roll_envs.verifiers.instructions import INSTRUCTIONS
-from roll_envs.verifiers.judge_llm_calibrate import read_labelled
 
 GRADED = ("choice", "instructions", "math")
 
@@ -87,11 +86,11 @@ def test_programs_pass_their_tests() -> None:
 
 @pytest.mark.parametrize(("name", "labels"), [("judge", {"right", "wrong"}), ("pairs", {"better", "worse", "tie"})])
 def test_labelled_answers(name: str, labels: set[str]) -> None:
-    rows = read_labelled(samples.path(name))
-    assert {row.label for row in rows} == labels
+    rows = samples.load(name)
+    assert {row["label"] for row in rows} == labels
     assert len(rows) >= 20
-    assert all(row.reference and row.context["prompt"] for row in rows)
-    assert len({(row.context["prompt"], row.answer, row.reference) for row in rows}) == len(rows)
+    assert all(row["reference"] and row["prompt"] for row in rows)
+    assert len({(row["prompt"], row["answer"], row["reference"]) for row in rows}) == len(rows)
 
 
 def test_an_unknown_name() -> None:

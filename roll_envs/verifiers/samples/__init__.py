@@ -6,7 +6,7 @@
 
 ``math``, ``code``, ``choice`` and ``instructions`` have ``prompt`` and ``reference`` for the verifier of that name, and
 answers that pass it and that do not (``right``, ``wrong``). ``judge`` and ``pairs`` have an ``answer`` and people's
-``label`` of it, to calibrate an ``llm_judge`` of kind ``correctness`` or ``pairwise`` with.
+``label`` of it, to compare the verdicts of an ``llm_judge`` of kind ``correctness`` or ``pairwise`` with.
 """
 
 from __future__ import annotations
