@@ -1,6 +1,5 @@
 """The Docker backend: programs in warm containers, through the SDK of the optional part ``docker``."""
 
-from sandboxes.docker.image import build_host_image
 from sandboxes.docker.sandbox import DockerSandbox
 
-__all__ = ["DockerSandbox", "build_host_image"]
+__all__ = ["DockerSandbox"]

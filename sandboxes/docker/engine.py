@@ -20,8 +20,8 @@ from typing import Any
 from roll_envs.errors import ConfigError, MissingExtraError, SandboxError
 from sandboxes.slots import chosen_cpus
 
-HOST_IMAGE = "roll-envs-host-python"
-"""Name of the image that ``build_host_image`` makes, and the default of the sandbox."""
+DEFAULT_IMAGE = "python:3.12-slim"
+"""Has Python and bash."""
 
 LABEL = "roll-envs.sandbox"
 OWNER = "roll-envs.owner"
@@ -103,26 +103,10 @@ class Engine:
                 client.images.get(name)
             except self._sdk.errors.ImageNotFound:
                 have = sorted({tag for image in client.images.list() for tag in image.tags})
-                advice = (
-                    "make it from this machine's Python: python -m sandboxes.docker"
-                    if name.partition(":")[0] == HOST_IMAGE
-                    else f"get it: docker pull {name} (the sandbox never does so by itself)"
-                )
                 raise ConfigError(
-                    f"the engine has no image {name!r} (it has: {', '.join(have) or 'none'}); {advice}"
+                    f"the engine has no image {name!r} (it has: {', '.join(have) or 'none'}); get it: docker pull "
+                    f"{name} (the sandbox never does so by itself), or build one: docs/sandboxes.md"
                 ) from None
-
-    def import_image(self, archive: Any, tag: str, changes: list[str]) -> str:
-        """Make an image of one layer from a tar file, in place of that of the same name; returns its id."""
-        with self.client() as client, _engine_errors("import an image"):
-            old = {image.id for image in client.images.list(name=tag)}
-            repository, _, version = tag.partition(":")
-            client.api.import_image_from_data(archive, repository=repository, tag=version or "latest", changes=changes)
-            new = str(client.images.get(tag).id)
-            for image in old - {new}:
-                with contextlib.suppress(self._sdk.errors.APIError):  # a container still uses it
-                    client.images.remove(image)
-            return new
 
     # -- containers ----------------------------------------------------------------------------------------------------
 

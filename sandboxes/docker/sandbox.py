@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits
-from sandboxes.docker.engine import HOST_IMAGE, Engine, Shape
+from sandboxes.docker.engine import DEFAULT_IMAGE, Engine, Shape
 from sandboxes.docker.inside.files import FOLDER
 from sandboxes.docker.slot import ContainerSlot, Plan
 from sandboxes.languages import ROWS
@@ -20,10 +20,10 @@ START_S = 120.0
 class DockerSandbox(SlotSandbox):
     """Programs in containers of a Docker engine that are kept warm, one for each slot.
 
-    ``image`` must have Python 3.11 or newer; by default it is the one that ``build_host_image`` makes. It is never
-    pulled. ``engine`` is a URL as in ``DOCKER_HOST``. ``cpus`` is what the processes of one slot may use together.
-    ``runtime`` names another runtime of the engine, such as gVisor's ``runsc``. ``unsafe`` allows an engine on which
-    isolation layers are missing; the result's ``isolation`` names them.
+    ``image`` must have Python 3.11 or newer, and be on the engine: it is never pulled. ``engine`` is a URL as in
+    ``DOCKER_HOST``. ``cpus`` is what the processes of one slot may use together. ``runtime`` names another runtime of
+    the engine, such as gVisor's ``runsc``. ``unsafe`` allows an engine on which isolation layers are missing; the
+    result's ``isolation`` names them.
 
     A run's files and ``/dev/shm`` are kept in memory and count for ``memory_mb``, of which files get at most half.
 
@@ -34,7 +34,7 @@ class DockerSandbox(SlotSandbox):
     def __init__(
         self,
         *,
-        image: str | None = None,
+        image: str = DEFAULT_IMAGE,
         slots: int | None = None,
         limits: Limits | None = None,
         engine: str | None = None,
@@ -46,7 +46,6 @@ class DockerSandbox(SlotSandbox):
         if not 0.01 <= cpus <= 1024:
             raise ConfigError(f"cpus={cpus}: a number from 0.01 to 1024 is needed")
         reached = Engine(engine)
-        image = HOST_IMAGE if image is None else image
         reached.check_image(image)
         cpus = min(cpus, reached.info["NCPU"])
         plan = Plan(image=image, cpus=cpus, runtime=runtime, unsafe=unsafe, memory_mb=self._limits.memory_mb)
@@ -65,8 +64,8 @@ def _place(facts: dict[str, Any], image: str) -> Place:
 
     def refuse(language: Language) -> NoReturn:
         raise ConfigError(
-            f"language {language!r}: the image {image!r} has no {ROWS[language].tool!r}; install it there, or make an "
-            f"image from this machine's: python -m sandboxes.docker --languages python {language}"
+            f"language {language!r}: the image {image!r} has no {ROWS[language].tool!r}; build one from "
+            "it that has (docs/sandboxes.md)"
         )
 
     tools = [(language, row.tool) for language, row in ROWS.items() if language != "python"]

@@ -8,10 +8,12 @@ import textwrap
 from typing import Any
 
 import pytest
+from docker_host_files import host_files
+from docker_image import build_host_image
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, Program, RunResult
-from sandboxes.docker import DockerSandbox, build_host_image
+from sandboxes.docker import DockerSandbox
 from sandboxes.docker.engine import LABEL, Engine
 
 IMAGE = "roll-envs-test"
@@ -36,8 +38,6 @@ def _others() -> list[Any]:
     found = []
     for language in ("cpp", "javascript"):
         try:
-            from sandboxes.docker.host_files import host_files
-
             host_files([language])
         except ConfigError:
             continue

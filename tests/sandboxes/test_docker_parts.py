@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from docker_host_files import host_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraErr
 from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from sandboxes.docker.engine import Shape, is_orphan, owner_label
-from sandboxes.docker.host_files import host_files
 from sandboxes.docker.inside.files import wipe
 from sandboxes.docker.isolation import MACHINES, filters, judge
 from sandboxes.docker.sandbox import DockerSandbox

@@ -1,16 +1,19 @@
-"""An image made from this machine's own Python, so that the Docker sandbox needs no registry."""
+"""An image made from this machine's own Python, so that tests of the Docker sandbox need no registry."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from typing import Any
+
+from docker_host_files import PREFIX, host_files
 
 from roll_envs.sandbox import Language
-from sandboxes.docker.engine import HOST_IMAGE, Engine
-from sandboxes.docker.host_files import PREFIX, host_files
+from sandboxes.docker.engine import Engine
 
 _TEXTS = {
     "/etc/passwd": "root:x:0:0:root:/:/bin/false\nsandbox:x:65534:65534:sandbox:/tmp/work:/bin/sh\n",
@@ -21,15 +24,12 @@ _EMPTY = ("/tmp", "/dev", "/proc", "/sys", "/run", "/var/tmp", "/etc")
 _ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
 
 
-def build_host_image(
-    *, tag: str = HOST_IMAGE, languages: Sequence[Language] = ("python", "bash"), engine: str | None = None
-) -> str:
+def build_host_image(*, tag: str, languages: Sequence[Language] = ("python", "bash"), engine: str | None = None) -> str:
     """Import an image of one layer made of this machine's Python and tools; returns its id.
 
     Nothing is downloaded. Installed packages are left out; for those, make an image of your own. Raises
     :class:`ConfigError` for a language that this machine lacks, :class:`SandboxError` without an engine.
     """
-    target = Engine(engine)
     files = host_files(languages)
     with tempfile.TemporaryFile() as archive:
         _write(archive, files)
@@ -40,7 +40,20 @@ def build_host_image(
             f"ENV PATH={PREFIX}/bin:/usr/bin:/bin",
             f"ENV PYTHONHOME={PREFIX}",
         ]
-        return target.import_image(archive, tag, changes)
+        return _import(Engine(engine), archive, tag, changes)
+
+
+def _import(engine: Engine, archive: Any, tag: str, changes: list[str]) -> str:
+    """Make an image of one layer from a tar file, in place of that of the same name; returns its id."""
+    with engine.client() as client:
+        old = {image.id for image in client.images.list(name=tag)}
+        repository, _, version = tag.partition(":")
+        client.api.import_image_from_data(archive, repository=repository, tag=version or "latest", changes=changes)
+        new = str(client.images.get(tag).id)
+        for image in old - {new}:
+            with contextlib.suppress(engine._sdk.errors.APIError):  # a container still uses it
+                client.images.remove(image)
+        return new
 
 
 def _write(archive: io.BufferedRandom | tempfile._TemporaryFileWrapper[bytes] | object, files: dict[str, str]) -> None:
