@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandboxes.local.inside.seccomp import MACHINES, PRIVATE, Rules, build
-from sandboxes.local.inside.syscalls import ALLOWED, CHECKED
+from sandboxes.local.inside.seccomp import MACHINES, PRIVATE, Rules, build, system_calls
 
 ALLOW, KILL, EPERM, ENOSYS, EAFNOSUPPORT = 0x7FFF0000, 0x80000000, 0x50001, 0x50026, 0x50061
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ALLOWED = {machine: system_calls(machine)[0] for machine in MACHINES}
+CHECKED = {machine: system_calls(machine)[1] for machine in MACHINES}
 
 
 def verdict(program: bytes, number: int, arguments: tuple[int, ...] = (), arch: int = ARCH["x86_64"]) -> int:

@@ -1,6 +1,6 @@
 """The seccomp filter of system calls, assembled as classic BPF without libseccomp.
 
-Calls that ``syscalls`` lists are allowed; every other gets EPERM, or ENOSYS if it came with Linux 5.1 or later (C
+Calls that ``syscalls.txt`` lists are allowed; every other gets EPERM, or ENOSYS if it came with Linux 5.1 or later (C
 libraries then fall back to an older call: clone3 is refused in this way because a filter cannot read its flags, which
 are behind a pointer). Calls of another architecture (32-bit, x32) kill the process: their numbers mean other calls.
 """
@@ -8,12 +8,13 @@ are behind a pointer). Calls of another architecture (32-bit, x32) kill the proc
 from __future__ import annotations
 
 import errno
+import functools
 import struct
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from .kernel import ZYGOTE_NAMESPACE_FD
-from .syscalls import ALLOWED, CHECKED
 
 NEWPID = 0x2000_0000
 PRIVATE = 0x0002_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000 | 0x4000_0000
@@ -83,7 +84,7 @@ class Rules(NamedTuple):
 
 def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tuple
     """The filter for ``machine``, an array of ``struct sock_filter``."""
-    allowed, checked = ALLOWED[machine], CHECKED[machine]
+    allowed, checked = system_calls(machine)
     # Of struct seccomp_data the architecture is at byte 4, the number of the call at 0, arguments (64 bits) from 16 on.
     code: list[Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHES[machine]), (_RETURN, 0, 0, _KILL)]
     code.append((_LOAD, 0, 0, 0))
@@ -102,6 +103,19 @@ def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tupl
             bodies[number] = body
     code += _tree(plain, bodies)
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+
+
+@functools.cache
+def system_calls(machine: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Name -> number of the calls that are allowed, and of those whose arguments are checked."""
+    allowed: dict[str, int] = {}
+    checked: dict[str, int] = {}
+    for line in Path(__file__).with_name("syscalls.txt").read_text(encoding="ascii").splitlines():
+        name, *numbers = line.partition("#")[0].split() or ["", "-", "-"]
+        number = numbers[MACHINES.index(machine)]
+        if number != "-":
+            (checked if name.startswith("!") else allowed)[name.removeprefix("!")] = int(number)
+    return allowed, checked
 
 
 def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
