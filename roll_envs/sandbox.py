@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
-from roll_envs.errors import PluginError, SandboxError
+from roll_envs.errors import ConfigError, PluginError, SandboxError
 from roll_envs.registry import MakerRegistry
 
 Language = Literal["python", "bash", "cpp", "javascript", "java", "go", "rust", "typescript"]
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """Source text with what it reads."""
+    """Source text with what it reads. Raises :class:`ConfigError` for input or a file that is text, not bytes."""
 
     source: str
     language: Language = "python"
@@ -60,6 +60,11 @@ class Program:
     arguments: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     """Added to a small fixed environment; nothing of the host's is visible."""
+
+    def __post_init__(self) -> None:
+        for name, content in (("stdin", self.stdin), *((f"files[{path!r}]", c) for path, c in self.files.items())):
+            if not isinstance(content, bytes):
+                raise ConfigError(f"{name} must be bytes, such as b'1 2', not {content!r:.40}; text has .encode()")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

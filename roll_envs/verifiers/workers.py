@@ -44,7 +44,7 @@ verdict. The share is small: an input that computes for ever must count as wrong
 _PATIENCE = 3
 """How many times its deadline a starved task may take."""
 _SLOW_NICE = 5
-"""Priority of slow tasks: beside a busy process of the usual one they get about a quarter of a processor."""
+"""By how much the priority of slow tasks is lower: beside a busy process they get about a quarter of a processor."""
 _KILL_AT = 0.97
 """Share of the deadline after which a worker is killed, so that the caller has its answer by the deadline."""
 
@@ -349,7 +349,7 @@ class WorkerPool:
             before, used = worker.cpu_s(), 0.0
             if not first:
                 with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, worker.pid, _SLOW_NICE)
+                    os.setpriority(os.PRIO_PROCESS, worker.pid, os.nice(0) + _SLOW_NICE)
             try:
                 worker.send(task, arguments, whole_s)
                 wait_s = cpu_s

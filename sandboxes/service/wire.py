@@ -55,9 +55,6 @@ def load_program(data: object) -> Program:
 def load_limits(data: object) -> Limits:
     """The limits that :func:`dump` wrote; what is not named has its default."""
     limits: Limits = _load(Limits, {} if data is None else data, "limits")
-    for name, value in dump(limits).items():
-        if value < 0:
-            raise ConfigError(f"limits.{name} must be 0 or more, not {value!r}")
     return limits
 
 
@@ -125,13 +122,14 @@ def _text(value: object, where: str) -> str:
     return value
 
 
-def _number(value: object, where: str, what: str = "a finite number") -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+def _number(value: object, where: str, what: str = "a finite number of 0 or more") -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e300:
         raise ConfigError(f"{where} must be {what}, not {value!r:.40}")
     return float(value)
 
 
 def _whole(value: object, where: str) -> int:
-    if _number(value, where, "a whole number") % 1 != 0:
-        raise ConfigError(f"{where} must be a whole number, not {value!r:.40}")
+    what = "a whole number of 0 or more"
+    if _number(value, where, what) % 1 != 0:
+        raise ConfigError(f"{where} must be {what}, not {value!r:.40}")
     return int(value)  # type: ignore[call-overload,no-any-return]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -46,7 +47,7 @@ ISOLATIONS = st.builds(Isolation, tier=TEXT, layers=st.lists(TEXT).map(tuple), m
 FLAT = st.builds(
     RunResult,
     status=st.sampled_from(["ok", "error", "timeout", "memory", "output"]),
-    exit_code=st.none() | st.integers(-300, 300),
+    exit_code=st.none() | st.integers(0, 300),
     signal=st.none() | st.integers(0, 64),
     stdout=BYTES,
     stderr=BYTES,
@@ -84,6 +85,9 @@ def test_results_survive_the_wire(result: RunResult) -> None:
         ({"stdout": None}, "result.stdout"),
         ({"isolation": None}, "result.isolation"),
         ({"wall_s": float("nan")}, "result.wall_s"),
+        ({"wall_s": -1.0}, "result.wall_s must be a finite number of 0 or more"),
+        ({"memory_peak_mb": -1}, "result.memory_peak_mb"),
+        ({"stderr_dropped": -1}, "result.stderr_dropped must be a whole number of 0 or more"),
         ({"stdout_dropped": True}, "result.stdout_dropped"),
         ({"compile": {}}, "result.status"),
     ],
@@ -93,6 +97,13 @@ def test_results_that_are_none_are_refused(change: dict[str, object], words: str
     assert load_result(good | {"of_a_later_version": 1}).ok
     with pytest.raises(ConfigError, match=words):
         load_result(good | change)
+
+
+@pytest.mark.parametrize(("part", "name"), [({"stdin": "1 2"}, "stdin"), ({"files": {"a": "1 2"}}, r"files\['a'\]")])
+def test_text_is_no_input(part: dict[str, Any], name: str) -> None:
+    """It was sent as it was, and read as base64."""
+    with pytest.raises(ConfigError, match=rf"{name} must be bytes, .*not .*'1 2'"):
+        Program(source="1", **part)
 
 
 @pytest.mark.parametrize("name", ["status", "exit_code", "stdout", "stderr", "isolation"])
