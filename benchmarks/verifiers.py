@@ -5,6 +5,10 @@
 Each grader runs in a process of its own, which is killed when an input takes longer than ``--kill-s``; math-verify is
 called plainly, as its README shows, and other graders where they are installed. Without recorded pairs those of the
 tests are used, and no hostile inputs. The code judge is timed on asserts and programs where a sandbox can be had.
+
+``--crowd`` measures only `math` with 256 honest answers at once, each of which needs algebra, alone and with as many
+hostile ones. The processor time is that of this process and of its workers that still live, so of the honest answers
+alone.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ import json
 import multiprocessing
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -195,6 +201,79 @@ def measure_code(count: int) -> list[list[str]]:
     return rows
 
 
+def honest_crowd(count: int) -> list[tuple[str, str, str]]:
+    """Kind, reference and answer; no two are equal."""
+    forms = (
+        "x^{{2}}+{s}x+{p}|(x+{a})(x+{b})", "\\frac{{{a}}}{{x+{b}}}|{a}(x+{b})^{{-1}}", "x>{a}|2x+{b}>{d}+{b}",
+        "{a}\\sqrt{{2}}+{b}|{b}+\\sqrt{{2\\cdot {a}^2}}", "\\frac{{\\pi}}{{4}}+{a}|{a}+\\arctan 1",
+        "({a},{b}]|({a}, {b}]", "e^{{{a}}}\\cdot {b}|{b}e^{{{a}}}", "\\{{{a},{b}\\}}|\\{{{b},{a}\\}}",
+    )  # fmt: skip
+    written = [
+        forms[n % len(forms)].format(a=n + 2, b=n + 5, s=2 * n + 7, p=(n + 2) * (n + 5), d=2 * n + 4)
+        for n in range(count)
+    ]
+    return [("honest", *text.split("|")) for text in written]
+
+
+def hostile_crowd(count: int) -> list[tuple[str, str, str]]:
+    """Answers that computer algebra does not finish in time, of few and of many shapes."""
+    pieces = (
+        "\\int_0^1 x^{x}dx",
+        "\\prod_{k=1}^{10^7}k",
+        "(x+y+z+w)^{99}",
+        "\\sqrt[10^5]{2^{10^6}}",
+        "\\tan(\\tan(\\tan 3))",
+    )
+    draw = random.Random(0)
+    known = ("\\sum_{{n=1}}^{{10^{{12}}+{n}}}\\frac{{1}}{{n^2+n+1}}", "{m}!")
+    texts = [
+        known[n % 2].format(n=n, m=150_000 + n)
+        if n % 3
+        else "+".join(draw.choice(pieces) for _ in range(draw.randint(1, 6)))
+        for n in range(count)
+    ]
+    return [("hostile", "5", text) for text in texts]
+
+
+def measure_crowd(crowd: Sequence[tuple[str, str, str]]) -> list[list[str]]:
+    """A row for each kind of answer in the crowd, all of which are asked at once."""
+    from roll_envs.verifiers import Failed, Verdict, make_verifier
+    from roll_envs.verifiers.workers import WorkerPool, close_shared_pools
+
+    verifier: Any = make_verifier("math", deadline_s=DEADLINE_S)
+    verifier("$1+x$", "x+1")  # warm
+    pool: WorkerPool = verifier.pool
+
+    def cpu_s() -> float:
+        return time.process_time() + sum(worker.cpu_s() or 0.0 for worker in pool._all)
+
+    started, before = time.monotonic(), cpu_s()
+
+    def ask(one: tuple[str, str, str]) -> tuple[str, Verdict, float]:
+        verdict = verifier(f"It is $\\boxed{{{one[2]}}}$.", one[1])
+        return one[0], verdict, time.monotonic() - started
+
+    with ThreadPoolExecutor(len(crowd)) as threads:
+        found = list(threads.map(ask, crowd))
+    used, rows = cpu_s() - before, []
+    for kind in dict.fromkeys(one[0] for one in crowd):
+        verdicts = [verdict for name, verdict, _ in found if name == kind]
+        times = sorted(took for name, _, took in found if name == kind)
+        failed = sum(isinstance(verdict, Failed) for verdict in verdicts)
+        right = sum(not isinstance(verdict, Failed) and verdict.passed for verdict in verdicts)
+        p50, p99 = (f"{times[int(share * len(times))]:.2f}" for share in (0.5, 0.99))
+        rows.append([kind, str(len(times)), str(right), str(failed), p50, p99, f"{used:.1f}"])
+    close_shared_pools()
+    return rows
+
+
+def crowds() -> None:
+    honest, hostile = honest_crowd(256), hostile_crowd(256)
+    mixed = [one for pair in zip(hostile, honest, strict=True) for one in pair]
+    head = ["answers", "count", "right", "failed", "p50 s", "p99 s", "processor s of all"]
+    print(f"{hardware()}\n\n{table(head, measure_crowd(honest))}\n\n{table(head, measure_crowd(mixed))}")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
@@ -224,7 +303,11 @@ def main() -> None:
     parser.add_argument("--kill-s", type=float, default=12.0, help="when a grader's process is killed")
     parser.add_argument("--answers", type=int, default=50, help="answers for the code judge")
     parser.add_argument("--write", type=Path, help="write the table to this file")
+    parser.add_argument("--crowd", action="store_true", help="measure only 512 answers at once, half of them hostile")
     options = parser.parse_args()
+    if options.crowd:
+        crowds()
+        return
     place = hardware()
     hostile = json.loads(options.hostile.read_text(encoding="utf-8")) if options.hostile.exists() else []
     head = [
