@@ -25,8 +25,10 @@ help: ## show this list
 quickstart: .venv/train.stamp ## train a small model to play FrozenLake (minutes)
 	.venv/bin/roll-train configs/frozenlake_tiny.yaml $(ARGS)
 
+QUICK_PRECISION := $(shell grep -qsE "avx512_bf16|amx_bf16" /proc/cpuinfo && echo learner.precision=bfloat16)
+
 learn-llm: models/smollm2-135m/config.json ## train a language model to play FrozenLake (slow)
-	.venv/bin/roll-train configs/frozenlake_smollm2.yaml $(ARGS)
+	.venv/bin/roll-train configs/frozenlake_smollm2.yaml $(QUICK_PRECISION) $(ARGS)
 
 # Small models are quicker on one thread, above all on a busy machine. The tests start some hundred processes, each of
 # which would compile the packages anew where the environment forbids to keep what is compiled.
