@@ -92,7 +92,7 @@ static void walk_about(const Shape *shape, double p_move, Twister *walk, Room *r
         }
         if (!count) return;
         room->player = visited[taken] = ways[twister_choice(walk, (uint32_t)count)];
-        if (taken == LONGEST_WALK || twister_uniform(walk) > 0.5) return;
+        if (twister_uniform(walk) > 0.5) return;
     }
 }
 

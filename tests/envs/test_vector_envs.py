@@ -92,6 +92,14 @@ def test_equals_single_environments(id: str, kwargs: dict[str, Any], mode: str, 
         same(batch.reset(), singly.reset())
 
 
+@pytest.mark.parametrize("invalid_counts", [True, False])
+def test_answers_that_cannot_be_read_end_an_episode_at_its_limit(invalid_counts: bool) -> None:
+    kwargs: dict[str, Any] = {"num_envs": 1, "max_turns": 3, "invalid_counts": invalid_counts, "search_depth": 10}
+    batch = gymnasium.make_vec(SOKOBAN, **kwargs)
+    batch.reset(seed=1)
+    assert [bool(batch.step([""])[3][0]) for _ in range(6)].index(True) == (2 if invalid_counts else 5)
+
+
 def _plan(env: Any, seed: int) -> list[str]:
     env.reset(seed=seed)
     plan: list[str] = env.oracle()
