@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import roll_envs
 from envs.batch import one_by_one
 from envs.frozenlake import lake
+from envs.sokoban import generator
 
 SOKOBAN, LARGER, LAKE, SLIPPERY = (
     f"roll/{name}-v0" for name in ("SimpleSokoban", "LargerSokoban", "FrozenLake", "FrozenLakeSlippery")
@@ -36,6 +37,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (SLIPPERY, {"max_turns": 70, "p": 0.98}),
     (SLIPPERY, {"max_actions_per_turn": 25, "p": 0.99, "size": 6, "action_format": "word"}),
 ]
+
+
+COMPILED = pytest.mark.skipif(not generator.COMPILED, reason="batches are not compiled (no C compiler)")
 
 
 def same(one: Any, other: Any, where: str = "") -> None:
@@ -127,6 +131,7 @@ def test_solutions_end_as_in_single_environments(id: str) -> None:
     assert (totals > 0.9).all()
 
 
+@COMPILED
 def test_is_what_make_vec_takes_by_default_and_others_stay_single() -> None:
     assert type(gymnasium.make_vec(SOKOBAN, num_envs=2).unwrapped).__name__ == "SokobanVectorEnv"
     assert isinstance(gymnasium.make_vec("roll/Dataset-v0", num_envs=2), gymnasium.vector.SyncVectorEnv)
@@ -134,6 +139,7 @@ def test_is_what_make_vec_takes_by_default_and_others_stay_single() -> None:
         gymnasium.make_vec("roll/Dataset-v0", vectorization_mode="vector_entry_point")
 
 
+@COMPILED
 def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(roll_envs.UnknownNameError, match="did you mean 'max_turns'"):
         gymnasium.make_vec(SOKOBAN, num_envs=2, max_turn=3)
@@ -211,6 +217,7 @@ def test_an_impossible_start_is_the_error_of_a_single_environment(monkeypatch: p
         assert found[0] == found[1]
 
 
+@COMPILED
 @pytest.mark.parametrize("name", ["envs.sokoban._rooms", "envs.frozenlake._lakes"])
 def test_compiled_batches_refuse_arrays_that_do_not_fit(name: str) -> None:
     compiled = importlib.import_module(name)
