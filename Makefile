@@ -16,8 +16,8 @@ ARGS ?=
 export PYTHON
 
 PIP := PIP_USER=0 .venv/bin/python -m pip install --disable-pip-version-check --no-input -c constraints.txt
-# What decides the installation; the C file because an editable install has its compiled form.
-SPEC := setup.cfg setup.py pyproject.toml constraints.txt envs/sokoban/_search.c
+# What decides the installation; the C files because an editable install has their compiled form.
+SPEC := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard envs/*.h envs/*/*.[ch])
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile

@@ -112,20 +112,20 @@ def measure(name: str, env: TextEnv, repeats: int, count: int) -> Row:
 
 
 def measure_rooms(repeats: int) -> list[Row]:
-    """Room generation alone, with the compiled search (if installed) and without."""
+    """Room generation alone, compiled (if installed) and not."""
     rows: list[Row] = []
-    searches = {"compiled": generator._compiled_reverse_play, "pure Python": None}
+    searches = {"compiled": generator._compiled_draw_room, "pure Python": None}
     for label, search in searches.items():
         if label == "compiled" and search is None:
             continue
-        generator._compiled_reverse_play = search
+        generator._compiled_draw_room = search
         for name, kwargs in SOKOBAN.items():
             slow = kwargs["search_depth"] == 300 and kwargs["num_boxes"] > 1
             count, times = (10, 3) if slow else (100, repeats)
             arguments = (kwargs["size"], kwargs["num_boxes"], kwargs["search_depth"])
             each = seconds_each(lambda seed, a=arguments: generator.generate_room(*a, seed), count, times)  # type: ignore[misc]
             rows.append({"rooms": name, "search": label, "room_ms": 1e3 * each})
-    generator._compiled_reverse_play = searches["compiled"]
+    generator._compiled_draw_room = searches["compiled"]
     return rows
 
 
@@ -133,31 +133,33 @@ def measure_batches(repeats: int) -> list[Row]:
     """Steps per second of one environment alone, of Gymnasium's batch of single ones, and of the batch of its own.
 
     Ended episodes are reset between the steps and not counted, as above; "with resets" counts them, which the usual
-    batch (``NextStep``, 10 turns) does as a part of its steps.
+    batch (``NextStep``, 10 turns, random moves) does as a part of its steps. Each repeat is as many steps of all
+    environments; of a batch of its own also the slowest and the quickest repeat are reported.
     """
     rows: list[Row] = []
     for id in ("roll/SimpleSokoban-v0", "roll/LargerSokoban-v0", "roll/FrozenLake-v0", "roll/FrozenLakeSlippery-v0"):
         single = roll_envs.make(id, max_turns=10**9)
         form = single.action_format  # type: ignore[attr-defined]
         choose = random.Random(0)
-        answers = [form.format([choose.randrange(4)]) for _ in range(16 * 1024)]
-        row: Row = {"batch": id, "single": steps_per_second(single, answers, repeats)}
+        answers = [form.format([choose.randrange(4)]) for _ in range(160 * 1024)]
+        row: Row = {"batch": id, "single": steps_per_second(single, answers[: 16 * 1024], repeats)}
         for count in (64, 1024):
-            steps = [answers[i : i + count] for i in range(0, len(answers), count)]
+            steps = [answers[i : i + count] for i in range(0, 160 * count, count)]
             for mode, settings in (
                 ("sync", {"vector_kwargs": {"autoreset_mode": "Disabled"}}),
                 ("vector_entry_point", {"autoreset_mode": "Disabled"}),
             ):
                 envs = gymnasium.make_vec(id, count, vectorization_mode=mode, max_turns=10**9, **settings)
-                row[f"{mode} {count}"] = batch_steps_per_second(envs, steps, repeats)
-        usual = gymnasium.make_vec(id, 1024, vectorization_mode="vector_entry_point")
-        row["with resets 1024"] = batch_steps_per_second(usual, steps, repeats)
+                few = steps[: 16 if mode == "sync" else None]
+                row[f"{mode} {count}"] = batch_steps_per_second(envs, few, repeats)
+            usual = gymnasium.make_vec(id, count, vectorization_mode="vector_entry_point")
+            row[f"with resets {count}"] = batch_steps_per_second(usual, steps, repeats)
         rows.append(row)
     return rows
 
 
-def batch_steps_per_second(envs: Any, steps: list[list[str]], repeats: int) -> float:
-    """Median steps of environments per second; resets that are asked for are not counted."""
+def batch_steps_per_second(envs: Any, steps: list[list[str]], repeats: int) -> tuple[float, float, float]:
+    """Least, median and most steps of environments per second; resets that are asked for are not counted."""
     disabled = envs.metadata["autoreset_mode"].value == "Disabled"
     found = []
     for repeat in range(repeats):
@@ -172,7 +174,7 @@ def batch_steps_per_second(envs: Any, steps: list[list[str]], repeats: int) -> f
                 envs.reset(options={"reset_mask": over})
                 resets += clock() - stopped
         found.append(len(steps) * len(steps[0]) / (clock() - start - resets))
-    return statistics.median(found)
+    return min(found), statistics.median(found), max(found)
 
 
 def measure_gymnasium(repeats: int, count: int) -> Row:
@@ -238,10 +240,13 @@ def table(rows: list[Row]) -> str:
 
 
 def batch_table(rows: list[Row]) -> str:
-    """Batches as a Markdown table."""
+    """Batches as a Markdown table, in thousands: medians, and in brackets the slowest and the quickest repeat."""
     columns = [name for name in rows[0] if name != "batch"]
-    lines = ["| steps/s | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    lines += [f"| {row['batch']} | " + " | ".join(f"{row[name]:,.0f}" for name in columns) + " |" for row in rows]
+    lines = ["| 1,000 steps/s | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
+    for row in rows:
+        shown = [row[name] if isinstance(row[name], tuple) else (row[name],) * 3 for name in columns]
+        cells = [f"{middle / 1e3:,.0f} ({low / 1e3:,.0f}-{high / 1e3:,.0f})" for low, middle, high in shown]
+        lines.append(f"| {row['batch']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -279,7 +284,7 @@ def main() -> None:
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "load": f"{os.getloadavg()[0]:.1f}",
-        "compiled_search": generator.COMPILED,
+        "compiled_rooms": generator.COMPILED,
     }
     if options.json:
         print(json.dumps({"about": about, "environments": rows, "batches": batches, "rooms": rooms}, indent=1))

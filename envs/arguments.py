@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from roll_envs.errors import ConfigError
 
-__all__ = ["check_choice", "check_int", "check_penalty", "check_symbols"]
+__all__ = ["check_choice", "check_int", "check_penalty", "check_symbols", "seed_words"]
 
 T = TypeVar("T")
 
@@ -44,3 +44,9 @@ def check_penalty(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e6 <= value <= 0:
         raise ConfigError(f"format_penalty is added to the reward: it must be a number of 0 or less, not {value!r}")
     return float(value)
+
+
+def seed_words(seeds: Sequence[int]) -> bytes:
+    """Seeds for compiled code: words of 4 bytes, the lowest first, as many for each as the largest needs."""
+    size = max(max(seeds).bit_length() + 31, 32) // 32 * 4
+    return b"".join([seed.to_bytes(size, "little") for seed in seeds])

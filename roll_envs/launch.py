@@ -19,7 +19,7 @@ def roll_train() -> int:
 
 def roll_eval() -> int:
     """``roll-eval``."""
-    return _start("roll-eval", "trainer.cli", "main_eval")
+    return _start("roll-eval", "trainer.cli_eval", "main")
 
 
 def _start(command: str, module: str, function: str) -> int:

@@ -1,7 +1,7 @@
-"""The commands ``roll-train`` and ``roll-eval``.
+"""The command ``roll-train``.
 
-A user's mistake is one message on stderr and exit status 2; Ctrl-C while training says how to go on and exits with 130.
-Nothing of torch is loaded before it is needed: ``--help``, ``--dry-run`` and configuration errors are quick.
+Ctrl-C while training says how to go on. Nothing of torch is loaded before it is needed: ``--help``, ``--dry-run`` and
+configuration errors are quick.
 """
 
 from __future__ import annotations
@@ -12,21 +12,17 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from roll_envs.errors import MissingExtraError, RollError
+from roll_envs.errors import RollError
+from trainer.command import INTERRUPTED, OK, guarded, number
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
-    from trainer.run.evaluate import PhaseResult
     from trainer.run.folder import RunFolder
     from trainer.run.preflight import Ready
     from trainer.run.report import Report
-
-OK, MISTAKE, INTERRUPTED = 0, 2, 130
-_EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safetensors", "matplotlib", "tensorboard")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,20 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] in _COMMANDS:
         parser, work = _COMMANDS[arguments[0]]
         options = parser().parse_intermixed_args(arguments[1:])
-        return _guarded("roll-train", lambda: work(options))
+        return guarded("roll-train", lambda: work(options))
     options = _train_parser().parse_intermixed_args(arguments)
-    return _guarded("roll-train", lambda: _dry_run(options) if options.dry_run else _train(options))
-
-
-def main_eval(argv: Sequence[str] | None = None) -> int:
-    """``roll-eval RUN_OR_CHECKPOINT``, ``roll-eval CONFIG [key=value ...]`` or ``roll-eval rescore RUN``; returns the
-    exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["rescore"]:
-        options = _rescore_parser().parse_args(arguments[1:])
-        return _guarded("roll-eval", lambda: _rescore(options))
-    options = _eval_parser().parse_intermixed_args(arguments)
-    return _guarded("roll-eval", lambda: _evaluate(options))
+    return guarded("roll-train", lambda: _dry_run(options) if options.dry_run else _train(options))
 
 
 def _train_parser() -> argparse.ArgumentParser:
@@ -75,7 +60,7 @@ def _resume_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="roll-train resume", description="Go on with a run from its last checkpoint.")
     parser.add_argument("run", metavar="RUN", help="run folder, or one checkpoint in it")
     parser.add_argument(
-        "--steps", type=_number(int, 0), metavar="N", help="train to N steps in all (default: as configured)"
+        "--steps", type=number(int, 0), metavar="N", help="train to N steps in all (default: as configured)"
     )
     return parser
 
@@ -99,33 +84,6 @@ def _setup_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _eval_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="roll-eval",
-        description="Play held-out tasks with a trained agent, or with the engine of a YAML file as it is.",
-        epilog="`roll-eval rescore RUN --verifier NAME` judges recorded answers again. "
-        "example: roll-eval configs/frozenlake_tiny.yaml engine.name=openai engine.url=http://127.0.0.1:8000/v1 "
-        "engine.model=NAME sampling.max_new_tokens=64",
-    )
-    parser.add_argument(
-        "path", metavar="RUN_OR_CONFIG", help="run folder (its last checkpoint), a checkpoint, or a YAML file"
-    )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the YAML file")
-    parser.add_argument(
-        "--tasks",
-        type=_number(int, 1),
-        metavar="N",
-        help="held-out tasks, of each environment of a mix (default: as configured)",
-    )
-    parser.add_argument("--seed", type=_number(int, 0), metavar="S", help="seed of the sampling (default: the run's)")
-    parser.add_argument("--env", metavar="ID", help="another environment (default: the run's)")
-    parser.add_argument(
-        "--temperature", type=_number(float, 0), metavar="T", help="0 is greedy (default: as in training)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
-
-
 def _replay_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="roll-train replay",
@@ -134,7 +92,7 @@ def _replay_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the run's config.yaml")
-    parser.add_argument("--step", type=_number(int, 1), metavar="N", required=True, help="training step, from 1")
+    parser.add_argument("--step", type=number(int, 1), metavar="N", required=True, help="training step, from 1")
     return parser
 
 
@@ -170,7 +128,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file")
-    whole, positive = _number(int, 1), _number(float, 0)
+    whole, positive = number(int, 1), number(float, 0)
     parser.add_argument("--nodes", type=whole, default=1, metavar="N", help="machines (default: 1)")
     parser.add_argument("--gpus", type=whole, default=8, metavar="N", help="GPUs of each (default: 8)")
     parser.add_argument("--cpus", type=whole, default=64, metavar="N", help="processors of each (default: 64)")
@@ -190,24 +148,11 @@ def _episodes_parser() -> argparse.ArgumentParser:
         prog="roll-train episodes", description="List the recorded episodes of a step, or print one of them in full."
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument("--step", type=_number(int, 0), metavar="N", help="step (default: the last recorded one)")
+    parser.add_argument("--step", type=number(int, 0), metavar="N", help="step (default: the last recorded one)")
     parser.add_argument("--evaluation", action="store_true", help="of the evaluation at that step, not of training")
     parser.add_argument("--failed", action="store_true", help="only episodes that failed")
-    parser.add_argument("--index", type=_number(int, 0), metavar="I", help="print episode I of the list, from 0")
+    parser.add_argument("--index", type=number(int, 0), metavar="I", help="print episode I of the list, from 0")
     parser.add_argument("--json", action="store_true", help="print JSON lines with token ids and log-probabilities")
-    return parser
-
-
-def _rescore_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="roll-eval rescore",
-        description="Judge the recorded answers of a run on a data set (with or without tools) by another verifier.",
-        epilog="""example: roll-eval rescore runs/NAME --verifier regex --verifier-args '{"pattern": "[0-9]+"}'""",
-    )
-    parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument("--verifier", metavar="NAME", required=True, help="`roll-envs parts` lists them")
-    parser.add_argument("--verifier-args", metavar="JSON", default="{}", help="its settings, as a JSON object")
-    parser.add_argument("--step", type=_number(int, 0), metavar="N", help="of this step only")
     return parser
 
 
@@ -278,35 +223,6 @@ def _resume(options: argparse.Namespace) -> int:
         if path.parent.name == "checkpoints":
             return _finish(folder, report, lambda: resume(folder, report, options.steps, checkpoint=path))
         return _finish(folder, report, lambda: resume(folder, report, options.steps))
-
-
-def _evaluate(options: argparse.Namespace) -> int:
-    from trainer.run.report import Report
-
-    chosen = {name: getattr(options, name) for name in ("tasks", "seed", "temperature")} | {"env_id": options.env}
-    with contextlib.redirect_stdout(sys.stderr):  # for what environments print
-        result = _evaluated(options, chosen)
-    if options.json:
-        print(json.dumps(asdict(result)))
-    else:
-        Report().print_evaluation_table([result])
-    return OK
-
-
-def _evaluated(options: argparse.Namespace, chosen: dict[str, Any]) -> PhaseResult:
-    if Path(options.path).is_file() or options.path.endswith((".yaml", ".yml")):
-        from trainer.config.load import load_config
-        from trainer.run.evaluate import evaluate_config
-
-        return evaluate_config(load_config(options.path, options.overrides), **chosen)
-    if options.overrides:
-        raise RollError(
-            f"{options.overrides[0]!r}: keys are laid over a YAML file, and {options.path!r} is none; a run is "
-            "evaluated as it was trained"
-        )
-    from trainer.run.evaluate import evaluate_run
-
-    return evaluate_run(options.path, **chosen)
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -381,43 +297,19 @@ def _episodes(options: argparse.Namespace) -> int:
         print(f"{reader.path}: the last {reader.cut} bytes are no whole record, and left out", file=sys.stderr)
     if options.index is not None and options.index >= len(record.episodes):
         raise RollError(f"--index {options.index}: the step has the episodes 0 to {len(record.episodes) - 1}")
-    failed = [number for number, episode in enumerate(record.episodes) if episode.outcome.kind == "failed"]
+    failed = [place for place, episode in enumerate(record.episodes) if episode.outcome.kind == "failed"]
     if options.failed and options.index is not None and options.index not in failed:
         raise RollError(f"--index {options.index} --failed: that episode did not fail; those that did: {failed}")
     if not (options.json or options.index is not None):
         shown = f", {len(failed)} of them failed" if options.failed else ""
         print(f"{record.phase} step {record.step}: {len(record.episodes)} episodes{shown}")
-    for number, episode in enumerate(record.episodes):
-        if options.index in (None, number) and (number in failed or not options.failed):
+    for place, episode in enumerate(record.episodes):
+        if options.index in (None, place) and (place in failed or not options.failed):
             if options.json:
                 print(json.dumps(episode_record(episode)))
             else:
-                headline = f"{number:5d}  {episode_headline(episode)}"
+                headline = f"{place:5d}  {episode_headline(episode)}"
                 print(headline if options.index is None else episode_text(episode))
-    return OK
-
-
-def _rescore(options: argparse.Namespace) -> int:
-    from roll_envs.verifiers import Score
-    from trainer.run.replay import rescore
-
-    try:
-        settings = dict(json.loads(options.verifier_args))
-    except (ValueError, TypeError):
-        raise RollError(f"--verifier-args {options.verifier_args!r} is no JSON object, such as {{}}") from None
-    found = list(rescore(options.run, {**settings, "name": options.verifier}, options.step))
-    scored = [(each, each.verdict) for each in found if isinstance(each.verdict, Score)]
-    if not scored:
-        raise RollError(f"{options.run} has no recorded answers of a data set that {options.verifier!r} could judge")
-    changed = [(each, verdict) for each, verdict in scored if each.changed]
-    before = sum(each.before for each, _ in scored) / len(scored)
-    after = sum(verdict.value for _, verdict in scored) / len(scored)
-    print(f"{len(scored)} answers judged again, {len(found) - len(scored)} could not be")
-    print(f"mean score {before:.4f} recorded, {after:.4f} by {options.verifier}")
-    print(f"{len(changed)} verdicts changed ({len(changed) / len(scored):.2%})")
-    for each, verdict in changed[:_SHOWN]:
-        place = f"{each.phase} step {each.step}, row {each.row}"
-        print(f"  {place}: {each.before:g} -> {verdict.value:g} for {each.answer[:200]!r} {verdict.detail}".rstrip())
     return OK
 
 
@@ -431,8 +323,6 @@ _COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argp
     "plan": (_plan_parser, _plan),
     "track": (_track_parser, _track),
 }
-_SHOWN = 10
-"""Verdicts that changed and are printed."""
 
 
 def _load(options: argparse.Namespace) -> RunConfig:
@@ -470,48 +360,6 @@ def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> in
         raise RollError(f"{error}\nrun folder: {folder.path}") from error
     report.print_closing(str(folder.path))
     return OK
-
-
-def _guarded(command: str, work: Callable[[], int]) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    try:
-        return work()
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA_MODULES:
-            raise
-        return _complain(command, str(MissingExtraError(f"{command} ({error.name})", "train")))
-    except RollError as error:
-        return _complain(command, str(error))
-    except KeyboardInterrupt:
-        print(f"{command}: stopped", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) went away; nothing that follows can be shown.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def _complain(command: str, message: str) -> int:
-    lines = message.splitlines()
-    text = f"{command}: {message}" if len(lines) == 1 else f"{command}:\n" + "\n".join(f"  {line}" for line in lines)
-    print(text, file=sys.stderr)
-    return MISTAKE
-
-
-def _number(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
-    """A reader of numbers of at least so much for argparse."""
-
-    def read(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if least <= (value := kind(text)) < float("inf"):
-                return value
-        whole = "whole number" if kind is int else "number"
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole} of {least} or more")
-
-    return read
 
 
 if __name__ == "__main__":

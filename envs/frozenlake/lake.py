@@ -7,15 +7,13 @@ of the same seed, whose first number is spent at the reset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roll_envs.errors import ConfigError
 
-__all__ = ["FROZEN", "GOAL", "HOLE", "LETTERS", "SLIP_BLOCK", "Slips", "draw_map", "neighbours", "slip_of", "slips_of"]
+__all__ = ["FROZEN", "GOAL", "HOLE", "LETTERS", "Slips", "draw_map", "frozen_below", "neighbours", "no_lake", "slip_of"]
 
 FROZEN, HOLE, GOAL = 0, 1, 2
 LETTERS = "FHG"
@@ -47,10 +45,9 @@ def neighbours(size: int) -> tuple[tuple[int, int, int, int], ...]:
 def draw_map(size: int, p: float, seed: int) -> tuple[bytes, int]:
     """One byte a cell (FROZEN, HOLE or GOAL), and the start cell; remembered, as the members of a group share them."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    # Generator.choice(p=...) compares uniform numbers with this cumulated probability.
-    frozen_below = float(np.cumsum([p, 1 - p])[0] / np.cumsum([p, 1 - p])[1])
+    below = frozen_below(p)
     for _ in range(MAX_ATTEMPTS):
-        cells = bytearray((rng.random(size * size) >= frozen_below).astype(np.uint8).tobytes())
+        cells = bytearray((rng.random(size * size) >= below).astype(np.uint8).tobytes())
         # In the order of the originals: any other would give other lakes.
         start_row, start_column, goal_row, goal_column = rng.integers(size, size=4).tolist()
         start, goal = start_row * size + start_column, goal_row * size + goal_column
@@ -59,7 +56,18 @@ def draw_map(size: int, p: float, seed: int) -> tuple[bytes, int]:
         cells[start], cells[goal] = FROZEN, GOAL
         if _reachable(cells, start, neighbours(size)):
             return bytes(cells), start
-    raise ConfigError(
+    raise no_lake(size, p, seed)
+
+
+def frozen_below(p: float) -> float:
+    """The cumulated probability with which ``Generator.choice(p=...)`` compares uniform numbers: below it is ice."""
+    cumulated = np.cumsum([p, 1 - p])
+    return float(cumulated[0] / cumulated[1])
+
+
+def no_lake(size: int, p: float, seed: int) -> ConfigError:
+    """The error where none of ``MAX_ATTEMPTS`` lakes has a path to the goal."""
+    return ConfigError(
         f"no {size}x{size} lake with p={p} has a path to the goal after {MAX_ATTEMPTS} tries from seed {seed}; use a "
         "larger p or a smaller size"
     )
@@ -95,10 +103,6 @@ class Slips:
             self._drawn += self._rng.random(SLIP_BLOCK).tolist()
         return self._drawn[index]
 
-    def block(self, index: int) -> list[float]:
-        """The ``SLIP_BLOCK`` numbers from ``index`` on."""
-        return [self[at] for at in range(index, index + SLIP_BLOCK)]
-
 
 # gymnasium's cumulated probabilities of going to the one side, straight on, to the other side.
 _STRAIGHT = 1.0 / 3.0
@@ -110,8 +114,3 @@ def slip_of(u: float) -> int:
     """How far the direction turns for the uniform number ``u``: -1, 0 or 1."""
     # Past the last bound (by rounding) gymnasium's argmax falls back to the first outcome.
     return -1 if u < _BELOW[0] else 0 if u < _BELOW[1] else 1 if u < _BELOW[2] else -1
-
-
-def slips_of(us: Sequence[float]) -> NDArray[np.int8]:
-    """:func:`slip_of` of each number."""
-    return np.array((-1, 0, 1, -1), np.int8)[np.searchsorted(_BELOW, us, side="right")]

@@ -19,20 +19,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from envs.arguments import seed_words
 from envs.sokoban import search
 from envs.sokoban.search import FLOOR, TARGET, WALL
 from roll_envs.errors import ConfigError
 
-_compiled_reverse_play: Callable[[bytes, int, int, int, int], tuple[int, tuple[int, ...], int]] | None
+_compiled_draw_room: Callable[[int, int, int, int, int, bytes], tuple[bytes, int, list[int]] | None] | None
 try:
-    from envs.sokoban._search import reverse_play as _compiled_reverse_play
+    from envs.sokoban._rooms import draw_room as _compiled_draw_room
 except ImportError:  # the C extension was not compiled at installation: the same rooms, slower
-    _compiled_reverse_play = None
+    _compiled_draw_room = None
 
-__all__ = ["COMPILED", "Room", "draw_room", "generate_room", "next_seed"]
+__all__ = ["COMPILED", "MAX_ATTEMPTS", "Room", "draw_room", "generate_room", "next_seed", "no_room"]
 
-COMPILED = _compiled_reverse_play is not None
-"""Whether the compiled search is in use."""
+COMPILED = _compiled_draw_room is not None
+"""Whether rooms are drawn in C."""
 
 # Numbers of the originals, here and in the functions below; only MAX_ATTEMPTS is not.
 P_TURN = 0.35
@@ -70,6 +71,8 @@ class Room:
     """One byte a cell: WALL, FLOOR or TARGET."""
     player: int
     boxes: tuple[int, ...]
+    seed: int | None = None
+    """The seed that :func:`draw_room` draws it from, where it is known."""
 
 
 def next_seed(seed: int) -> int:
@@ -85,7 +88,12 @@ def generate_room(size: tuple[int, int], num_boxes: int, search_depth: int, seed
         if room is not None:
             return room
         attempt = next_seed(attempt)
-    raise ConfigError(
+    raise no_room(size, num_boxes, search_depth, seed)
+
+
+def no_room(size: tuple[int, int], num_boxes: int, search_depth: int, seed: int) -> ConfigError:
+    """The error where none of ``MAX_ATTEMPTS`` seeds gives a room."""
+    return ConfigError(
         f"no room of size {size} with num_boxes={num_boxes} and search_depth={search_depth} after {MAX_ATTEMPTS} tries "
         f"from seed {seed}; use a larger size, fewer boxes or a larger search_depth"
     )
@@ -93,22 +101,31 @@ def generate_room(size: tuple[int, int], num_boxes: int, search_depth: int, seed
 
 def draw_room(size: tuple[int, int], num_boxes: int, search_depth: int, seed: int) -> Room | None:
     """The room of exactly this seed, or None where the originals fail."""
+    if _compiled_draw_room is None:
+        return _draw_room(size, num_boxes, search_depth, seed)
+    found = _compiled_draw_room(*size, num_boxes, search_depth, search.MAX_STATES, seed_words([seed]))
+    if found is None:
+        return None
+    structure, player, boxes = found
+    return Room(width=size[1], structure=structure, player=player, boxes=tuple(sorted(boxes)), seed=seed)
+
+
+def _draw_room(size: tuple[int, int], num_boxes: int, search_depth: int, seed: int) -> Room | None:
     width = size[1]
     rng = random.Random(seed)
     placing = _PLACING.rng
     # RandomState takes 32 bits.
     placing.seed(seed % 2**32)
-    play = _compiled_reverse_play or search.reverse_play
     for _ in range(TRIES):
         structure = _topology(size, rng)
         player = _place(structure, num_boxes, placing)
         if player is None:
             return None
         fixed = bytes(structure)
-        start, boxes, displacement = play(fixed, width, player, search_depth, search.MAX_STATES)
+        start, boxes, displacement = search.reverse_play(fixed, width, player, search_depth, search.MAX_STATES)
         if displacement:
             player = _walk(fixed, width, start, boxes, 0.8 if displacement == 1 else 0.5, rng)
-            return Room(width=width, structure=fixed, player=player, boxes=tuple(sorted(boxes)))
+            return Room(width=width, structure=fixed, player=player, boxes=tuple(sorted(boxes)), seed=seed)
     return None
 
 

@@ -2,7 +2,7 @@
 
 This is the search of gym_sokoban, result for result: depth first, moves in the order up, down, left, right, at most
 ``max_states`` states, first state with the best score wins. A state is the player's cell, the cells of the boxes, and
-which of them stand where a pull has put them. ``_search.c`` does the same; ``envs.sokoban.generator`` picks one.
+which of them stand where a pull has put them. ``_search.h`` does the same in C; ``envs.sokoban.generator`` picks one.
 
 Cells are numbered row by row; a structure has one byte a cell (WALL, FLOOR or TARGET) with walls all around.
 """

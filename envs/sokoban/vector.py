@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from envs.arguments import check_int
-from envs.batch import GridVectorEnv, Ints, Played
-from envs.sokoban.env import BOX, BOX_ON, PLAYER, PLAYER_ON, SOLVED_REWARD, STEP_REWARD, SokobanEnv
-from envs.sokoban.search import WALL
+from envs.arguments import check_int, seed_words
+from envs.batch import GridVectorEnv, Played, Rows, one_by_one
+from envs.sokoban import generator, search
+from envs.sokoban.env import SokobanEnv
 
-__all__ = ["SokobanVectorEnv"]
+if generator.COMPILED:
+    from envs.sokoban import _rooms
 
-# Code of a box and of the player by the ground below (WALL, FLOOR, TARGET = 0, 1, 2; neither stands in a wall).
-BOXES = np.array([WALL, BOX, BOX_ON])
-PLAYERS = np.array([WALL, PLAYER, PLAYER_ON])
+__all__ = ["BATCH", "SokobanVectorEnv"]
 
 
 class SokobanVectorEnv(GridVectorEnv[SokobanEnv]):
@@ -28,88 +27,53 @@ class SokobanVectorEnv(GridVectorEnv[SokobanEnv]):
         self, *, num_envs: int = 1, autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP, **kwargs: Any
     ) -> None:
         """``autoreset_mode``: "NextStep", "SameStep" or "Disabled", as Gymnasium defines them."""
-        singles = [SokobanEnv(**kwargs) for _ in range(check_int("num_envs", num_envs, 1))]
-        room = singles[0]
-        super().__init__(singles, room._cell_texts, room.size[1], autoreset_mode)
-        self._num_boxes, self._penalty = room.num_boxes, room.format_penalty
-        self._max_turns, self._invalid_counts = room.max_turns, room.invalid_counts
-        self._moves_by = np.array(room._steps)
-        self._count = room.size[0] * room.size[1]
-        # Both by the place of a cell in all rooms, one after the other.
-        self._grounds = np.zeros(num_envs * self._count, np.int8)
-        self._boxes = np.zeros(num_envs * self._count, np.bool_)
-        self._players, self._on_target, self._turns, self._invalid = (np.zeros(num_envs, np.intp) for _ in range(4))
+        num_envs, room = check_int("num_envs", num_envs, 1), SokobanEnv(**kwargs)
+        super().__init__(room, num_envs, room._cell_texts, room.size, autoreset_mode)
+        self._room = (*room.size, room.num_boxes, room.search_depth)
+        self._shape = (num_envs, *self._room, search.MAX_STATES, self._text.shape[1], self._chars)
+        self._bounded = room.min_solution is not None or room.max_solution is not None
+        cells = room.size[0] * room.size[1]
+        # What stands on each cell: ground, boxes; then player's cell, boxes on targets, turns, answers not read.
+        grids: list[NDArray[Any]] = [np.zeros((num_envs, cells), np.int8) for _ in range(2)]
+        counts: list[NDArray[Any]] = [np.zeros(num_envs, np.int32) for _ in range(4)]
+        self._arrays = (*grids, *counts, self._text, self._places, self._glyphs)
 
-    def _begin(self, row: int, single: SokobanEnv) -> Sequence[int]:
-        start, stop = row * self._count, (row + 1) * self._count
-        self._grounds[start:stop] = np.frombuffer(single._structure, np.int8)
-        self._boxes[start:stop] = np.frombuffer(single._boxes, np.bool_)
-        self._players[row], self._on_target[row] = start + single._player, single._on_target
-        self._turns[row] = self._invalid[row] = 0
-        return [single._code(cell) for cell in range(self._count)]
+    def _begin(self, rows: Rows, seeds: Sequence[int]) -> None:
+        if self._bounded:  # the solver decides which rooms are used
+            seeds = [self._single._draw(seed).seed or 0 for seed in seeds]
+        now, left = list(seeds), np.arange(len(seeds))
+        for _ in range(generator.MAX_ATTEMPTS):
+            failed = _rooms.begin(self._arrays, self._shape, rows[left], seed_words(now))
+            if not failed:
+                return
+            now, left = [generator.next_seed(now[at]) for at in failed], left[failed]
+        size, rest = self._single.size, (self._single.num_boxes, self._single.search_depth)
+        raise generator.no_room(size, *rest, seeds[left[0]])
 
-    def _play(self, rows: Ints, moves_RK: NDArray[np.int8]) -> Played:
-        given = (moves_RK >= 0).sum(axis=1)
-        valid = given > 0
-        step = np.where(valid, 0.0, STEP_REWARD)
-        box = np.zeros(len(rows))
-        effective = np.zeros(len(rows), np.bool_)
-        on_target = self._on_target.take(rows)
-        solved = ~valid & (on_target == self._num_boxes)
-        for column in range(moves_RK.shape[1]):
-            moves = moves_RK[:, column]
-            going = (moves >= 0) & ~solved
-            change, moved = self._move(rows, self._moves_by[moves], going)
-            step += np.where(going, STEP_REWARD, 0.0)
-            box += change
-            effective |= moved
-            on_target += change
-            solved |= going & (on_target == self._num_boxes)
-        self._on_target[rows] = on_target
-        turns = self._turns[rows] = self._turns.take(rows) + 1
-        invalid = self._invalid[rows] = self._invalid.take(rows) + ~valid
-        limit = self._max_turns + (0 if self._invalid_counts else np.minimum(invalid, self._max_turns))
-        bonus = np.where(solved, SOLVED_REWARD, 0.0)
-        penalty = np.where(valid, 0.0, self._penalty)
-        rewards = step + box + bonus
-        # The others are sums as in single environments: sum() rounds differently from Python 3.12 on.
-        for at in np.flatnonzero(given != 1).tolist():
-            rewards[at] = sum((float(step[at]), float(box[at]), float(bonus[at]), float(penalty[at])))
+    def _play(self, moves: bytes) -> Played:
+        numbers, flags = np.zeros((5, self.num_envs)), np.zeros((4, self.num_envs), np.bool_)
+        room = self._single
+        arrays = (*self._arrays, numbers, flags)
+        _rooms.play(arrays, self._shape, room.max_turns, room.invalid_counts, room.format_penalty, self._ended, moves)
+        (rewards, step, box, bonus, penalty), (success, truncated, effective, valid) = numbers, flags
+        if len(moves) > self.num_envs or not valid.all():
+            # Sums as in single environments: sum() rounds differently from Python 3.12 on.
+            given = (np.frombuffer(moves, np.int8).reshape(self.num_envs, -1) >= 0).sum(axis=1)
+            for at in np.flatnonzero((given != 1) & ~self._ended).tolist():
+                rewards[at] = sum(numbers[1:, at].tolist())
         return Played(
             rewards=rewards,
-            success=solved,
-            terminated=solved,
-            truncated=~solved & (turns >= limit),
-            effective=effective,
-            penalty=penalty,
-            parts={"step": step, "box": box, "solved": bonus, "format": penalty},
+            terminated=success.copy(),
+            truncated=truncated,
+            infos={
+                "success": success,
+                "action_is_valid": valid,
+                "action_is_effective": effective,
+                "format_penalty": penalty,
+            },
+            parts={"step": step, "box": box, "solved": bonus, "format": penalty.copy()},
         )
 
-    def _move(self, rows: Ints, by: Ints, going: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Move the players of the rows that are ``going``; returns by how much the boxes on targets changed, and where
-        anything moved."""
-        grounds, boxes = self._grounds, self._boxes
-        old = self._players.take(rows)
-        new = old + by
-        # Walls are all round: what is beyond them is never used.
-        beyond = new + by
-        ground, further = grounds.take(new), grounds.take(beyond, mode="clip")
-        at_box = boxes.take(new)
-        moved = going & (ground != WALL)
-        moved &= ~(at_box & ((further == WALL) | boxes.take(beyond, mode="clip")))
-        pushed = moved & at_box
-        # FLOOR and TARGET are 1 and 2: 1 where the box comes on a target, -1 where it leaves one.
-        change = np.where(pushed, further - ground, 0).astype(np.intp)
-        at = np.flatnonzero(pushed)
-        if len(at):
-            boxes[new[at]] = False
-            boxes[beyond[at]] = True
-            self._draw_at(rows[at], beyond[at], BOXES[further[at]])
-        at = np.flatnonzero(moved)
-        self._draw_at(rows[at], old[at], grounds.take(old[at]))
-        self._draw_at(rows[at], new[at], PLAYERS[ground[at]])
-        self._players[rows[at]] = new[at]
-        return change, moved
 
-    def _draw_at(self, rows: Ints, places: Ints, codes: NDArray[np.int8]) -> None:
-        self._draw(rows, places - rows * self._count, codes)
+BATCH: type[VectorEnv[Any, Any, Any]] = SokobanVectorEnv if generator.COMPILED else one_by_one(SokobanEnv)
+"""What ``make_vec`` makes."""

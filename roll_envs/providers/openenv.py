@@ -7,6 +7,7 @@ model's harness calls tools by itself.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import json
@@ -18,8 +19,10 @@ from urllib.parse import urlsplit
 
 import gymnasium
 import httpx
+import jsonschema  # type: ignore[import-untyped,unused-ignore]
 from pydantic import Field
 
+from roll_envs.background import EventLoopThread
 from roll_envs.env import EnvironmentCard
 from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, MissingExtraError
 from roll_envs.providers.games import GameEnv, Played
@@ -85,24 +88,21 @@ class OpenEnvEnv(GameEnv):
         self._connection: Any = None
         self._held = contextlib.ExitStack()
         self._paid = 0.0
-        schema = self._schema()
-        self._fields: Mapping[str, Any] = {
-            name: field for name, field in (schema.get("properties") or {}).items() if name != "metadata"
-        }
-        required = [name for name in schema.get("required") or () if name in self._fields]
+        self._fields, required = self._read_schema()
         if settings.action_field is not None and settings.action_field not in self._fields:
             raise ConfigError(
                 f"action_field is {settings.action_field!r}; the action of {settings.url} has "
                 f"{', '.join(map(repr, self._fields)) or 'no fields'}"
             )
         self._field = settings.action_field or (required[0] if len(required) == 1 else None)
+        self._choices = {_text(value): value for value in _choices(self._fields[self._field])} if self._field else {}
         example = self._example(self._field) if self._field else {n: self._example(n) for n in required or self._fields}
         super().__init__(
             action_format=settings.action_format,
             max_turns=settings.max_turns,
             format_penalty=settings.format_penalty,
-            example=example if isinstance(example, str) else json.dumps(example),
-            moves=[example if isinstance(example, str) else json.dumps(example)],
+            example=_text(example),
+            moves=list(self._choices) or [_text(example)],
         )
 
     @property
@@ -110,6 +110,7 @@ class OpenEnvEnv(GameEnv):
         if self._field:
             about = self._fields[self._field].get("description")
             what = f"the action's field {self._field}" + (f" ({about})" if about else "")
+            what += f", one of {', '.join(self._choices)}" if self._choices else ""
         else:
             what = f"a JSON object with the fields of this schema: {json.dumps(self._fields, ensure_ascii=False)}"
         rules = f"{self._settings.instructions}\n" if self._settings.instructions else ""
@@ -152,6 +153,10 @@ class OpenEnvEnv(GameEnv):
 
     def _action(self, move: str) -> dict[str, Any]:
         """The action of a text. Raises ``ValueError`` that says what does not fit."""
+        if self._field and self._choices:
+            if move not in self._choices:
+                raise ValueError(f"{move[:100]!r} is not one of {', '.join(self._choices)}")
+            return {self._field: self._choices[move]}
         if self._field and _takes_text(self._fields[self._field]):
             return {self._field: move}
         try:
@@ -166,7 +171,7 @@ class OpenEnvEnv(GameEnv):
 
     def _example(self, name: str) -> Any:
         field = self._fields[name]
-        first = next(iter(field.get("examples") or field.get("enum") or ()), field.get("default"))
+        first = next(iter(field.get("examples") or _choices(field)), field.get("default"))
         if first is not None:
             return first
         plain: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
@@ -183,24 +188,41 @@ class OpenEnvEnv(GameEnv):
             )
         texts = [value for value in observation.values() if isinstance(value, str) and value]
         only = texts[0] if len(texts) == len(observation) == 1 else observation
-        shown = only if field is None else observation[field]
-        return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+        return _text(only if field is None else observation[field])
 
-    def _schema(self) -> Mapping[str, Any]:
-        """The JSON schema of an action."""
+    def _read_schema(self) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+        """The fields of an action with their schemas, and which of them are required."""
         url = self._settings.url.rstrip("/").replace("ws", "http", 1) if self._settings.url[:2] == "ws" else None
         address = f"{url or self._settings.url.rstrip('/')}/schema"
+        timeout_s = self._settings.timeout_s
+        background = EventLoopThread("schema of an OpenEnv server")
         try:
-            reply = httpx.get(address, timeout=self._settings.timeout_s, trust_env=not _is_here(address))
-            reply.raise_for_status()
-            schema = reply.json()["action"]
-            schema["properties"].items()
+            told = json.loads(background.submit(_fetch(address, timeout_s)).result())
+        except TimeoutError:
+            raise DeadlineExceededError(f"the answer of {address}", timeout_s) from None
         except httpx.HTTPError as error:
             raise EnvironmentFaultError(f"{address} does not answer: {error!r}; is the server running?") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError) as error:
             raise EnvironmentFaultError(f"{address} has no schema of an action; is it an OpenEnv server?") from error
-        found: Mapping[str, Any] = schema
-        return found
+        finally:
+            background.stop()
+        schema = told.get("action") if isinstance(told, dict) else None
+        if not isinstance(schema, dict):
+            raise EnvironmentFaultError(f"{address} has no schema of an action; is it an OpenEnv server?")
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+            if not isinstance(schema.get("properties"), dict):
+                raise ValueError(f"it has no 'properties', but {', '.join(map(repr, schema)) or 'nothing'}")
+            fields = {
+                name: _resolved(each, schema) for name, each in schema["properties"].items() if name != "metadata"
+            }
+        except (jsonschema.SchemaError, ValueError, RecursionError) as error:
+            reason = error.message if isinstance(error, jsonschema.SchemaError) else str(error)
+            raise EnvironmentFaultError(
+                f"{address} has a schema of an action that cannot be used: {reason[:300]}; an action must be an object "
+                "with fields"
+            ) from error
+        return fields, [name for name in schema.get("required", ()) if name in fields]
 
     def _connect(self) -> Any:
         try:
@@ -249,6 +271,47 @@ class OpenEnvEnv(GameEnv):
         return answer
 
 
+async def _fetch(address: str, timeout_s: float) -> bytes:
+    """What a GET of ``address`` answers. Raises ``TimeoutError``, also where it comes in drops, and ``ValueError``
+    where it is too large."""
+    async with (
+        asyncio.timeout(timeout_s),
+        httpx.AsyncClient(timeout=None, trust_env=not _is_here(address)) as client,
+        client.stream("GET", address) as reply,
+    ):
+        reply.raise_for_status()
+        body = bytearray()
+        async for part in reply.aiter_bytes():
+            body += part
+            if len(body) > _LARGEST:
+                raise ValueError(f"it has more than {_LARGEST} bytes")
+        return bytes(body)
+
+
+def _resolved(field: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a field and of its alternatives with references within ``schema`` followed."""
+    found = _followed(field, schema)
+    return {**found, "anyOf": [_followed(each, schema) for each in found["anyOf"]]} if "anyOf" in found else found
+
+
+def _followed(field: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema refers to, itself or by its only ``allOf``, as pydantic writes enumerations. Raises ``ValueError``
+    for a reference that leads nowhere."""
+    found: dict[str, Any] = {} if isinstance(field, bool) else dict(field)
+    seen: set[str] = set()
+    while "$ref" in found or len(found.get("allOf", ())) == 1:
+        inner: Any = found.pop("allOf")[0] if "$ref" not in found else schema
+        if "$ref" in found:
+            reference = found.pop("$ref")
+            for name in reference.split("/")[1:]:
+                inner = inner.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(inner, dict) else None
+            if not isinstance(inner, dict) or reference[:1] != "#" or reference in seen:
+                raise ValueError(f"the reference {reference!r} leads nowhere")
+            seen.add(reference)
+        found = {**({} if isinstance(inner, bool) else inner), **found}
+    return found
+
+
 def _check_answer(said: Any) -> None:
     """Raises ``ValueError`` for a message that is not in the wire format."""
     data = said.get("data", {} if said.get("type") == "error" else None) if isinstance(said, dict) else None
@@ -277,10 +340,21 @@ def _reasons(told: Mapping[str, Any]) -> str:
 
 
 def _takes_text(field: Mapping[str, Any]) -> bool:
-    kinds = [field, *(field.get("anyOf") or ())]
-    return any(
-        kind.get("type") == "string" or all(isinstance(v, str) for v in kind.get("enum") or (0,)) for kind in kinds
-    )
+    return any(kind.get("type") == "string" for kind in (field, *field.get("anyOf", ())))
+
+
+def _choices(field: Mapping[str, Any]) -> list[Any]:
+    """The values that a field can have, where the schema lists them all."""
+    kinds = [kind for kind in field.get("anyOf") or (field,) if kind.get("type") != "null"]
+    listed = [
+        kind["enum"] if "enum" in kind else [kind["const"]] for kind in kinds if "enum" in kind or "const" in kind
+    ]
+    return [value for values in listed for value in values] if len(listed) == len(kinds) else []
+
+
+def _text(value: Any) -> str:
+    """A value as the text of an answer."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _is_here(address: str) -> bool:

@@ -3,6 +3,7 @@ closing."""
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import warnings
@@ -12,12 +13,14 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from roll_envs.env import AnyEnv, TextEnv
-from roll_envs.parsing import FreeFormat, tag_marks
+from roll_envs.parsing import ActionFormat, FreeFormat, tag_marks
 from roll_envs.testing import trace
 from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need, steps
 
 _BESIDE_THE_POINT = ("Not able to test alternative render modes", "No render fps was declared")
 """Warnings about specs (a function may make the environment) and frames (text has none)."""
+_MOST_CHARS = 1_000_000
+"""Of an observation, and of an info as JSON."""
 _MOST_NAMED = 20
 """With more actions than this the instructions may describe them (\"a number from 1 to 100\")."""
 
@@ -70,12 +73,23 @@ def spaces(subject: Subject) -> str:
         for text in ("", "é √ \u202e", "\x00", "\ud800", "a" * 10_000):
             need(text in env.action_space, f"action_space refuses {text[:9]!a}; use roll_envs.AnyText()")
             need(text in env.observation_space, f"observation_space refuses {text[:9]!a}; use roll_envs.AnyText()")
+        _need_readable_examples(env)
     return "text in, text out"
+
+
+def _need_readable_examples(env: TextEnv) -> None:
+    """Those of an AnyText, where it has any: generic tools send them."""
+    form, examples = env.action_format, getattr(env.action_space, "examples", ())
+    read = (form.parse(text).valid if isinstance(form, ActionFormat) else form.read(text) for text in examples)
+    need(examples in ((), ("",)) or any(read), f"action_format reads none of the examples of action_space, such as "
+                                               f"{examples[:1]}; make them by action_format")  # fmt: skip
 
 
 def _need_text(env: AnyEnv, observation: Any, call: str) -> None:
     need(isinstance(observation, str), f"{call} gives a {type(observation).__name__}; return text (str)")
     need(observation in env.observation_space, f"the observation of {call} is not in observation_space")
+    said = f"the observation of {call} has {len(observation)} characters"
+    need(len(observation) <= _MOST_CHARS, f"{said}; show {_MOST_CHARS} or fewer, since each is sent and kept")
 
 
 def prompt(subject: Subject) -> str:
@@ -119,8 +133,10 @@ def info(subject: Subject) -> str:
     """Every step's info has the agreed keys with their types and is plain data."""
     env = subject.text_env("agreed info keys")
     for seed in subject.seeds:
-        _need_plain(trace.begin(env, seed=seed)[1], "reset")
+        before = trace.begin(env, seed=seed)[1]
+        text = _need_plain(before, "reset")
         for _, (_, _, _, _, found) in steps(env, mixed(seed)):
+            need(json.dumps(before) == text, "an info changes while the episode goes on; return a new dict each time")
             for key, kind in _INFO.items():
                 need(key in found, f"info lacks {key!r} ({kind.__name__})")
                 said = type(found[key]).__name__
@@ -130,13 +146,17 @@ def info(subject: Subject) -> str:
             changed = found["action_is_effective"] and not found["action_is_valid"]
             need(not changed, "action_is_effective is True where action_is_valid is False; an answer that cannot be "
                               "read changes nothing")  # fmt: skip
-            _need_plain(found, "step")
+            before, text = found, _need_plain(found, "step")
     return ", ".join(_INFO)
 
 
-def _need_plain(found: Any, call: str) -> None:
+def _need_plain(found: Any, call: str) -> str:
+    """The info as JSON."""
     _need_dict(found, call)
-    trace.json_text(found, f"info of {call}")
+    text = trace.json_text(found, f"info of {call}")
+    said = f"the info of {call} has {len(text)} characters as JSON"
+    need(len(text) <= _MOST_CHARS, f"{said}; tell {_MOST_CHARS} or fewer, since each is sent and kept")
+    return text
 
 
 def reward_parts(subject: Subject) -> str:

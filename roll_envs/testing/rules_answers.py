@@ -33,6 +33,10 @@ STRANGE_ANSWERS: dict[str, str] = {
     "huge tagged": "<answer>" + "b" * 1_000_000 + "</answer>",
     "many open tags": "<answer>" * 125_000,
     "many numbers": "<answer>" + "9" * 100_000 + "</answer>",
+    "nested brackets": "[" * 100_000,
+    "nested tagged": '<answer>{"a":' + "[" * 100_000 + "</answer>",
+    "a long word": "a" * 60 + "!",
+    "many words": "word " * 60 + "!",
 }
 """Answers that no environment should pay for; none of them names an action."""
 
@@ -140,6 +144,8 @@ def legal_answers(subject: Subject) -> str:
             need(not wrong, f"legal_answers() is {str(answers)[:80]!a}; return a list of texts")
             twice = {text for text in answers if answers.count(text) > 1} if len(answers) < 1000 else set()
             need(not twice, f"legal_answers() lists {sorted(twice)[:1]} more than once")
+            again = env.legal_answers()
+            need(again == answers, f"legal_answers() differs when it is asked again at turn {turn} of seed {seed}")
             here = env.snapshot()
             for text in itertools.takewhile(lambda _: time.monotonic() < until, _some(list(answers), seed)):
                 *_, info = _answered(_at(env, here), "a legal answer", text)

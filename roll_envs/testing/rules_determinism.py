@@ -181,11 +181,13 @@ def snapshots(subject: Subject) -> str:
         expected = _play_on(probe, mixed(seed + 1))
         need(json.dumps(taken) == text, "a snapshot changes while the episode goes on; copy lists and dicts into it")
         for env, where in ((subject.text_env("snapshot()"), "a new instance"), (probe, "the same instance")):
-            back = env.restore(json.loads(text))
+            given = json.loads(text)
+            back = env.restore(given)
             need(back == shown, f"restore in {where} returns another observation than the one at the snapshot")
             need(env.render() == shown, f"render() after restore in {where} is not the observation at the snapshot")
             apart = trace.difference(expected, _play_on(env, mixed(seed + 1)))
             need(not apart, f"after restore in {where} the episode goes on differently ({apart}); save all state")
+            need(json.dumps(given) == text, "restore keeps the snapshot, which then changes; copy lists and dicts out")
     return "an episode goes on identically in this and in a new instance"
 
 

@@ -8,17 +8,24 @@ stdin and writes the traces as JSON on stdout.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import decimal
 import functools
+import gc
 import json
+import locale
 import logging
 import math
 import os
 import random
+import re
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,9 +208,26 @@ def surroundings() -> dict[str, Any]:
         "recursion limit": sys.getrecursionlimit(),
         "signal handlers": {s.name: repr(signal.getsignal(s)) for s in _SIGNALS},
         "handlers of the root logger": [repr(handler) for handler in logging.getLogger().handlers],
+        "level of the root logger": (logging.getLogger().level, logging.root.manager.disable),
         "printing of numbers by numpy": dict(np.get_printoptions()),
         "errors of numpy": dict(np.geterr()),
+        "precision of decimal": decimal.getcontext().prec,
+        "locale": locale.setlocale(locale.LC_ALL),
+        "garbage collection": gc.isenabled(),
+        "mask of new files": _file_mask(),
+        "default timeout of sockets": socket.getdefaulttimeout(),
+        "hook for uncaught errors": repr(sys.excepthook),
+        "timer of signals": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        "standard streams": [repr(stream) for stream in (sys.stdin, sys.stderr)],
     }
+
+
+def _file_mask() -> str:
+    """From Linux's own account: the system's call for it sets it, too."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^Umask:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return found[1] if found else ""
+    return ""
 
 
 @dataclass(eq=False)

@@ -7,9 +7,11 @@ import threading
 from collections import deque
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envs.sokoban import generator, search
-from envs.sokoban.generator import Room, generate_room
+from envs.sokoban.generator import Room, draw_room, generate_room
 from envs.sokoban.search import FLOOR, TARGET, WALL
 from envs.sokoban.solver import SolverLimitError, solve
 from roll_envs.errors import ConfigError
@@ -27,46 +29,51 @@ def test_every_room_can_be_solved(size: tuple[int, int], num_boxes: int, depth: 
         assert solve(room.structure, room.width, room.player, room.boxes)
 
 
-@pytest.mark.skipif(not generator.COMPILED, reason="the compiled search is not installed (no C compiler)")
+COMPILED = pytest.mark.skipif(not generator.COMPILED, reason="rooms are not compiled (no C compiler)")
+
+
+@COMPILED
 @pytest.mark.parametrize(("size", "num_boxes", "depth", "count"), [*CASES, ((10, 10), 4, 300, 1)])
-def test_pure_python_search_gives_the_same_rooms(
+def test_pure_python_gives_the_same_rooms(
     size: tuple[int, int], num_boxes: int, depth: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds = range(min(count, 60))
-    compiled = [generate_room(size, num_boxes, depth, seed) for seed in seeds]
-    monkeypatch.setattr(generator, "_compiled_reverse_play", None)
-    assert [generate_room(size, num_boxes, depth, seed) for seed in seeds] == compiled
+    seeds = [*range(min(count, 60)), *(2**bits + 5 for bits in (31, 32, 33, 63, 64, 96, 200))]
+    compiled = [draw_room(size, num_boxes, depth, seed) for seed in seeds]
+    monkeypatch.setattr(generator, "_compiled_draw_room", None)
+    assert [draw_room(size, num_boxes, depth, seed) for seed in seeds] == compiled
+    assert any(compiled)
 
 
-@pytest.mark.skipif(not generator.COMPILED, reason="the compiled search is not installed (no C compiler)")
-def test_both_searches_agree_at_every_limit() -> None:
-    from envs.sokoban._search import reverse_play
-
-    room = generate_room((9, 8), 3, 20, 5)
-    for depth in (-1, 0, 2, 3, 7, 40):
-        for states in (0, 1, 2, 50, 1000, 5000):
-            arguments = (room.structure, room.width, room.player, depth, states)
-            assert reverse_play(*arguments) == tuple(search.reverse_play(*arguments))
-
-
-@pytest.mark.skipif(not generator.COMPILED, reason="the compiled search is not installed (no C compiler)")
-@pytest.mark.parametrize(
-    ("structure", "width", "player"),
-    [
-        (b"", 3, 0),
-        (bytes([FLOOR] * 9), 3, 4),  # no walls around
-        (bytes([WALL] * 9), 3, 4),  # the player in a wall
-        (bytes([WALL] * 4 + [FLOOR] + [WALL] * 4), 3, 9),  # the player outside
-        (bytes([WALL] * 4 + [FLOOR] + [WALL] * 5), 3, 4),  # not a rectangle
-        (bytes([WALL] * 4 + [FLOOR] + [WALL] * 4), 0, 4),
-        (bytes([WALL] * 4 + [9] + [WALL] * 4), 3, 4),
-    ],
+@COMPILED
+@settings(max_examples=60, deadline=None)
+@given(
+    height=st.integers(4, 14),
+    width=st.integers(5, 14),
+    num_boxes=st.integers(1, 6),
+    depth=st.integers(-1, 40),
+    max_states=st.integers(0, 5000),
+    seed=st.integers(0, 2**70),
 )
-def test_compiled_search_refuses_what_would_leave_the_array(structure: bytes, width: int, player: int) -> None:
-    from envs.sokoban._search import reverse_play
+def test_pure_python_agrees_at_every_limit(
+    height: int, width: int, num_boxes: int, depth: int, max_states: int, seed: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "MAX_STATES", max_states)
+        compiled = draw_room((height, width), num_boxes, depth, seed)
+        patch.setattr(generator, "_compiled_draw_room", None)
+        assert draw_room((height, width), num_boxes, depth, seed) == compiled
 
-    with pytest.raises(ValueError, match="closed by walls"):
-        reverse_play(structure, width, player, 10, 100)
+
+@COMPILED
+def test_compiled_code_refuses_what_would_leave_its_arrays() -> None:
+    from envs.sokoban import _rooms
+
+    for numbers in ((3, 6, 1, 10, 100), (6, 101, 1, 10, 100), (6, 6, 0, 10, 100), (6, 6, 1, 10, -1)):
+        with pytest.raises(ValueError, match="a side must be 4 to 100"):
+            _rooms.draw_room(*numbers, bytes(4))
+    for seed in (b"", bytes(3), bytes(4 * 625)):
+        with pytest.raises(ValueError, match=r"a seed must be below 2\*\*19968"):
+            _rooms.draw_room(6, 6, 1, 10, 100, seed)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,7 @@ def test_rooms_never_change(size: tuple[int, int], num_boxes: int, depth: int, c
 
 
 def test_retry_depends_on_the_seed_alone() -> None:
-    seeds = [s for s in range(300) if generator.draw_room((8, 8), 2, 10, s) is None]
+    seeds = [s for s in range(300) if draw_room((8, 8), 2, 10, s) is None]
     assert seeds, "some seeds give no room at once"
     for seed in seeds:
         following = generator.next_seed(seed)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
+import gc
+import io
+import json
+import logging
 import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -18,7 +24,7 @@ import gymnasium
 import numpy as np
 from counter_shop import CounterShop
 
-from roll_envs import EnvironmentCard
+from roll_envs import AnyText, EnvironmentCard
 from roll_envs.testing import COUNTER_CARD, CounterEnv
 
 
@@ -614,6 +620,154 @@ class BreaksInReset(CounterEnv):
         raise RuntimeError("no display")
 
 
+class OneInfo(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self._info: dict[str, Any] = {}
+
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        self._info.update(info)
+        return *rest, self._info
+
+
+class TellsTooMuch(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "log": "x" * 2_000_000}
+
+
+class ShowsTooMuch(CounterEnv):
+    def render(self) -> str:
+        return super().render() + " " * 2_000_000
+
+
+class OddExamples(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = AnyText(("hello", "world"))
+
+
+class StopsEarly(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__(highest=20)
+
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        self._over = self._over or self._turns == 3
+        return observation, reward, terminated, truncated or (self._over and not terminated), info
+
+
+class KeepsTheSnapshot(CounterEnv):
+    _log: list[str]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._log = []
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> Any:
+        self._log.append(action)
+        return super().step(action)
+
+    def snapshot(self) -> Any:
+        return {**super().snapshot(), "log": list(self._log)}
+
+    def restore(self, snapshot: Any) -> str:
+        self._log = snapshot["log"]
+        return super().restore(snapshot)
+
+
+class ReadsNested(CounterEnv):
+    def step(self, action: str) -> Any:
+        with contextlib.suppress(ValueError):
+            json.loads(action)
+        return super().step(action)
+
+
+class ShufflesLegalAnswers(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = 0
+
+    def legal_answers(self) -> list[str]:
+        self._asked += 1
+        return super().legal_answers()[:: (-1) ** self._asked]
+
+
+class BeginsTheSame(CounterEnv):
+    def episode_seed(self, seed: int | None) -> int:
+        return super().episode_seed(self._np_random_seed if seed is None else seed)
+
+
+class HintsTheWay(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__(highest=6)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        found = super().reset(seed=seed)
+        self._target = max(self._target, 4)
+        self._hint = f"Hint: {self.oracle()}"
+        return self.render(), found[1]
+
+    def restore(self, snapshot: Any) -> str:
+        return super().restore(snapshot)
+
+    def snapshot(self) -> Any:
+        return super().snapshot()
+
+    @property
+    def instructions(self) -> str:
+        return f"{super().instructions} {self._hint}"
+
+
+class SilencesLogs(CounterEnv):
+    def step(self, action: str) -> Any:
+        logging.getLogger().setLevel(logging.CRITICAL)
+        return super().step(action)
+
+
+class RoundsDecimals(CounterEnv):
+    def step(self, action: str) -> Any:
+        decimal.getcontext().prec = 5
+        return super().step(action)
+
+
+class KeepsGarbage(CounterEnv):
+    def step(self, action: str) -> Any:
+        gc.disable()
+        return super().step(action)
+
+
+class HidesFiles(CounterEnv):
+    def step(self, action: str) -> Any:
+        os.umask(0o077)
+        return super().step(action)
+
+
+class HurriesSockets(CounterEnv):
+    def step(self, action: str) -> Any:
+        socket.setdefaulttimeout(3.0)
+        return super().step(action)
+
+
+class SwallowsErrors(CounterEnv):
+    def step(self, action: str) -> Any:
+        sys.excepthook = lambda *error: None
+        return super().step(action)
+
+
+class SetsATimer(CounterEnv):
+    def step(self, action: str) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, 3600)
+        return super().step(action)
+
+
+class TakesStdin(CounterEnv):
+    def step(self, action: str) -> Any:
+        sys.stdin = io.StringIO()
+        return super().step(action)
+
+
 FAULTS = (
     Fault("gymnasium_checker", UnseededReset, "random number generator"),
     Fault("gymnasium_checker", BreaksInReset, "RuntimeError: no display"),
@@ -702,6 +856,24 @@ FAULTS = (
     Fault("oracle", DetourOracle, "a random player earns"),
     Fault("oracle_midway", FixedOracle, "after a random answer in seed"),
     Fault("strange_answers", AllValid, "names no action, and action_is_valid is True"),
+    Fault("info", OneInfo, "an info changes while the episode goes on"),
+    Fault("info", TellsTooMuch, "characters as JSON"),
+    Fault("spaces", ShowsTooMuch, "2000019 characters"),
+    Fault("spaces", OddExamples, "reads none of the examples of action_space, such as ('hello',)"),
+    Fault("ends", StopsEarly, "is truncated after 3 turns, but max_turns is 6"),
+    Fault("snapshots", KeepsTheSnapshot, "restore keeps the snapshot"),
+    Fault("strange_answers", ReadsNested, "the answer 'nested brackets'"),
+    Fault("legal_answers", ShufflesLegalAnswers, "differs when it is asked again"),
+    Fault("seeds_differ", BeginsTheSame, "20 resets without a seed begin the same episode"),
+    Fault("leaks", HintsTheWay, "the observation holds the answer"),
+    Fault("side_effects", SilencesLogs, "changes the level of the root logger"),
+    Fault("side_effects", RoundsDecimals, "changes the precision of decimal: 5 instead of 28"),
+    Fault("side_effects", KeepsGarbage, "changes the garbage collection"),
+    Fault("side_effects", HidesFiles, "changes the mask of new files: 0077"),
+    Fault("side_effects", HurriesSockets, "changes the default timeout of sockets: 3.0"),
+    Fault("side_effects", SwallowsErrors, "changes the hook for uncaught errors"),
+    Fault("side_effects", SetsATimer, "changes the timer of signals"),
+    Fault("side_effects", TakesStdin, "changes the standard streams"),
     Fault("reward_range", CounterEnv, "mend it", replace(COUNTER_CARD, reward_range=(-0.6, 0.5))),
     Fault("reward_range", CounterEnv, "mend it", replace(COUNTER_CARD, reward_range=(-0.3, 0.9))),
     Fault("reward_range", CounterEnv, "must be below the highest", replace(COUNTER_CARD, reward_range=(1.0, 1.0))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import json
 import random
 import threading
@@ -37,6 +38,24 @@ class Move(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     number: int
     sure: bool
+
+
+class Direction(enum.Enum):
+    LEFT = "left"
+    RIGHT = "turn right"
+
+
+class Speed(enum.Enum):
+    SLOW = 1
+    FAST = 2
+
+
+class Turn(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    direction: Direction = Field(description="where to")
+    speed: Speed | None = None
+    number: int = 50
 
 
 class Game:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import itertools
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -93,6 +97,85 @@ def test_several_fields_are_a_json_object() -> None:
         one.close()
         with pytest.raises(roll_envs.ConfigError, match=r"'numbr'; the action of .* has 'number', 'sure'"):
             roll_envs.make(ID, url=url, action_field="numbr")
+
+
+def test_a_field_of_listed_values_is_named_and_read() -> None:
+    with openenv_server.serving(openenv_server.Turn) as url:
+        env = roll_envs.make(ID, url=url)
+        assert "the action's field direction (where to), one of left, turn right." in env.instructions
+        assert env.action_space.examples == ("<answer>left</answer>", "<answer>turn right</answer>")
+        env.reset(seed=2)
+        shown, _, _, _, info = say(env, "up")
+        assert shown == "The action cannot be read: 'up' is not one of left, turn right"
+        assert not info["action_is_valid"]
+        assert say(env, "turn right")[0] == "Lower."
+        env.close()
+        speed = roll_envs.make(ID, url=url, action_field="speed")  # numbers, in an alternative that is a reference
+        assert speed.action_space.examples == ("<answer>1</answer>", "<answer>2</answer>")
+        speed.reset(seed=2)
+        assert "direction: Field required" in say(speed, "2")[0]
+        assert "'3' is not one of 1, 2" in say(speed, "3")[0]
+        speed.close()
+
+
+@contextlib.contextmanager
+def sending(*parts: bytes, pause_s: float = 0.0) -> Iterator[str]:
+    """The address of a server that sends these bytes to whoever connects, the last again and again."""
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as held:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                connection = held.enter_context(server.accept()[0])
+                connection.recv(4096)
+                for part in itertools.chain(parts, itertools.repeat(parts[-1]) if pause_s else ()):
+                    connection.sendall(part)
+                    time.sleep(pause_s)
+                connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        held.close()
+    thread.join(10)
+
+
+@pytest.mark.parametrize("parts", [(b"HTTP/1.1 200 OK\r\n", b"x-header: 1\r\n"), (b"HTTP/1.1 200 OK\r\n\r\n", b" ")])
+def test_a_schema_that_comes_in_drops_meets_the_deadline(parts: tuple[bytes, ...]) -> None:
+    start = time.monotonic()
+    expected = pytest.raises(roll_envs.DeadlineExceededError, match=r"the answer of .*/schema after 1 s")
+    with sending(*parts, pause_s=0.05) as url, expected:
+        roll_envs.make(ID, url=url, timeout_s=1.0)
+    assert time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("[1]", "no schema of an action"),
+        ("[" * 200_000, "no schema of an action"),
+        ('{"action": null}', "no schema of an action"),
+        ('{"action": {"oneOf": [{}]}}', "it has no 'properties', but 'oneOf'"),
+        ('{"action": {"properties": [1]}}', "is not of type 'object'"),
+        ('{"action": {"properties": {"a": 7}}}', "7 is not of type 'object', 'boolean'"),
+        ('{"action": {"properties": {"a": {"enum": 7}}}}', "7 is not of type 'array'"),
+        ('{"action": {"properties": {"a": {"anyOf": "x"}}}}', "'x' is not of type 'array'"),
+        ('{"action": {"properties": {"a": {}}, "required": [["a"]]}}', "is not of type 'string'"),
+        ('{"action": {"properties": {"a": {"$ref": "#/$defs/None"}}}}', "'#/.defs/None' leads nowhere"),
+        ('{"action": {"properties": {"a": {"$ref": "#/properties/a"}}}}', "'#/properties/a' leads nowhere"),
+        ('{"action": {"properties": {"a": {"$ref": "http://x/y"}}}}', "'http://x/y' leads nowhere"),
+    ],
+    ids=range(12),
+)
+def test_a_schema_that_makes_no_sense_is_a_fault(schema: str, says: str) -> None:
+    reply = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + schema.encode()
+    with sending(reply) as url, pytest.raises(roll_envs.EnvironmentFaultError, match=f"/schema has .*{says}"):
+        roll_envs.make(ID, url=url, timeout_s=20.0)
+
+
+def test_a_schema_of_free_fields_is_read() -> None:
+    schema = b'{"action": {"properties": {"a": true, "b": {"allOf": [{"const": "x"}]}}, "required": ["b"]}}'
+    with sending(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + schema) as url:
+        assert "field b, one of x." in roll_envs.make(ID, url=url, timeout_s=20.0).instructions
 
 
 def test_a_failure_of_the_environment_is_no_reward() -> None:

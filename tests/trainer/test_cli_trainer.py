@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from roll_envs.errors import CheckpointError, RollError
-from trainer.cli import main, main_eval
+from trainer.cli import main
+from trainer.cli_eval import main as main_eval
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.run.evaluate import PhaseResult

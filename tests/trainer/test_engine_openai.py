@@ -26,7 +26,8 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, Message, SamplingParams
 from trainer import train
-from trainer.cli import main, main_eval
+from trainer.cli import main
+from trainer.cli_eval import main as main_eval
 from trainer.config import EngineConfig
 from trainer.config.load import load_config
 from trainer.engines import Engine, check_can_train, make_engine, openai_engine

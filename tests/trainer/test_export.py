@@ -7,7 +7,8 @@ import torch
 from loop_runs import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer.cli import MISTAKE, main
+from trainer.cli import main
+from trainer.command import MISTAKE
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 
 

@@ -10,7 +10,8 @@ import pytest
 from transformers import Qwen2Config, Qwen3MoeConfig
 
 from roll_envs.errors import ConfigError
-from trainer.cli import MISTAKE, main
+from trainer.cli import main
+from trainer.command import MISTAKE
 from trainer.config.load import load_config, parse_config
 from trainer.run.memory_plan import GIB
 from trainer.run.picture import seats

@@ -18,7 +18,8 @@ import roll_envs
 import trainer.run.loop
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Completion, Group, Outcome, Task, Trajectory, Turn
-from trainer.cli import main, main_eval
+from trainer.cli import main
+from trainer.cli_eval import main as main_eval
 from trainer.config import RunConfig
 from trainer.rollout.source import Session, draw_tasks
 from trainer.rollout.stream import RecordReader, StepRecord

@@ -1,18 +1,22 @@
-"""Runs segment tasks in worker processes, or in this one."""
+"""Runs segment tasks in worker processes, or in this one.
+
+A worker is this module run as a program: it reads pickled tasks from its standard input and answers each with what went
+wrong, or None. It ends with its parent: as soon as its input is closed, whatever it is doing. An unfinished segment is
+left under a temporary name, so that it is not taken for a finished one.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
-from base64 import b64decode
 from collections.abc import Iterator
-from dataclasses import asdict
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
-from queue import Queue
 
 from envs.webshop.disk.format import CatalogueError
 from envs.webshop.disk.segments import SegmentTask, build_segment
@@ -30,89 +34,83 @@ def run_segments(tasks: Iterator[SegmentTask], products: Path, work: Path, worke
             build_segment(task, products, work)
             yield task
         return
-    pool = _Pool(products, work)
+    idle: queue.LifoQueue[subprocess.Popen[bytes]] = queue.LifoQueue()
+    processes: list[subprocess.Popen[bytes]] = []
+    running: set[Future[SegmentTask]] = set()
+    threads = ThreadPoolExecutor(workers)  # one waits for each worker
     try:
-        yield from pool.run(tasks, workers)
-    finally:
-        pool.close()
-
-
-class _Pool:
-    """Worker processes, each with at most one task; they end when their input is closed."""
-
-    def __init__(self, products: Path, work: Path) -> None:
-        self.command = [sys.executable, "-m", "envs.webshop.disk.worker", str(products.absolute()), str(work)]
-        # An empty entry of sys.path is the current folder.
-        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-        self.processes: list[subprocess.Popen[str]] = []
-        self.busy: dict[int, SegmentTask] = {}
-        """Place of a worker -> what it is doing."""
-        self.answers: Queue[tuple[int, str]] = Queue()
-
-    def run(self, tasks: Iterator[SegmentTask], workers: int) -> Iterator[SegmentTask]:
         for task in tasks:
-            if len(self.processes) < workers:
-                place = self._start()
-            else:
-                while len(self.busy) == len(self.processes):
-                    yield self._wait()
-                place = next(n for n in range(len(self.processes)) if n not in self.busy)
-            self._give(place, task)
-        while self.busy:
-            yield self._wait()
-
-    def _start(self) -> int:
-        place = len(self.processes)
-        process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment
-        )
-        self.processes.append(process)
-        threading.Thread(target=self._listen, args=(place, process), daemon=True).start()
-        return place
-
-    def _listen(self, place: int, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.answers.put((place, line))
-        # An empty line stands for the end of the process.
-        self.answers.put((place, ""))
-
-    def _give(self, place: int, task: SegmentTask) -> None:
-        stdin = self.processes[place].stdin
-        assert stdin is not None
-        self.busy[place] = task
-        try:
-            stdin.write(json.dumps(asdict(task)) + "\n")
-            stdin.flush()
-        except BrokenPipeError:
-            raise self._died(place) from None
-
-    def _wait(self) -> SegmentTask:
-        place, line = self.answers.get()
-        if not line:
-            raise self._died(place)
-        answer = json.loads(line)
-        if "error" in answer:
-            error = pickle.loads(b64decode(answer["error"]))
-            assert isinstance(error, Exception)
-            raise error
-        return self.busy.pop(place)
-
-    def _died(self, place: int) -> CatalogueError:
-        status = self.processes[place].wait()
-        return CatalogueError(
-            f"a worker process ended with status {status} (out of memory?); the same command goes on where it stopped"
-        )
-
-    def close(self) -> None:
-        """End all workers and wait for them."""
-        for process in self.processes:
+            if len(processes) < workers:
+                processes.append(_start(products, work))
+                idle.put(processes[-1])
+            while len(running) == workers:
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (each.result() for each in finished)
+            running.add(threads.submit(_make, task, idle))
+        while running:
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (each.result() for each in finished)
+    finally:
+        for process in processes:
             process.kill()
-        for process in self.processes:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    try:
-                        pipe.close()
-                    except BrokenPipeError:
-                        continue
+        threads.shutdown()
+        for process in processes:
+            with suppress(BrokenPipeError), process:  # closes its pipes and waits for it
+                pass
+
+
+def _start(products: Path, work: Path) -> subprocess.Popen[bytes]:
+    # An empty entry of sys.path is the current folder.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    command = [sys.executable, "-m", __spec__.name, str(products.absolute()), str(work)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def _make(task: SegmentTask, idle: queue.LifoQueue[subprocess.Popen[bytes]]) -> SegmentTask:
+    """Have one of the idle workers make a segment."""
+    process = idle.get()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        pickle.dump(task, process.stdin)
+        process.stdin.flush()
+        error = pickle.load(process.stdout)
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+        raise CatalogueError(
+            f"a worker process ended with status {process.wait()} (out of memory?); the same command goes on where it "
+            "stopped"
+        ) from None
+    idle.put(process)
+    if error is not None:
+        raise error
+    return task
+
+
+def _serve() -> None:
+    """Make segments for ever; ``argv`` is the product file and the working folder."""
+    products, work = map(Path, sys.argv[1:3])
+    tasks: queue.SimpleQueue[SegmentTask] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
+    while True:
+        failed = None
+        try:
+            build_segment(tasks.get(), products, work)
+        except Exception as error:
+            failed = error
+        pickle.dump(failed, sys.stdout.buffer)
+        sys.stdout.flush()
+
+
+def _listen(tasks: queue.SimpleQueue[SegmentTask]) -> None:
+    with suppress(EOFError):
+        while True:
+            tasks.put(pickle.load(sys.stdin.buffer))
+    # sys.exit would end this thread only.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        _serve()
+    except KeyboardInterrupt:
+        os._exit(130)

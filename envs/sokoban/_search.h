@@ -2,10 +2,11 @@
  *
  * A state is an array of uint16: each box as cell * 2 + (1 if a pull has put it there), sorted, then the player's cell.
  * Seen states lie one after the other in one block; an open-addressing table of indices finds them by exact comparison.
- * The global interpreter lock is released while searching.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#ifndef ENVS_SOKOBAN_SEARCH_H
+#define ENVS_SOKOBAN_SEARCH_H
+
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +38,7 @@ static uint64_t hash_key(const uint16_t *key, size_t length) {
 static int seen_init(Seen *seen, size_t length) {
     seen->length = length;
     seen->count = 0;
-    seen->capacity = 1024;
+    seen->capacity = 128;
     seen->mask = 2 * seen->capacity - 1;
     seen->keys = malloc(seen->capacity * length * sizeof(uint16_t));
     seen->table = calloc(seen->mask + 1, sizeof(uint32_t));
@@ -181,78 +182,4 @@ done:
     return ok;
 }
 
-/* Walls all around, and the player inside, so that the search never leaves the array. */
-static int closed(const uint8_t *structure, Py_ssize_t cells, int width, int player) {
-    Py_ssize_t height = cells / width;
-    for (Py_ssize_t i = 0; i < cells; i++) {
-        Py_ssize_t row = i / width, column = i % width;
-        int edge = row == 0 || row == height - 1 || column == 0 || column == width - 1;
-        if (structure[i] > TARGET || (edge && structure[i] != WALL)) return 0;
-    }
-    return structure[player] != WALL;
-}
-
-static PyObject *reverse_play(PyObject *module, PyObject *args) {
-    const char *bytes;
-    Py_ssize_t cells, max_states;
-    int width, player, depth;
-    PyObject *result = NULL, *boxes = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y#iiin", &bytes, &cells, &width, &player, &depth, &max_states)) return NULL;
-    const uint8_t *structure = (const uint8_t *)bytes;
-    if (width < 3 || cells < 3 * (Py_ssize_t)width || cells % width || cells > MAX_CELLS || player < 0 || player >= cells ||
-        max_states < 0 || max_states > 0x40000000 || !closed(structure, cells, width, player)) {
-        PyErr_SetString(PyExc_ValueError, "structure must be a rectangle of WALL, FLOOR and TARGET closed by walls, "
-                                          "with the player on a free cell, and max_states at most 2**30");
-        return NULL;
-    }
-    size_t n = 0;
-    for (Py_ssize_t i = 0; i < cells; i++) n += structure[i] == TARGET;
-    uint16_t *targets = malloc((n + 1) * sizeof(uint16_t));
-    uint8_t *occupied = calloc((size_t)cells, 1);
-    Best best = {.player = player, .displacement = 0, .boxes = malloc((n + 1) * sizeof(uint16_t))};
-    int ok = targets && occupied && best.boxes;
-    if (ok) {
-        size_t k = 0;
-        for (Py_ssize_t i = 0; i < cells; i++)
-            if (structure[i] == TARGET) best.boxes[k] = targets[k] = (uint16_t)i, k++;
-        Py_BEGIN_ALLOW_THREADS
-        ok = search(structure, width, player, depth, (size_t)max_states, n, targets, occupied, &best);
-        Py_END_ALLOW_THREADS
-    }
-    if (!ok) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    boxes = PyTuple_New((Py_ssize_t)n);
-    if (!boxes) goto done;
-    for (size_t i = 0; i < n; i++) {
-        PyObject *cell = PyLong_FromLong(best.boxes[i]);
-        if (!cell || PyTuple_SetItem(boxes, (Py_ssize_t)i, cell)) goto done;
-    }
-    result = Py_BuildValue("iOL", best.player, boxes, (long long)best.displacement);
-done:
-    Py_XDECREF(boxes);
-    free(targets);
-    free(occupied);
-    free(best.boxes);
-    return result;
-}
-
-static PyMethodDef methods[] = {
-    {"reverse_play", reverse_play, METH_VARARGS,
-     "reverse_play(structure, width, player, depth, max_states) -> (player, boxes, displacement)"},
-    {NULL, NULL, 0, NULL},
-};
-
-static struct PyModuleDef_Slot slots[] = {{0, NULL}};
-
-static struct PyModuleDef definition = {
-    .m_base = PyModuleDef_HEAD_INIT,
-    .m_name = "_search",
-    .m_doc = "Compiled reverse play for Sokoban rooms (see search.py).",
-    .m_methods = methods,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC PyInit__search(void) { return PyModuleDef_Init(&definition); }
+#endif

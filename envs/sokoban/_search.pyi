@@ -1,3 +1,0 @@
-def reverse_play(
-    structure: bytes, width: int, player: int, depth: int, max_states: int, /
-) -> tuple[int, tuple[int, ...], int]: ...

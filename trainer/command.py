@@ -1,0 +1,62 @@
+"""What the commands have in common: exit statuses, messages for mistakes, and numbers among their arguments.
+
+A user's mistake is one message on stderr and exit status 2; Ctrl-C exits with 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+from roll_envs.errors import MissingExtraError, RollError
+
+__all__ = ["INTERRUPTED", "MISTAKE", "OK", "guarded", "number"]
+
+OK, MISTAKE, INTERRUPTED = 0, 2, 130
+_EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safetensors", "matplotlib", "tensorboard")
+
+
+def guarded(command: str, work: Callable[[], int]) -> int:
+    """The exit status of ``work``, with an error that a user can mend as one message that begins with ``command``."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        return work()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA_MODULES:
+            raise
+        return _complain(command, str(MissingExtraError(f"{command} ({error.name})", "train")))
+    except RollError as error:
+        return _complain(command, str(error))
+    except KeyboardInterrupt:
+        print(f"{command}: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) went away; nothing that follows can be shown.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _complain(command: str, message: str) -> int:
+    lines = message.splitlines()
+    text = f"{command}: {message}" if len(lines) == 1 else f"{command}:\n" + "\n".join(f"  {line}" for line in lines)
+    print(text, file=sys.stderr)
+    return MISTAKE
+
+
+def number(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
+    """A reader of numbers of at least so much for argparse."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= (value := kind(text)) < float("inf"):
+                return value
+        whole = "whole number" if kind is int else "number"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole} of {least} or more")
+
+    return read
