@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import math
 import os
 import signal
@@ -17,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_sglang
@@ -352,7 +354,6 @@ def test_adapters_alone_are_sent_to_who_has_the_rest(loaders: list[str], monkeyp
         assert fake.scheduler.updates == flushes + 3
         assert [set(each) for each in used] == [{"keep", "adapt", "load"}, {"adapt", "load"}, {"adapt", "load"}]
         assert all(each.count("load") == 1 and each[-1] == "load" for each in used)
-        # What the trainer's memory has later is nothing to what is kept.
         fake.scheduler.version = "0-another-1"
         fake.bodies.clear()
         engine.update_weights(trained(learner, models, 4), 4)
@@ -361,6 +362,20 @@ def test_adapters_alone_are_sent_to_who_has_the_rest(loaders: list[str], monkeyp
         engine.update_weights(weights_of(models[0].network), 5)  # without adapters
         check(results(ask(engine, 3)), {5: models[0]}, 5)
         engine.close()
+
+
+def test_what_is_kept_is_no_memory_of_the_trainer(loaders: list[str]) -> None:
+    worker: Any = importlib.import_module("roll_sglang")
+    sent = {name: torch.ones(2, 2) for name in ("w", "v", "w.lora_A", "w.lora_B")}
+    found: dict[str, torch.Tensor] = {}
+    model = SimpleNamespace(parameters=lambda: iter([torch.empty(0)]), load_weights=found.update)
+    for loader, names in (("keep", ("w", "v")), ("adapt", ("w.lora_A",)), ("load", ("w.lora_B",))):
+        assert not found
+        getattr(worker, loader)(model, [(name, sent[name]) for name in names])
+        if loader != "load":
+            for name in names:
+                sent[name].zero_()
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"w": [[3.0] * 2] * 2, "v": [[1.0] * 2] * 2}
 
 
 @pytest.mark.parametrize("transfer", TRANSFERS)
