@@ -110,7 +110,7 @@ def measure(case: Case) -> None:
         rows, advantages = make_rows(shape.vocab_size, rows=2 * case.tokens // 256, tokens=256)
         tokens = tokens_of(rows).with_columns(advantage=np.concatenate(advantages))
         batches = make_batches(rows, tokens, range(len(rows)), pack_tokens=512, tokens_per_microbatch=case.tokens)
-        prompts = np.random.default_rng(0).integers(0, shape.vocab_size, (16, 440)).tolist()
+        prompts = np.random.default_rng(0).integers(0, shape.vocab_size, (16, 496)).tolist()
         sampling = SamplingParams(temperature=1.0, max_new_tokens=16, seed=0)
         for _ in range(rounds):
             futures = [engine.submit(prompt, sampling, timeout_s=3600) for prompt in prompts]

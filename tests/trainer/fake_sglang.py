@@ -57,6 +57,7 @@ class FakeSGLang:
             context=context,
             running=arguments.get("max_running_requests") or 64,
             memory_saver=arguments.get("enable_memory_saver", False),
+            loaders=arguments.get("custom_weight_loader") or (),
         )
         self.paused = False
         self.may_enter = asyncio.Condition()
@@ -451,6 +452,7 @@ def command_line() -> argparse.ArgumentParser:
     for name in ("port", "context-length", "max-running-requests", "base-gpu-id", "tp-size"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--mem-fraction-static", type=float)
+    parser.add_argument("--custom-weight-loader", nargs="*")
     parser.add_argument("--load-format", choices=["auto", "safetensors", "dummy"], default="auto")
     parser.add_argument("--dtype", choices=["auto", "float16", "bfloat16", "float32"], default="auto")
     parser.add_argument("--sampling-defaults", choices=["openai", "model"], default="model")

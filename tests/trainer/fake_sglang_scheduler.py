@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import importlib
 import io
 import math
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -140,9 +142,18 @@ def spans(events: Iterable[tuple[str, int]], version: str, count: int) -> list[d
 class Scheduler:
     """Requests, weights, pauses: what is in SGLang's scheduler process."""
 
-    def __init__(self, network: Any, *, context: int, running: int = 64, memory_saver: bool = False) -> None:
+    def __init__(
+        self,
+        network: Any,
+        *,
+        context: int,
+        running: int = 64,
+        memory_saver: bool = False,
+        loaders: Sequence[str] = (),
+    ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.limit, self.most, self.memory_saver = min(context - 1, 4095), running, memory_saver
+        self.loaders = loaders
         self.version, self.session, self.paused, self.updates = "default", False, False, 0
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -274,9 +285,14 @@ class Scheduler:
             data = [base64.b64decode(text, validate=True) for text in body.serialized_named_tensors]
             assert len(data) == ranks, "one payload for each rank"
             found = SafeUnpickler(io.BytesIO(data[0])).load()
-            if body.load_format not in (None, "flattened_bucket"):
+            if body.load_format in self.loaders:
+                module, _, name = body.load_format.rpartition(".")
+                model = SimpleNamespace(parameters=self.network.parameters, load_weights=self.load)
+                getattr(importlib.import_module(module), name)(model, found)
+            elif body.load_format in (None, "flattened_bucket"):
+                self.load(unflattened(found) if body.load_format else found)
+            else:
                 raise NotImplementedError(f"Unknown load_format={body.load_format}")
-            self.load(unflattened(found) if body.load_format else found)
         except Exception as error:  # which nothing catches in the scheduler
             raise Died(repr(error)) from error
         return self.updated(body)

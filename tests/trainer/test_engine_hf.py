@@ -134,7 +134,7 @@ def test_requests_that_share_a_distribution_draw_from_it_each(model: LanguageMod
         return choose_ids(logits, *rest)
 
     monkeypatch.setattr("trainer.engines.hf.choose_ids", counted)
-    monkeypatch.setattr("trainer.engines.hf._DRAWN_AT_ONCE", 2 * model.network.config.vocab_size)
+    monkeypatch.setattr("trainer.engines.hf.DRAWN_AT_ONCE", 2 * model.network.config.vocab_size)
     engine = HFEngine(model, max_running=16, max_tokens=400)
     requests = [
         (prompt, params(i, n=1, temperature=(0.0, 0.7)[i % 2]))

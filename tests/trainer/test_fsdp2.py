@@ -200,6 +200,10 @@ def rank_process(rank: int, folder: str) -> None:
         other.load_optimizer_state(next(iter(saved.values()))["state"] if rank == 0 else {})
     except CheckpointError as error:
         found["refused"] = str(error)
+    adapted: Any = learner_of("fsdp2", SCENES["adapters"], ranks)
+    found["keys"] = {adapted.weights().key() for _ in range(2)}
+    adapted.load_weights(kept(adapted.weights().bases()).items())
+    found["keys"].add(adapted.weights().key())
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
 
@@ -305,6 +309,11 @@ def test_layers_are_cut_one_by_one_and_gradients_are_summed_in_float32(together:
         assert names == ("LlamaDecoderLayer", "LlamaDecoderLayer", "ScoreModule")
         assert set(computed) == {torch.bfloat16}
         assert set(summed) == {torch.float32}
+
+
+def test_weights_that_are_loaded_beside_adapters_have_another_key(together: list[dict[str, Any]]) -> None:
+    """Engines that kept those of before are sent them."""
+    assert [len(rank["keys"]) for rank in together] == [2, 2]
 
 
 def test_a_state_of_another_precision_is_refused_by_all(together: list[dict[str, Any]]) -> None:

@@ -127,7 +127,26 @@ def test_keys_and_values_are_those_of_the_pool() -> None:
     held = CachedNetwork(LlamaForCausalLM(MODEL).eval(), 4).keys_values
     one = (held.keys.nbytes + held.values.nbytes) / held.keys.shape[1]
     assert size(plan(), "keys and values of") == pool * one
-    assert size(plan(), "keys and values while") == pool * one / 2  # the old room, while it is copied
+    found = plan("engine.max_running=1024", "engine.max_tokens=1024")  # where this is more than a pass takes
+    assert size(found, "keys and values while") == size(found, "keys and values of") / 2  # the old room, while copied
+
+
+def test_what_an_engine_does_one_after_the_other_is_not_added() -> None:
+    found = plan()
+    (moment,) = [item for item in found.items["cpu"] if item.when == SAMPLING]
+    assert moment.what.startswith("a pass over")
+    assert found.phases("cpu")[SAMPLING] == found.phases("cpu")[ALWAYS] + moment.bytes
+    (moment,) = [
+        item for item in plan("engine.max_running=1", "engine.max_tokens=20").items["cpu"] if item.when == SAMPLING
+    ]
+    assert moment == ("engine", "weights of before, during an update", 4 * count(config(), MODEL).numbers, SAMPLING, ())
+
+
+def test_a_layer_that_is_computed_again_finds_the_room_of_the_logits() -> None:
+    again = "learner.gradient_checkpointing=true", "learner.tokens_per_microbatch=4096"
+    few, many = (plan(*again, f"learner.logits_mib={mib}") for mib in (0.01, 0.5))
+    assert few.phases("cpu")[BACKWARD] == pytest.approx(many.phases("cpu")[BACKWARD], rel=1e-3)
+    assert size(few, "logits of") < size(many, "logits of")
 
 
 def test_the_phases_add_up() -> None:

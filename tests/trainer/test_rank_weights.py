@@ -137,6 +137,27 @@ def test_weights_that_ranks_have_written_are_sent_from_memory(
         engine.close()
 
 
+def test_weights_of_ranks_are_sent_again_from_memory(
+    model: LanguageModel, fake: tuple[str, FakeVLLM], held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a server that is given back those of before, from the driver: a device of a rank may be none of it."""
+    engine = connect(model, fake[0], transfer="ipc")
+    try:
+        for version in (1, 2):
+            weights = held.weights()
+            monkeypatch.setattr(weights, "writers", lambda *_: ((0,), torch.device("cuda", 7)))
+            if version == 1:
+                engine.update_weights(weights, version)
+                continue
+            fake[1].bad = {"fail_in": "/finish_weight_update", "heals_in": {"/finish_weight_update": 2}}
+            with pytest.raises(EngineError, match=r"/finish_weight_update.* answered 500"):
+                engine.update_weights(weights, version)
+        fake[1].bad = {}
+        check(ask(engine, 2), version=1)
+    finally:
+        engine.close()
+
+
 def test_each_rank_writes_its_share(tmp_path: Path, held: Held) -> None:
     network = held.holders[0].network
     path = tmp_path / "weights"

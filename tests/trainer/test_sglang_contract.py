@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import math
 import os
 import signal
@@ -17,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_sglang
@@ -33,13 +35,16 @@ from tiny import full_logits, tiny_model
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError
 from roll_envs.types import Completion, SamplingParams
-from trainer.config import EngineConfig
+from trainer.config import EngineConfig, LossConfig, OptimizerConfig
 from trainer.engines import check_can_train, make_engine, server, sglang, sglang_dialect
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.replica import Sent
 from trainer.engines.server import ServerFaultError
-from trainer.engines.sglang import TESTED, SGLangSettings
+from trainer.engines.sglang import LOADERS, TESTED, SGLangSettings
 from trainer.engines.sglang_dialect import SGLangDialect
+from trainer.learner import TorchSettings
+from trainer.learner.adapters import AdaptedWeights
+from trainer.learner.torch import TorchLearner
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
 
@@ -298,6 +303,89 @@ def test_each_way_of_sending_weights(
         assert asked == 3 if transfer == "disk" else asked > 9
         engine.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def adapted(model: LanguageModel) -> TorchLearner:
+    pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    settings = TorchSettings(lora_rank=4, lora_alpha=6.0)
+    return TorchLearner(model, loss=LossConfig(), optimizer=OptimizerConfig(), temperature=1.0, settings=settings)
+
+
+def trained(learner: TorchLearner, models: Models, version: int) -> AdaptedWeights:
+    """Weights of other adapters than before, which ``models`` has, merged, as ``version``."""
+    torch.manual_seed(version)
+    merged = models[version] = tiny_model()
+    with torch.no_grad():
+        for name, parameter in learner._network.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.3)
+        for name, tensor in learner.weights():
+            merged.network.get_parameter(name).copy_(tensor)
+    weights = learner.weights()
+    assert isinstance(weights, AdaptedWeights)
+    return weights
+
+
+@pytest.fixture
+def loaders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a server that is started gets by its command line and its path, for one in this process."""
+    monkeypatch.syspath_prepend(str(sglang._WORKER))
+    for name in ("roll_sglang", "roll_transfer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return list(LOADERS.values())
+
+
+def test_adapters_alone_are_sent_to_who_has_the_rest(loaders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_dialect, "BUCKET_BYTES", 5000)
+    models, learner = {0: tiny_model()}, adapted(tiny_model())
+    with running_fake(dummy(models[0]), custom_weight_loader=loaders) as (url, fake):
+        engine = connect(models[0], url)
+        engine._dialect.merges_adapters = True
+        flushes = fake.scheduler.updates
+        used = []
+        for version in (1, 2, 3):
+            fake.bodies.clear()
+            engine.update_weights(trained(learner, models, version), version)
+            check(results(ask(engine, 3)), models, version)
+            sent = [body for path, body in fake.bodies if path == "/update_weights_from_tensor"]
+            used.append([body.load_format.removeprefix("roll_sglang.") for body in sent])
+            assert [body.flush_cache for body in sent] == [False] * (len(sent) - 1) + [True]
+            assert [body.weight_version is None for body in sent] == [True] * (len(sent) - 1) + [False]
+        assert fake.scheduler.updates == flushes + 3
+        assert [set(each) for each in used] == [{"keep", "adapt", "load"}, {"adapt", "load"}, {"adapt", "load"}]
+        assert all(each.count("load") == 1 and each[-1] == "load" for each in used)
+        fake.scheduler.version = "0-another-1"
+        fake.bodies.clear()
+        engine.update_weights(trained(learner, models, 4), 4)
+        assert "roll_sglang.keep" in {body.load_format for path, body in fake.bodies if path.endswith("from_tensor")}
+        check(results(ask(engine, 3)), models, 4)
+        engine.update_weights(weights_of(models[0].network), 5)  # without adapters
+        check(results(ask(engine, 3)), {5: models[0]}, 5)
+        engine.close()
+
+
+def test_what_is_kept_is_no_memory_of_the_trainer(loaders: list[str]) -> None:
+    worker: Any = importlib.import_module("roll_sglang")
+    sent = {name: torch.ones(2, 2) for name in ("w", "v", "w.lora_A", "w.lora_B")}
+    found: dict[str, torch.Tensor] = {}
+    model = SimpleNamespace(parameters=lambda: iter([torch.empty(0)]), load_weights=found.update)
+    for loader, names in (("keep", ("w", "v")), ("adapt", ("w.lora_A",)), ("load", ("w.lora_B",))):
+        assert not found
+        getattr(worker, loader)(model, [(name, sent[name]) for name in names])
+        if loader != "load":
+            for name in names:
+                sent[name].zero_()
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"w": [[3.0] * 2] * 2, "v": [[1.0] * 2] * 2}
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_servers_without_our_loaders_are_sent_merged_weights(transfer: str, fake: tuple[str, FakeSGLang]) -> None:
+    models, learner = {0: tiny_model()}, adapted(tiny_model())
+    engine = connect(models[0], fake[0], transfer=transfer)
+    for version in (1, 2):
+        engine.update_weights(trained(learner, models, version), version)
+        check(results(ask(engine, 3)), models, version)
+    engine.close()
 
 
 def test_each_tensor_of_a_bucket_begins_at_a_multiple_of_its_width() -> None:
@@ -577,6 +665,25 @@ def test_a_killed_server_is_started_again_and_asked_again(models: Models, enviro
     assert not folder.exists()
     for pid in pids:
         assert not Path(f"/proc/{pid}").exists() or ended(pid)
+
+
+def test_a_started_server_is_sent_adapters_alone_and_all_when_it_is_back(environment: Path) -> None:
+    models, learner = {0: tiny_model()}, adapted(tiny_model())
+    engine = started(models[0], environment)
+    sizes = []
+    for version in (1, 2):
+        engine.update_weights(trained(learner, models, version), version)
+        check(results(ask(engine, 3)), models, version)
+        sizes.append([part.use for part in engine._sent.since("1-x-1")])
+    assert sizes == [["keep", "adapt"]] * 2
+    own = engine._replicas[0].server
+    assert own._process is not None
+    pid = own._process.pid
+    httpx.post(own.url + "/misbehave", json={"die_in": "/update_weights_from_tensor"}, trust_env=False)
+    engine.update_weights(trained(learner, models, 3), 3)  # adapters alone would end the new one, too
+    check(results(ask(engine, 3)), models, 3)
+    assert own._process.pid != pid
+    engine.close()
 
 
 def test_a_server_that_does_not_start_says_why(models: Models, environment: Path) -> None:

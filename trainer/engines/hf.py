@@ -31,7 +31,7 @@ from trainer.model.network import LanguageModel, choose_device
 
 _GATHER_S = 0.002
 """How long an idle engine lets further requests join before its first pass."""
-_DRAWN_AT_ONCE = 2**20
+DRAWN_AT_ONCE = 2**20
 """Probabilities that are worked on at once: few enough for the cache of a CPU."""
 
 
@@ -279,7 +279,7 @@ class HFEngine(Engine):
         uniform = np.zeros((len(pairs), counts.max()))
         uniform[kind, column] = [request.draws[len(request.logprobs)] for request in requests]
         tensor = partial(torch.tensor, device=logits.device)
-        rows = len(pairs) if logits.is_cuda else max(1, _DRAWN_AT_ONCE // logits.shape[1])
+        rows = len(pairs) if logits.is_cuda else max(1, DRAWN_AT_ONCE // logits.shape[1])
         parts = [slice(start, start + rows) for start in range(0, len(pairs), rows)]
         drawn = [
             choose_ids(

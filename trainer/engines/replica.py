@@ -122,7 +122,7 @@ class Dialect(abc.ABC):
     capabilities: Capabilities
     live: bool = False
     """Weights are read from the learner while they are sent, so that they need not leave its device."""
-    merges_adapters: ClassVar[bool] = False
+    merges_adapters: bool = False
     """Its workers keep weights, and merge adapters into them that are sent alone."""
     sends_changes: bool = False
     """Its workers keep weights, and are sent what differs from those."""

@@ -94,7 +94,6 @@ class SentWeights:
                 self._unread = self._written(stream if first is None else itertools.chain([first], stream))
             if not live:
                 self.keep()
-                self.device = torch.device("cpu")  # the ranks' names of devices mean nothing here
         except BaseException:
             self.close()
             raise
@@ -129,6 +128,7 @@ class SentWeights:
                 raise
             if word is None:
                 self._delivered = self._words = None
+                self.device = torch.device("cpu")  # the ranks' names of devices mean nothing here
                 shapes = ((name, torch.empty(shape, device="meta")) for name, _, shape, *_ in self.tensors)
                 self._unread = self._fitting(shapes)
             elif word.kind == "written":

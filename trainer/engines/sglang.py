@@ -96,7 +96,11 @@ _ARGUMENTS = {
     "host": "127.0.0.1",  # the routes for weights ask for no key
 }
 _FLAGS = ("skip-tokenizer-init", "skip-server-warmup")
+_WORKER = Path(__file__).parent / "vllm_worker"
+LOADERS = {use: f"roll_sglang.{use}" for use in ("keep", "adapt", "load")}
+"""What a server does with the tensors of an update of adapters, which our code in its process knows."""
 _VARIABLES = {
+    "PYTHONPATH": str(_WORKER),
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probabilities after temperature
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by the tokens that it reserves and no request uses
     "HF_HUB_OFFLINE": "1",
@@ -122,6 +126,7 @@ def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, ma
     if settings.dtype == "float32":
         arguments["attention-backend"] = "triton"  # the faster ones know half precision only
     pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
+    pairs += ["--custom-weight-loader", *LOADERS.values()]
     flags = [*_FLAGS, *(["enable-deterministic-inference"] if settings.deterministic else [])]
     flags += ["enable-memory-saver"] if number in settings.sleepers else []
     python = settings.environment("sglang") / "bin" / "python"

@@ -32,8 +32,9 @@ from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpa
 from trainer.engines import Capabilities
 from trainer.engines.replica import Ask, Dialect, Sent, joined_spans
 from trainer.engines.router import Load
+from trainer.engines.sent_weights import SentWeights
 from trainer.engines.server import ServerFaultError
-from trainer.engines.sglang import TESTED, SGLangSettings
+from trainer.engines.sglang import LOADERS, TESTED, SGLangSettings
 from trainer.engines.transfer import store_at, together
 from trainer.engines.vllm_worker.roll_transfer import c10d
 
@@ -60,6 +61,7 @@ class SGLangDialect(Dialect):
     def __init__(self, settings: SGLangSettings, *, max_tokens: int, names: Mapping[str, str]) -> None:
         """``names`` are the model's weights and what each is sent as: tied ones are the same weight by two names."""
         self._settings, self._max_tokens, self._names = settings, max_tokens, names
+        self.merges_adapters = settings.transfer == "tensor" and not settings.urls  # which may lack our loaders
         self.capabilities = Capabilities(
             logprobs=True,
             updates_in_flight=True,
@@ -179,19 +181,23 @@ class SGLangDialect(Dialect):
         if self._settings.transfer == "disk":
             await self._send_by_disk(ask, sent)
         else:
-            await self._send_in_buckets(ask, sent)
+            await self._send_in_buckets(ask, sent, sent.since(label))
         self._labels[ask] = sent.label
 
-    async def _send_in_buckets(self, ask: Ask, sent: Sent) -> None:
+    async def _send_in_buckets(self, ask: Ask, sent: Sent, parts: Sequence[SentWeights]) -> None:
         await self._begin(ask)
-        for bucket, last in _buckets((self._names.get(name, name), tensor) for name, tensor in sent.weights.read()):
-            # The version and the cache change with the last one.
-            request = {"load_format": "flattened_bucket", "flush_cache": last}
-            request |= {"weight_version": sent.label} if last else {}
-            if self._settings.transfer == "tensor":
-                await self._send_by_memory(ask, bucket, request)
-            else:
-                await self._send_by_broadcast(ask, bucket, request)
+        for part in parts:
+            for bucket, ends in _buckets((self._names.get(name, name), tensor) for name, tensor in part.read()):
+                # The version and the cache change with the last one.
+                last = ends and part is parts[-1]
+                request: dict[str, Any] = {"load_format": "flattened_bucket", "flush_cache": last}
+                request |= {"weight_version": sent.label} if last else {}
+                if part.use != "load":
+                    request["load_format"] = LOADERS["load" if last else part.use]
+                if self._settings.transfer == "tensor":
+                    await self._send_by_memory(ask, bucket, request)
+                else:
+                    await self._send_by_broadcast(ask, bucket, request)
         await _update(ask, "/end_weight_update", {})
 
     async def _begin(self, ask: Ask) -> None:
@@ -218,7 +224,9 @@ class SGLangDialect(Dialect):
                 f"/dev/shm has room for {room >> 20} MiB, and weights need {flat.nbytes >> 20} at a time; make it "
                 "larger (Docker: --shm-size), or take engine.transfer disk"
             )
-        content = {"flattened_tensor": flat, "metadata": places}
+        content: Any = {"flattened_tensor": flat, "metadata": places}
+        if request["load_format"] in LOADERS.values():
+            content = [(p.name, flat[p.start_idx : p.end_idx].view(p.dtype).view(p.shape)) for p in places]
         # A handle can be taken once, so each rank gets one of its own.
         payloads = [base64.b64encode(_pickled(content)).decode() for _ in range(self._ranks[ask])]
         await _update(ask, "/update_weights_from_tensor", {"serialized_named_tensors": payloads, **request})

@@ -87,11 +87,15 @@ class AdaptedNetwork:
         with torch.random.fork_rng(devices=[]), _with_one_number(layers.values()):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, self.network, adapter_name=_ADAPTER)
-        self._key = secrets.token_hex(4)
+        self.renew_key()
         self._layers: dict[str, Any] = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
         trained = {id(p) for layer in self._layers.values() for p in _adapter_of(layer).values()}
         for parameter in self.network.parameters():
             parameter.requires_grad_(id(parameter) in trained)
+
+    def renew_key(self) -> None:
+        """The weights beside the adapters are others from now on: who has kept them is sent all."""
+        self._key = secrets.token_hex(4)
 
     def weights(self) -> AdaptedWeights:
         """Weights by the names of the plain network: adapted layers merged one at a time, the others as views."""
@@ -155,7 +159,7 @@ class AdaptedNetwork:
     def load(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back. Raises :class:`CheckpointError` when it has other layers or another rank."""
         own = self.state()
-        self._key = secrets.token_hex(4)
+        self.renew_key()
         for kind, tensors in own.items():
             saved = state.get(kind, {})
             if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in saved.items()}:

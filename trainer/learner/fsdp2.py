@@ -332,7 +332,10 @@ class ShardedLearner(TorchLearner):
         Raises :class:`CheckpointError` when they do not fit.
         """
         dtype = DTYPES[self._settings.precision]
-        own = self._network.state_dict(keep_vars=True) if self._adapted is None else self._adapted.bases()
+        own = self._network.state_dict(keep_vars=True)
+        if self._adapted is not None:
+            own = self._adapted.bases()
+            self._adapted.renew_key()
         rounded = ((name, value.to(dtype)) for name, value in weights)
         self._ranks.load(self._plain, rounded, "the driver's stream", own)
 

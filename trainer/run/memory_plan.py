@@ -27,6 +27,7 @@ from trainer.cluster.seats import leaves_devices, place, placed_engine, this_mac
 from trainer.config import RunConfig
 from trainer.config.parts import BACKENDS, ENGINES, ESTIMATORS, part_settings
 from trainer.engines import HFSettings
+from trainer.engines.hf import DRAWN_AT_ONCE
 from trainer.engines.prefix_cache import FIRST_PLACES, KEPT_LOGITS, LOGITS_BYTES, PASS_TOKENS
 from trainer.engines.preflight import RemoteSettings
 from trainer.learner.adapters import AdaptedNetwork
@@ -272,11 +273,14 @@ def _microbatch(config: RunConfig, counted: Counted, tokens: int, threads: int) 
     size = 2 if getattr(settings, "precision", "float32") != "float32" else 4
     layer = counted.kept * tokens / counted.layers
     checkpointed = bool(getattr(settings, "gradient_checkpointing", False))
+    at_once = min(tokens, positions_within(float(getattr(settings, "logits_mib", 256.0)), counted.vocabulary))
+    logits = 4.0 * BUFFERS * at_once * counted.vocabulary
     inputs = counted.layers * counted.width * size * tokens
-    kept = inputs + 2 * layer if checkpointed else counted.kept * tokens + layer  # one layer's gradients beside it
+    kept = counted.kept * tokens + layer  # one layer's gradients beside it
+    if checkpointed:  # when a layer is computed again, the logits are gone
+        kept = inputs + max(2 * layer - logits, 0.0)
     keys = ["learner.tokens_per_microbatch", *([] if checkpointed else ["learner.gradient_checkpointing"])]
     keys += ["learner.threads"] if threads > 1 else []
-    at_once = min(tokens, positions_within(float(getattr(settings, "logits_mib", 256.0)), counted.vocabulary))
     # In float32; that of weights in half precision is a product beside its sum.
     head = 4 * counted.head * (2 if size == 2 else 1)
     frozen = bool(getattr(settings, "lora_rank", 0))
@@ -285,7 +289,7 @@ def _microbatch(config: RunConfig, counted: Counted, tokens: int, threads: int) 
         Item(
             "learner",
             f"logits of {at_once:,} of these tokens x {counted.vocabulary:,} ids",
-            threads * 4.0 * BUFFERS * at_once * counted.vocabulary,
+            threads * logits,
             BACKWARD,
             ("learner.logits_mib",),
         ),
@@ -304,33 +308,37 @@ def _places(slots: int, longest: int) -> int:
 
 
 def _hf(config: RunConfig, settings: HFSettings, counted: Counted, device: str) -> list[Item]:
-    """The built-in engine: its copy of the weights has the learner's precision."""
+    """The built-in engine: its copy of the weights has the learner's precision. Updates, growth, passes and draws come
+    one after the other, so that the largest of them counts."""
     size = 2 if getattr(config.learner, "precision", "float32") != "float32" else 4
     stored = 4 if device == "cpu" else size
     slots, item = settings.max_running, partial(Item, "engine")
     cache = float(_places(slots, config.engine.max_tokens) * counted.key_values * stored)
     prompts = min(PASS_TOKENS, slots * config.engine.max_tokens)
     seen = slots * config.engine.max_tokens * counted.key_values / counted.layers * stored
-    running = ("engine.max_running", "engine.max_tokens")
-    before = [item("weights of before, during an update", counted.numbers * size, SAMPLING)] if device == "cpu" else []
+    logits = slots * counted.vocabulary
+    drawn = min(logits, DRAWN_AT_ONCE) if device == "cpu" else logits
+    running, moment = ("engine.max_running", "engine.max_tokens"), partial(item, when=SAMPLING)
+    moments = [
+        moment("keys and values while their room grows", cache / 2, keys=running),
+        moment(
+            f"a pass over {prompts:,} new tokens",
+            prompts * size * (3 * counted.inner + 5 * counted.width) + seen,
+            keys=running,
+        ),
+        moment(
+            f"sampling from {slots} x {counted.vocabulary:,} logits",
+            float(drawn * _SAMPLING_BYTES + logits * 2 * size),
+            keys=("engine.max_running",),
+        ),
+    ]
+    if device == "cpu":
+        moments.append(moment("weights of before, during an update", counted.numbers * size))
     return [
-        *before,
         item("copy of the weights", counted.numbers * size, keys=() if size == 2 else ("learner.precision",)),
         item(f"keys and values of at most {slots} x {config.engine.max_tokens:,} tokens", cache, keys=running),
         item("logits that are kept", min(LOGITS_BYTES, 4 * KEPT_LOGITS * counted.vocabulary)),
-        item("keys and values while their room grows", cache / 2, SAMPLING, running),
-        item(
-            f"a pass over {prompts:,} new tokens",
-            prompts * size * (3 * counted.inner + 6 * counted.width) + seen,
-            SAMPLING,
-            running,
-        ),
-        item(
-            f"sampling from {slots} x {counted.vocabulary:,} logits",
-            float(slots) * counted.vocabulary * (_SAMPLING_BYTES + 2 * size),
-            SAMPLING,
-            ("engine.max_running",),
-        ),
+        max(moments, key=lambda each: each.bytes),
     ]
 
 
