@@ -14,7 +14,22 @@ from roll_envs.errors import ConfigError
 from roll_envs.parsing import FreeFormat, make_free_format
 from roll_envs.providers.isolation import isolated
 
-__all__ = ["GameEnv", "Played"]
+__all__ = ["SHARES", "GameEnv", "Played", "share_of"]
+
+SHARES = ("all", "train", "test")
+"""Splits of a list of tasks that has none of its own."""
+HELD_OUT = 10
+"""Each tenth task is of the split test there, the others of train."""
+
+
+def share_of(tasks: int, split: str) -> Sequence[int]:
+    """The numbers of the tasks of a split of :data:`SHARES`. Raises :class:`ConfigError` where there are none."""
+    numbers = [n for n in range(tasks) if split == "all" or (n % HELD_OUT == HELD_OUT - 1) == (split == "test")]
+    if not numbers:
+        raise ConfigError(
+            f"of {tasks} tasks none is of the split {split!r}: each {HELD_OUT}th is of 'test'; play 'all'"
+        )
+    return numbers
 
 
 class Played(NamedTuple):

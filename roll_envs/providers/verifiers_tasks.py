@@ -17,7 +17,7 @@ import json
 import re
 import typing
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from pathlib import Path
@@ -27,7 +27,7 @@ from pydantic import Field
 
 from roll_envs.env import EnvironmentCard
 from roll_envs.errors import ConfigError
-from roll_envs.providers.games import GameEnv, Played
+from roll_envs.providers.games import SHARES, GameEnv, Played, share_of
 from roll_envs.providers.packages import folder_of, imported
 from roll_envs.providers.verifiers_talk import PACKAGE, Talk, seats, unplayable
 from roll_envs.settings import Settings
@@ -39,10 +39,6 @@ DISTRIBUTION = "verifiers"
 _EXTRA = "verifiers-v1"
 T = TypeVar("T")
 _VERSIONED = re.compile(r"-v\d+$")
-_OURS = ("all", "train", "test")
-"""Splits where the set has none of its own."""
-_HELD_OUT = 10
-"""Each tenth task is of the split test there, the others of train."""
 
 
 def _card(id: str, kwargs: Mapping[str, Any], summary: str) -> EnvironmentCard:
@@ -146,7 +142,7 @@ class VerifiersEnv(GameEnv):
         self._env = _environment(settings.taskset, self._given, None)
         own = _own_splits(self._env.config.taskset)
         self._own = bool(own)
-        self.splits = own or _OURS  # type: ignore[misc]
+        self.splits = own or SHARES  # type: ignore[misc]
         super().__init__(
             action_format=settings.action_format,
             max_turns=settings.max_turns,
@@ -221,12 +217,7 @@ class VerifiersEnv(GameEnv):
                 raise ConfigError(f"the task set {self._settings.taskset!r} has no task in its split {self._split!r}")
         else:
             count = self._settings.tasks
-        numbers = range(count) if self._own or self._split == "all" else _share(count, self._split)
-        if not numbers:
-            raise ConfigError(
-                f"the task set {self._settings.taskset!r} has {count} tasks, none of the split {self._split!r}: "
-                f"each {_HELD_OUT}th is of 'test'; play 'all'"
-            )
+        numbers = range(count) if self._own else share_of(count, self._split)
         task = tasks[numbers[seed % len(numbers)]].with_data()
         reason = unplayable(task)
         if reason:
@@ -296,11 +287,6 @@ def _own_splits(config: Any) -> tuple[str, ...]:
     if not names or not all(isinstance(name, str) for name in names):
         return ()
     return (config.split, *(name for name in names if name != config.split))
-
-
-def _share(count: int, split: str) -> Sequence[int]:
-    held_out = range(_HELD_OUT - 1, count, _HELD_OUT)
-    return held_out if split == "test" else [n for n in range(count) if n % _HELD_OUT != _HELD_OUT - 1]
 
 
 def _clean(text: str) -> str:

@@ -120,7 +120,7 @@ def test_splits(closing: list[Any]) -> None:
         named.reset(seed=1, options={"split": "dev"})
     few = made("sums", config={"highest": 5})
     closing.append(few)
-    with pytest.raises(ConfigError, match=r"has 5 tasks, none of the split 'test'"):
+    with pytest.raises(ConfigError, match=r"of 5 tasks none is of the split 'test'"):
         few.reset(seed=1, options={"split": "test"})
 
 
