@@ -152,7 +152,7 @@ models/smollm2-135m/config.json: | .venv/train.stamp
 
 .venv/providers.stamp: .venv/dev.stamp
 	@echo "Installing packages whose environments the hub brings in into .venv; this is done once."
-	$(PIP) -e ".[reasoning-gym,textarena,textworld]" || { echo "$$FAILED"; exit 1; }
+	$(PIP) -e ".[reasoning-gym,textarena,textworld,scienceworld]" || { echo "$$FAILED"; exit 1; }
 	$(PIP) --no-deps gem-llm==0.1.0 || { echo "$$FAILED"; exit 1; } # it pins older releases of what the others need
 	@touch $@
 

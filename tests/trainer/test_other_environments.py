@@ -73,7 +73,7 @@ def test_two_steps_of_an_environment_that_was_not_written_for_this(tmp_path: Pat
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files that the packages leave to the garbage collector
 @pytest.mark.parametrize("id", [
     "reasoning_gym/chain_sum-v0", "textarena/GuessTheNumber-v0", "gem/GuessTheNumber-easy-v0",
-    "textworld/CoinCollector-level1-v0",
+    "textworld/CoinCollector-level1-v0", "scienceworld/find-living-thing-v0",
 ])  # fmt: skip
 def test_two_steps_of_an_environment_of_another_package(tmp_path: Path, id: str) -> None:
     if importlib.util.find_spec(id.partition("/")[0]) is None:
