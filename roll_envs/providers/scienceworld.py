@@ -32,7 +32,6 @@ _OPTIONS = (
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
 )
 _SIMPLER = (
     "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction", "easy",
