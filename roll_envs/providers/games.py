@@ -14,7 +14,22 @@ from roll_envs.errors import ConfigError
 from roll_envs.parsing import FreeFormat, make_free_format
 from roll_envs.providers.isolation import isolated
 
-__all__ = ["GameEnv", "Played"]
+__all__ = ["SHARES", "GameEnv", "Played", "share_of"]
+
+SHARES = ("all", "train", "test")
+"""Splits of a list of tasks that has none of its own."""
+HELD_OUT = 10
+"""Each tenth task is of the split test there, the others of train."""
+
+
+def share_of(tasks: int, split: str) -> Sequence[int]:
+    """The numbers of the tasks of a split of :data:`SHARES`. Raises :class:`ConfigError` where there are none."""
+    numbers = [n for n in range(tasks) if split == "all" or (n % HELD_OUT == HELD_OUT - 1) == (split == "test")]
+    if not numbers:
+        raise ConfigError(
+            f"of {tasks} tasks none is of the split {split!r}: each {HELD_OUT}th is of 'test'; play 'all'"
+        )
+    return numbers
 
 
 class Played(NamedTuple):
@@ -53,6 +68,8 @@ class GameEnv(TextEnv):
         self.action_space = AnyText(tuple(self.action_format.write(move) for move in moves))
         self.observation_space = AnyText()
         self._seed, self._turns, self._over, self._shown = 0, 0, True, ""
+        self._split = ""
+        """Of this episode; empty where there are none."""
 
     @property
     def instructions(self) -> str:
@@ -71,11 +88,16 @@ class GameEnv(TextEnv):
         """Make a move."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        self._seed = self.episode_seed(seed)
+        """Begin an episode of ``options["split"]``, by default of the first. Raises :class:`ConfigError` for a split
+        that is not there."""
+        split = (options or {}).get("split", self.splits[0] if self.splits else "")
+        if self.splits and split not in self.splits:
+            raise ConfigError(f"split is {split!r}; it must be one of {', '.join(map(repr, self.splits))}")
+        self._seed, self._split = self.episode_seed(seed), split
         with self._apart(self._seed):
             self._shown = self._begin(self._seed)
         self._turns, self._over = 0, False
-        return self._shown, {"success": False}
+        return self._shown, {"success": False} | ({"split": split} if self.splits else {})
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._over:

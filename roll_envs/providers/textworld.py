@@ -45,6 +45,11 @@ _COOKING: Mapping[str, Any] = {
     "split": None,
 }
 """What the package's own command line takes where nothing is said."""
+_SPLITS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "tw-cooking": {"all": {}, "train": {"split": "train"}, "valid": {"split": "valid"}, "test": {"split": "test"}},
+    "tw-simple": {"train": {}, "test": {"test": True}},
+}
+"""Of challenges that have some, by name: the settings that make them."""
 
 
 def _challenges() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -81,6 +86,9 @@ def card(id: str) -> EnvironmentCard:
         reward_range=(-1.0, 1.0),
         rewards="game: the points that a command earned, as a part of all that there are: 1 for the whole quest.",
         success="The quest is done.",
+        splits=f"{', '.join(_SPLITS[challenge])}: the package's own, which differ in the food that there is."
+        if challenge in _SPLITS
+        else "Tasks are seeds; the trainer draws train and held-out seeds from disjoint ranges.",
         versions={"v0": "First version."},
         citation="Côté et al., TextWorld, arXiv:1806.11532. MIT.",
         differences=(
@@ -105,10 +113,12 @@ class TextWorldEnv(GameEnv):
         format_penalty: float = 0.0,
     ) -> None:
         self._challenge = challenge
-        self._config = tuple(sorted({**(_COOKING if challenge == "tw-cooking" else {}), **(config or {})}.items()))
+        self._config = {**(_COOKING if challenge == "tw-cooking" else {}), **(config or {})}
+        chosen = self._config.get("split") or self._config.get("test")  # by the user: then there is that one
+        self.splits = () if chosen else tuple(_SPLITS.get(challenge, ()))  # type: ignore[misc]
         with isolated(0):
             self._package = imported(_PACKAGE, challenge, "textworld")
-            _game(challenge, self._config, 0)  # what is wrong with the settings is said now
+            _game(challenge, self._settings(), 0)  # what is wrong with the settings is said now
         super().__init__(
             action_format=action_format,
             max_turns=max_turns,
@@ -119,11 +129,16 @@ class TextWorldEnv(GameEnv):
         self._env: Any = None
         self._state: Any = None
 
+    def _settings(self, split: str = "") -> tuple[tuple[str, Any], ...]:
+        """Those of the games of a split."""
+        chosen = _SPLITS[self._challenge][split] if split else {}
+        return tuple(sorted({**self._config, **chosen}.items()))
+
     def _begin(self, seed: int) -> str:
         asked = self._package.EnvInfos(
             admissible_commands=True, policy_commands=True, won=True, lost=True, score=True, max_score=True, facts=True
         )
-        files = _game(self._challenge, self._config, seed % 2**32)
+        files = _game(self._challenge, self._settings(self._split), seed % 2**32)
         with _folder() as folder:
             path = str(Path(folder, "game.z8"))
             for suffix, content in files.items():

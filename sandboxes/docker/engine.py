@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import platform
 import socket
@@ -107,6 +108,37 @@ class Engine:
                     f"the engine has no image {name!r} (it has: {', '.join(have) or 'none'}); get it: docker pull "
                     f"{name} (the sandbox never does so by itself), or build one: docs/sandboxes.md"
                 ) from None
+
+    def build(self, tag: str, *, dockerfile: str = "", folder: Path | None = None) -> None:
+        """Build an image of ``folder``, or of the text of a Dockerfile, where there is none of that name yet.
+
+        Its steps reach no network, and nothing is pulled. Raises :class:`ConfigError` with what a failed step said.
+        """
+        with self.client() as client, _engine_errors(f"build the image {tag!r}"):
+            try:
+                client.images.get(tag)
+                return
+            except self._sdk.errors.ImageNotFound:
+                pass
+            text = io.BytesIO(dockerfile.encode())
+            given: dict[str, Any] = {"fileobj": text} if folder is None else {"path": str(folder)}
+            try:
+                client.images.build(**given, tag=tag, pull=False, network_mode="none", rm=True, forcerm=True)
+            except self._sdk.errors.BuildError as error:
+                said = "".join(str(line.get("stream", "")) for line in error.build_log).strip()[-500:]
+                raise ConfigError(
+                    f"the image of {folder or dockerfile!r} cannot be built without a network: {error.msg}; it said: "
+                    f"{said or 'nothing'}; build it where there is one, and name it"
+                ) from error
+            except self._sdk.errors.APIError as error:
+                if error.is_client_error() or "not found" in str(error) or "pull" in str(error):
+                    raise ConfigError(f"the image of {folder or dockerfile!r} cannot be built: {error}") from error
+                raise
+
+    def image_id(self, name: str) -> str:
+        """What an image is, whatever its name."""
+        with self.client() as client, _engine_errors(f"look at the image {name!r}"):
+            return str(client.images.get(name).id)
 
     # -- containers ----------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits
 from sandboxes.docker.engine import DEFAULT_IMAGE, Engine, Shape
+from sandboxes.docker.image import build_task_image
 from sandboxes.docker.inside.files import FOLDER
 from sandboxes.docker.slot import ContainerSlot, Plan
 from sandboxes.languages import ROWS
@@ -25,6 +27,10 @@ class DockerSandbox(SlotSandbox):
     the engine, such as gVisor's ``runsc``. ``unsafe`` allows an engine on which isolation layers are missing; the
     result's ``isolation`` names them.
 
+    ``build`` is a folder with a Dockerfile, of which the image is built once instead, without a network. ``writable``
+    are folders of the image (such as ``/app``) that programs may write to: links into the working folder, where each
+    program and session finds their content anew; their files count as its own.
+
     A run's files and ``/dev/shm`` are kept in memory and count for ``memory_mb``, of which files get at most half.
 
     Raises :class:`MissingExtraError` without the SDK, :class:`SandboxError` without an engine, :class:`ConfigError`
@@ -34,7 +40,9 @@ class DockerSandbox(SlotSandbox):
     def __init__(
         self,
         *,
-        image: str = DEFAULT_IMAGE,
+        image: str | None = None,
+        build: str | None = None,
+        writable: Sequence[str] = (),
         slots: int | None = None,
         limits: Limits | None = None,
         engine: str | None = None,
@@ -46,7 +54,9 @@ class DockerSandbox(SlotSandbox):
         if not 0.01 <= cpus <= 1024:
             raise ConfigError(f"cpus={cpus}: a number from 0.01 to 1024 is needed")
         reached = Engine(engine)
-        reached.check_image(image)
+        if image is not None and build is not None:
+            raise ConfigError("give image or build, not both")
+        image = build_task_image(reached, folder=build, image=image or DEFAULT_IMAGE, writable=writable)
         cpus = min(cpus, reached.info["NCPU"])
         plan = Plan(image=image, cpus=cpus, runtime=runtime, unsafe=unsafe, memory_mb=self._limits.memory_mb)
         reached.remove_orphans()

@@ -125,6 +125,30 @@ def test_ids_and_their_settings() -> None:
     assert textworld.card("textworld/Simple-dense-none-v0").kwargs["config"]["rewards"] == "dense"
 
 
+def test_splits_are_the_package_s(interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[tuple[str, dict[str, Any]]]()
+
+    def game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> dict[str, bytes]:
+        made.append((challenge, dict(config)))
+        return {".z8": b"", ".json": b""}
+
+    monkeypatch.setattr(textworld, "_game", game)
+    cooking = TextWorldEnv(challenge="tw-cooking", config={"recipe": 2})
+    assert cooking.splits == ("all", "train", "valid", "test")
+    for split in cooking.splits:
+        assert cooking.reset(seed=1, options={"split": split})[1]["split"] == split
+    assert [each["split"] for _, each in made] == [None, None, "train", "valid", "test"]
+    assert all(each["recipe"] == 2 for _, each in made)
+    made.clear()
+    simple = TextWorldEnv(challenge="tw-simple", config={"rewards": "dense", "goal": "brief", "test": False})
+    simple.reset(seed=1)
+    simple.reset(seed=1, options={"split": "test"})
+    assert [each["test"] for _, each in made] == [False, False, True]
+    assert TextWorldEnv(challenge="tw-cooking", config={"split": "test"}).splits == ()
+    assert TextWorldEnv(challenge="tw-coin_collector", config={"level": 1}).splits == ()
+    assert "valid" in textworld.card("textworld/Cooking-v0").splits
+
+
 def test_nothing_is_brought_in_where_the_package_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert textworld.ids() == []
@@ -156,6 +180,15 @@ def test_the_package_s_way_solves_its_games(id: str) -> None:
         assert all(info["action_is_valid"] for *_, info in results)
         assert sum(reward for _, reward, *_ in results) == pytest.approx(1)
         assert results[-1][4]["success"] is True
+    env.close()
+
+
+@needs_textworld
+def test_real_splits_have_other_food() -> None:
+    env: Any = roll_envs.make("textworld/Cooking-v0")
+    starts = {split: env.reset(seed=2, options={"split": split})[0] for split in env.splits}
+    assert env.oracle()
+    assert len(set(starts.values())) == 4
     env.close()
 
 

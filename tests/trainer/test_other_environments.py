@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,11 +47,18 @@ def id_(request: pytest.FixtureRequest) -> Iterator[str]:
     roll_envs.unregister(card.id)
 
 
-def trained(tmp_path: Path, id: str, **changes: Any) -> None:
+LONGER = {"engine": {"max_tokens": 2048}, "model": {"max_positions": 2048, "hidden_size": 16, "layers": 1}}
+
+
+def trained(tmp_path: Path, id: str, kwargs: dict[str, Any] | None = None, **changes: Any) -> None:
     path, summary = run(
-        tmp_path, env={"id": id}, steps=2, evaluation={"tasks": 2}, rollout={"groups_per_step": 2, "group_size": 2},
+        tmp_path,
+        env={"id": id, "kwargs": kwargs or {}},
+        steps=2,
+        evaluation={"tasks": 2},
+        rollout={"groups_per_step": 2, "group_size": 2},
         **changes,
-    )  # fmt: skip
+    )
     assert [line["rollout/failed_share"] for line in read_metrics(path, "train")] == [0.0, 0.0]
     assert summary["steps"] == 2
 
@@ -65,10 +73,20 @@ def test_two_steps_of_an_environment_that_was_not_written_for_this(tmp_path: Pat
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files that the packages leave to the garbage collector
 @pytest.mark.parametrize("id", [
     "reasoning_gym/chain_sum-v0", "textarena/GuessTheNumber-v0", "gem/GuessTheNumber-easy-v0",
-    "textworld/CoinCollector-level1-v0",
+    "textworld/CoinCollector-level1-v0", "scienceworld/find-living-thing-v0",
 ])  # fmt: skip
 def test_two_steps_of_an_environment_of_another_package(tmp_path: Path, id: str) -> None:
     if importlib.util.find_spec(id.partition("/")[0]) is None:
         pytest.skip("needs the packages of providers: make .venv/providers.stamp")
-    longer = {"engine": {"max_tokens": 2048}, "model": {"max_positions": 2048, "hidden_size": 16, "layers": 1}}
-    trained(tmp_path, id, warm_start={"steps": 0}, sampling={"max_new_tokens": 40}, **longer)
+    kwargs = {"max_turns": 5} if id.startswith("scienceworld") else {}  # each environment has a Java process
+    trained(tmp_path, id, kwargs, warm_start={"steps": 0}, sampling={"max_new_tokens": 40}, **LONGER)
+
+
+@pytest.mark.verifiers
+@pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="needs verifiers: make test-verifiers")
+@pytest.mark.usefixtures("no_pictures")
+def test_two_steps_of_a_task_set_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "roll_envs")
+    importlib.import_module("verifiers_sets")
+    kwargs, sampling = {"taskset": "test_set_sums"}, {"max_new_tokens": 40}
+    trained(tmp_path, "roll/Verifiers-v0", kwargs, warm_start={"steps": 1}, sampling=sampling, **LONGER)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 FOLDER = "/tmp/work"
 """The working folder of programs. Below ``/tmp``, so that one tmpfs with one size limit holds all that they write."""
+START = "/.roll"
+"""Where an image keeps what the working folder begins with, if it has any."""
 
 
 def wipe(folder: str) -> None:

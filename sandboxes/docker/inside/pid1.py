@@ -19,6 +19,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -27,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandboxes.docker.inside import facts
-from sandboxes.docker.inside.files import FOLDER, wipe
+from sandboxes.docker.inside.files import FOLDER, START, wipe
 from sandboxes.local.inside import kernel, wire
 from sandboxes.local.inside.files import open_plain
 from sandboxes.local.inside.launch import NotStartedError, Untrusted
@@ -60,6 +61,9 @@ class ContainerJail:
         for place in PLACES:
             wipe(place)
         os.mkdir(FOLDER, 0o700)
+        if os.path.isdir(START):
+            for name in os.listdir(START):
+                shutil.copytree(f"{START}/{name}", f"{FOLDER}/{name}", symlinks=True)
         os.chdir(FOLDER)
 
     def residue(self) -> int:
