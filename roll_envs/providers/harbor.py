@@ -215,7 +215,8 @@ class HarborEnv(GameEnv):
         assert self._session is not None
         task, session, tests = self._task, self._session, self._task.folder / "tests"
         # By paths from the working folder, since the agent may have put links in the way.
-        explained(session.run(_CLEAR, limits=self._limits(_CLEAR_S)))
+        if not explained(session.run(_CLEAR, limits=self._limits(_CLEAR_S))).ok:
+            return 0.0  # the agent has left more than is gone in time, among it perhaps a reward of its own
         for file in sorted(file for file in tests.rglob("*") if file.is_file()):
             session.upload(f"tests/{file.relative_to(tests).as_posix()}", file.read_bytes())
         if not self._run("test -f /tests/test.sh -a -d /logs/verifier", {}, _CLEAR_S).ok:
