@@ -257,7 +257,7 @@ def _ended(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _TaskList:
-    """The tasks of a set, loaded as far as they are asked for. Raises :class:`EnvironmentFaultError` where that fails."""
+    """The tasks of a set, loaded as far as they are asked for; :class:`EnvironmentFaultError` where that fails."""
 
     def __init__(self, taskset: Any) -> None:
         self._taskset = taskset
@@ -268,8 +268,8 @@ class _TaskList:
         self._load(max(0, number + 1 - len(self._known)))
         if number >= len(self._known):
             raise ConfigError(
-                f"the task set {self._taskset.config.id!r} should never end, but has {len(self._known)} tasks; set tasks "
-                "to this number"
+                f"the task set {self._taskset.config.id!r} should never end, but has {len(self._known)} tasks; set "
+                "tasks to this number"
             )
         return self._known[number]
 
