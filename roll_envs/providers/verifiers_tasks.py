@@ -122,7 +122,7 @@ class VerifiersSettings(Settings):
     """By default the whole answer is the message: the set's own prompt says how to write it."""
     format_penalty: float = 0.0
     timeout_s: float = Field(60.0, gt=0)
-    """For what the set does between two answers, its rewards included."""
+    """For what the set does between two answers, its rewards included; what does not await is not broken off."""
 
 
 class VerifiersEnv(GameEnv):
