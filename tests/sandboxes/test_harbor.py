@@ -86,6 +86,13 @@ def test_tasks_are_read_by_name_and_shared_between_splits(tmp_path: Path) -> Non
         ({"toml": "[verifier]\nenv = {KEY = '${API_KEY}'}\n"}, "variables of the host"),
         ({"toml": "[environment"}, "cannot be read"),
         ({"toml": "[verifier]\ntimeout_sec = 'long'\n"}, "cannot be read.*long"),
+        (
+            {"toml": "[verifier]\ntimeout_sec = nan\n"},
+            "cannot be read: timeout_sec is nan; it must be a number above 0",
+        ),
+        ({"toml": "[environment]\ncpus = -1\n"}, "cpus is -1.0; it must be"),
+        ({"toml": "[environment]\nmemory_mb = 0\n"}, "memory_mb is 0; it must be"),
+        ({"toml": "[solution]\nenv = {'A;B' = 'x'}\n"}, "'A;B' cannot be the name of a variable"),
     ],
 )
 def test_tasks_that_cannot_be_played(tmp_path: Path, changes: dict[str, str], said: str) -> None:
