@@ -185,8 +185,8 @@ class BackendPart(Part):
     def problems(self, config: Any) -> list[str]:
         named = {"optimizer.name": config.optimizer.name, "warm_start.optimizer": config.warm_start.optimizer}
         return [
-            f"the {config.learner.backend} backend cannot step shares of weights with {key} {name!r}, which needs whole "
-            "matrices; use 'adamw', or learner.backend: torch"
+            f"the {config.learner.backend} backend cannot step shares of weights with {key} {name!r}, which needs "
+            "whole matrices; use 'adamw', or learner.backend: torch"
             for key, name in named.items()
             if self.cuts and name is not None and not OPTIMIZERS.find(name).elementwise
         ]
