@@ -7,16 +7,21 @@ from typing import Any, TypeVar
 
 from roll_envs.errors import ConfigError
 
-__all__ = ["check_choice", "check_int", "check_penalty", "check_symbols", "seed_words"]
+__all__ = ["MAX_COUNT", "check_choice", "check_int", "check_penalty", "check_symbols", "seed_words"]
 
 T = TypeVar("T")
 
+MAX_COUNT = 2**31 - 1
+"""The largest number that compiled code takes; the same without it."""
 
-def check_int(name: str, value: Any, lowest: int) -> int:
-    """``value`` as an int of at least ``lowest``."""
+
+def check_int(name: str, value: Any, lowest: int, highest: int | None = None) -> int:
+    """``value`` as an int of at least ``lowest``, and at most ``highest`` where that is given."""
     # Integers of numpy are welcome too.
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < lowest:
         raise ConfigError(f"{name} must be a whole number of {lowest} or more, not {value!r}")
+    if highest is not None and value > highest:
+        raise ConfigError(f"{name} must be {highest} or less, not {value}")
     return int(value)
 
 

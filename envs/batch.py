@@ -212,7 +212,7 @@ class GridVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], NDArray[Any]], Gen
     def _read(self, actions: Sequence[str]) -> bytes:
         """Moves of the answers, as many for each as the longest has, -1 behind its last; one at least. Answers to an
         episode that is over are not looked at."""
-        if isinstance(actions, str) or not hasattr(actions, "__len__"):
+        if isinstance(actions, str) or not isinstance(actions, (Sequence, np.ndarray)):
             raise TypeError(
                 f"actions must be a list of {self.num_envs} texts, one for each environment, not {actions!r}"
             )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from envs.arguments import check_choice, check_int, check_penalty, check_symbols
+from envs.arguments import MAX_COUNT, check_choice, check_int, check_penalty, check_symbols
 from envs.frozenlake.lake import FROZEN, GOAL, HOLE, LETTERS, Slips, draw_map, neighbours, slip_of
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
@@ -49,15 +49,14 @@ class FrozenLakeEnv(TextEnv):
     ) -> None:
         """Lakes of ``size`` x ``size`` cells; the other arguments are explained in the README, wrong ones raise
         :class:`~roll_envs.errors.ConfigError`."""
-        self.size = check_int("size", size, 2)
-        if self.size > MAX_SIDE:
-            raise ConfigError(f"size must be {MAX_SIDE} or less, not {size}")
+        self.size = check_int("size", size, 2, MAX_SIDE)
         if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 < p <= 1:
             raise ConfigError(f"p, the share of frozen cells, must be above 0 and at most 1, not {p!r}")
         self.p = float(p)
         self.is_slippery = bool(is_slippery)
         # 10 on the usual lakes, as in ROLL.
-        self.max_turns = max(10, 5 * self.size // 2) if max_turns is None else check_int("max_turns", max_turns, 1)
+        max_turns = max(10, 5 * self.size // 2) if max_turns is None else max_turns
+        self.max_turns = check_int("max_turns", max_turns, 1, MAX_COUNT)
         self.symbols = check_symbols(symbols, MEANINGS, SYMBOLS)
         self.format_penalty = check_penalty(format_penalty)
         self.render_mode = check_choice("render_mode", render_mode, (None, "ansi"))

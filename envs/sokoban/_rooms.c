@@ -140,9 +140,9 @@ static int draw(const Shape *shape, Source *source, Room *room) {
 
 static int shape_check(const Shape *shape) {
     if (shape->height >= 4 && shape->height <= 100 && shape->width >= 4 && shape->width <= 100 && shape->num_boxes >= 1 &&
-        shape->max_states >= 0 && shape->max_states <= 0x40000000)
+        shape->num_boxes <= shape->height * shape->width && shape->max_states >= 0 && shape->max_states <= 0x40000000)
         return 1;
-    PyErr_SetString(PyExc_ValueError, "a side must be 4 to 100, num_boxes 1 or more, max_states at most 2**30");
+    PyErr_SetString(PyExc_ValueError, "a side must be 4 to 100, num_boxes 1 to the number of cells, max_states at most 2**30");
     return 0;
 }
 

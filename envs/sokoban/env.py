@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from envs.arguments import check_choice, check_int, check_penalty, check_symbols
+from envs.arguments import MAX_COUNT, check_choice, check_int, check_penalty, check_symbols
 from envs.sokoban import arguments
 from envs.sokoban.generator import Room, generate_room, next_seed
 from envs.sokoban.search import FLOOR, TARGET, WALL
@@ -58,9 +58,9 @@ class SokobanEnv(TextEnv):
         """Rooms of ``size`` (rows, columns); the other arguments are explained in the README, wrong ones raise
         :class:`~roll_envs.errors.ConfigError`."""
         self.size = arguments.check_size(size)
-        self.num_boxes = check_int("num_boxes", num_boxes, 1)
-        self.search_depth = check_int("search_depth", search_depth, 3)
-        self.max_turns = check_int("max_turns", max_turns, 1)
+        self.num_boxes = check_int("num_boxes", num_boxes, 1, self.size[0] * self.size[1])
+        self.search_depth = check_int("search_depth", search_depth, 3, MAX_COUNT)
+        self.max_turns = check_int("max_turns", max_turns, 1, MAX_COUNT)
         self.symbols = check_symbols(symbols, arguments.MEANINGS, arguments.SYMBOLS)
         self.format_penalty = check_penalty(format_penalty)
         self.invalid_counts = bool(invalid_counts)

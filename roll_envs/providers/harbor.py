@@ -38,6 +38,7 @@ _SUBMIT = "submit"
 _FOLDERS = ("/app", "/logs", "/solution", "/tests")
 """Folders that the format promises, and programs may write to."""
 _DIRECTORY = re.compile(r"^\s*WORKDIR\s+(\S+)\s*$", re.MULTILINE | re.IGNORECASE)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REWARDS = ("logs/verifier/reward.txt", "logs/verifier/reward.json")
 _HOME = "/tmp/home-of-tests"
 _CLEAR = f"""kill -9 -1
@@ -215,7 +216,8 @@ class HarborEnv(GameEnv):
         assert self._session is not None
         task, session, tests = self._task, self._session, self._task.folder / "tests"
         # By paths from the working folder, since the agent may have put links in the way.
-        explained(session.run(_CLEAR, limits=self._limits(_CLEAR_S)))
+        if not explained(session.run(_CLEAR, limits=self._limits(_CLEAR_S))).ok:
+            return 0.0  # the agent has left more than is gone in time, among it perhaps a reward of its own
         for file in sorted(file for file in tests.rglob("*") if file.is_file()):
             session.upload(f"tests/{file.relative_to(tests).as_posix()}", file.read_bytes())
         if not self._run("test -f /tests/test.sh -a -d /logs/verifier", {}, _CLEAR_S).ok:
@@ -281,6 +283,17 @@ def _read(folder: Path) -> HarborTask:
         if reason:
             raise ConfigError(f"the task {str(folder)!r} cannot be played here: {reason}")
         memory_mb = place.get("memory_mb", 2048)
+        numbers = {
+            "timeout_sec": float(verifier.get("timeout_sec", 600.0)),
+            "cpus": float(place.get("cpus", 1)),
+            "memory_mb": int(memory_mb),
+        }
+        for name, number in numbers.items():
+            if not (number > 0 and math.isfinite(number)):
+                raise ValueError(f"{name} is {number}; it must be a number above 0")
+        for name in {name for each in environs for name in each}:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"{name!r} cannot be the name of a variable: letters, digits and _")
         return HarborTask(
             name=found.get("task", {}).get("name", folder.name),
             folder=folder.resolve(),
@@ -290,8 +303,8 @@ def _read(folder: Path) -> HarborTask:
             environ=environs[0],
             verifier_environ=environs[1],
             solution_environ=environs[2],
-            verifier_s=float(verifier.get("timeout_sec", 600.0)),
-            cpus=float(place.get("cpus", 1)),
+            verifier_s=numbers["timeout_sec"],
+            cpus=numbers["cpus"],
             memory_mb=int(memory_mb),
             files_mb=min(int(place.get("storage_mb", 10240)), int(memory_mb) // 2),
         )

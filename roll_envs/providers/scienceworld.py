@@ -103,6 +103,8 @@ class ScienceWorldEnv(GameEnv):
         for each in simplifications:
             if each not in _SIMPLER:
                 raise ConfigError(f"ScienceWorld has no simplification {each!r}; it has {', '.join(_SIMPLER)}")
+        if not (isinstance(timeout_s, int | float) and timeout_s > 0):
+            raise ConfigError(f"timeout_s is {timeout_s!r}; give a number of seconds above 0")
         if shutil.which("java") is None:
             raise ConfigError(
                 "ScienceWorld needs Java (a command 'java'); on Debian and Ubuntu: apt install default-jre"
@@ -214,7 +216,11 @@ class _Simulator:
         parameters = py4j.GatewayParameters(auto_field=True, port=port, read_timeout=timeout_s)
         self._gateway = py4j.JavaGateway(gateway_parameters=parameters, java_process=self._process)
         self._end = weakref.finalize(self, _ended, self._gateway, self._process, folder)
-        self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        try:
+            self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        except Exception as error:
+            self.close()
+            raise EnvironmentFaultError(f"ScienceWorld's simulator does not start: {error!r}") from error
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """What a method of the simulator gives; a list is Python's. Raises :class:`EnvironmentFaultError`."""

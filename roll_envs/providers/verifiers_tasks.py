@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from roll_envs.env import EnvironmentCard
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.providers.games import SHARES, GameEnv, Played, share_of
 from roll_envs.providers.packages import folder_of, imported
 from roll_envs.providers.verifiers_talk import PACKAGE, Talk, seats, unplayable
@@ -37,6 +37,7 @@ __all__ = ["DISTRIBUTION", "VERIFIERS", "VerifiersEnv", "card", "ids"]
 
 DISTRIBUTION = "verifiers"
 _EXTRA = "verifiers-v1"
+_CLOSE_S = 5.0
 T = TypeVar("T")
 _VERSIONED = re.compile(r"-v\d+$")
 
@@ -121,7 +122,7 @@ class VerifiersSettings(Settings):
     """By default the whole answer is the message: the set's own prompt says how to write it."""
     format_penalty: float = 0.0
     timeout_s: float = Field(60.0, gt=0)
-    """For what the set does between two answers, its rewards included."""
+    """For what the set does between two answers, its rewards included; what does not await is not broken off."""
 
 
 class VerifiersEnv(GameEnv):
@@ -138,7 +139,12 @@ class VerifiersEnv(GameEnv):
         self._format = find_tool_format(settings.tool_format)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._talk: Talk | None = None
-        self._given = json.dumps([settings.config, settings.env], sort_keys=True)
+        try:
+            self._given = json.dumps([settings.config, settings.env], sort_keys=True)
+        except TypeError as error:
+            raise ConfigError(
+                f"config and env must be made of texts, numbers, lists and dicts, as JSON is: {error}"
+            ) from error
         self._env = _environment(settings.taskset, self._given, None)
         own = _own_splits(self._env.config.taskset)
         self._own = bool(own)
@@ -228,29 +234,60 @@ class VerifiersEnv(GameEnv):
         """Do asynchronous work of the package, on this environment's own loop."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._closing = weakref.finalize(self, self._loop.close)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._loop.run_until_complete(work)
-        with ThreadPoolExecutor(1) as beside:  # the caller's thread runs a loop, as in a notebook
-            return beside.submit(self._loop.run_until_complete, work).result()
+            self._closing = weakref.finalize(self, _ended, self._loop)
+        return _run_on(self._loop, work)
+
+
+def _run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return loop.run_until_complete(work)
+    with ThreadPoolExecutor(1) as beside:  # the caller's thread runs a loop, as in a notebook
+        return beside.submit(loop.run_until_complete, work).result()
+
+
+def _ended(loop: asyncio.AbstractEventLoop) -> None:
+    """Close a loop, after the episode of an environment that nobody closed."""
+    if left := asyncio.all_tasks(loop):
+        for each in left:
+            each.cancel()
+        _run_on(loop, asyncio.wait(left, timeout=_CLOSE_S))
+    loop.close()
 
 
 class _TaskList:
-    """The tasks of a set, loaded as far as they are asked for."""
+    """The tasks of a set, loaded as far as they are asked for; :class:`EnvironmentFaultError` where that fails."""
 
     def __init__(self, taskset: Any) -> None:
+        self._taskset = taskset
         self._known: list[Any] = []
-        self._more: Iterator[Any] = iter(taskset)
+        self._more: Iterator[Any] | None = None
 
     def __getitem__(self, number: int) -> Any:
-        self._known += itertools.islice(self._more, max(0, number + 1 - len(self._known)))
+        self._load(max(0, number + 1 - len(self._known)))
+        if number >= len(self._known):
+            raise ConfigError(
+                f"the task set {self._taskset.config.id!r} should never end, but has {len(self._known)} tasks; set "
+                "tasks to this number"
+            )
         return self._known[number]
 
     def count(self) -> int:
-        self._known += self._more
+        self._load(None)
         return len(self._known)
+
+    def _load(self, most: int | None) -> None:
+        try:
+            if self._more is None:
+                self._more = iter(self._taskset)
+            self._known += itertools.islice(self._more, most)
+        except Exception as error:
+            # Begin anew: an iterator that has failed has no more, and its part would pass for the whole.
+            self._known, self._more = [], None
+            raise EnvironmentFaultError(
+                f"the task set {self._taskset.config.id!r} cannot load its tasks: {type(error).__name__}: {error}"
+            ) from error
 
 
 @functools.lru_cache(maxsize=64)

@@ -165,6 +165,7 @@ def test_order_of_calls() -> None:
         ({"p": 0}, "above 0 and at most 1, not 0"),
         ({"p": 1.5}, "above 0 and at most 1"),
         ({"max_turns": 0}, "max_turns must be a whole number of 1 or more"),
+        ({"max_turns": 2**31}, "max_turns must be 2147483647 or less"),
         ({"symbols": "P_OG"}, "symbols must be 6 different ones"),
         ({"format_penalty": 1}, "0 or less, not 1"),
         ({"render_mode": "rgb_array"}, "None, 'ansi', not 'rgb_array'"),

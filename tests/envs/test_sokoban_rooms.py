@@ -68,7 +68,8 @@ def test_pure_python_agrees_at_every_limit(
 def test_compiled_code_refuses_what_would_leave_its_arrays() -> None:
     from envs.sokoban import _rooms
 
-    for numbers in ((3, 6, 1, 10, 100), (6, 101, 1, 10, 100), (6, 6, 0, 10, 100), (6, 6, 1, 10, -1)):
+    boxes = ((6, 6, 0, 10, 100), (6, 6, 2**31 - 1, 10, 100))
+    for numbers in ((3, 6, 1, 10, 100), (6, 101, 1, 10, 100), *boxes, (6, 6, 1, 10, -1)):
         with pytest.raises(ValueError, match="a side must be 4 to 100"):
             _rooms.draw_room(*numbers, bytes(4))
     for seed in (b"", bytes(3), bytes(4 * 625)):

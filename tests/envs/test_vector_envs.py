@@ -176,6 +176,8 @@ def test_what_does_not_fit_is_named() -> None:
         ([["Up"], ""], r"the one for environment 0 is \['Up'\]"),
         (None, "actions must be a list of 2 texts, one for each environment, not None"),
         ("Up", "one for each environment, not 'Up'"),
+        ({"0": "Up", "1": "Up"}, "one for each environment, not {'0': 'Up', '1': 'Up'}"),
+        (dict.fromkeys("ab").keys(), "one for each environment, not dict_keys"),
     ):
         with pytest.raises(TypeError, match=named):
             envs.step(actions)

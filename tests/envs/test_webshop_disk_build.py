@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from webshop_made import make_data
 
 from envs.webshop.disk import CatalogueError, Progress, build_index, is_index, open_index
 from envs.webshop.disk import merge as merge_module
+from envs.webshop.disk.segments import SegmentTask
 from roll_envs.errors import ConfigError
 
 
@@ -128,6 +130,13 @@ def test_a_killed_build_leaves_no_process_and_goes_on(data: Path, built: Path, t
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in workers if alive(pid)]
+
+
+def test_a_worker_ends_when_its_task_breaks_off() -> None:
+    """As where the parent is killed while it writes a task."""
+    task = pickle.dumps(SegmentTask(number=0, start=0, end=1, first_record=0, num_records=1, skip=(0,)))
+    command = [sys.executable, "-m", "envs.webshop.disk.pool", "products", "work"]
+    assert subprocess.run(command, input=task[:-9], timeout=60, check=False).returncode == 0
 
 
 def test_a_worker_that_dies_is_an_error_and_the_build_goes_on(data: Path, tmp_path: Path) -> None:

@@ -161,6 +161,9 @@ def test_settings_that_do_not_fit(env: Any, monkeypatch: pytest.MonkeyPatch) -> 
         ScienceWorldEnv(task="fly")
     with pytest.raises(ConfigError, match=r"no simplification 'opendoors'; it has .*openDoors"):
         ScienceWorldEnv(task="find-animal", simplifications=("opendoors",))
+    for timeout_s in (0, float("nan"), "long"):
+        with pytest.raises(ConfigError, match=r"timeout_s is .*; give a number of seconds above 0"):
+            ScienceWorldEnv(task="find-animal", timeout_s=timeout_s)  # type: ignore[arg-type]
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match="needs Java"):
         ScienceWorldEnv(task="find-animal")
@@ -226,3 +229,10 @@ def test_a_simulator_that_is_killed_is_a_fault() -> None:
         env.step(answered("look around"))
     assert env.reset(seed=0)[0] == first
     env.close()
+
+
+@needs_scienceworld
+def test_a_simulator_that_does_not_answer_at_its_start_is_a_fault() -> None:
+    env: Any = roll_envs.make("scienceworld/find-living-thing-v0", timeout_s=0.0001)
+    with pytest.raises(EnvironmentFaultError, match="simulator does not start"):
+        env.reset(seed=0)

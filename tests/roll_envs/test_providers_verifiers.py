@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -238,17 +239,39 @@ def test_a_set_with_a_user_of_its_own(closing: list[Any]) -> None:
         ("sums", {"config": {"lowest": 3}}, "lowest"),
         ("absent", {}, "cannot be imported"),
         ("sums", {"tool_format": "morse"}, "morse"),
+        ("sums", {"config": {"highest": {1}}}, "config and env must be made of texts, numbers.*set"),
+        ("ending", {}, "should never end, but has 3 tasks; set tasks"),
     ],
 )
 def test_what_cannot_be_played(closing: list[Any], name: str, settings: dict[str, Any], said: str) -> None:
     def play() -> None:
         env = made(name, **settings)
         closing.append(env)
-        env.reset(seed=0)
+        env.reset(seed=5)
         env.step("1")
 
     with pytest.raises(roll_envs.RollError, match=said):
         play()
+
+
+@pytest.mark.verifiers
+@needs_verifiers
+def test_a_set_that_breaks_off_is_loaded_anew(closing: list[Any]) -> None:
+    env = made("flaky")
+    closing.append(env)
+    with pytest.raises(EnvironmentFaultError, match="cannot load its tasks: OSError: no route to host"):
+        env.reset(seed=8)
+    assert env.reset(seed=8)[0] == "8 + 8 = ?"  # of all 20, not of the five before
+
+
+@pytest.mark.verifiers
+@needs_verifiers
+def test_what_nobody_closes_ends_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    env = made("counting")
+    env.reset(seed=0)
+    del env
+    gc.collect()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.verifiers

@@ -62,6 +62,28 @@ class Endless(vf.Taskset[SumTask, vf.TasksetConfig]):
             number += 1
 
 
+class Flaky(vf.Taskset[SumTask, SumsConfig]):
+    """Breaks off in the middle of its tasks, the first time."""
+
+    tries = 0
+
+    def load(self) -> Iterator[SumTask]:
+        type(self).tries += 1
+        for number in range(self.config.highest):
+            if number == 5 and self.tries == 1:
+                raise OSError("no route to host")
+            yield SumTask(SumData(prompt=f"{number} + {number} = ?", answer=str(2 * number)))
+
+
+class Ending(vf.Taskset[SumTask, vf.TasksetConfig]):
+    """Says that it never ends, and has three tasks."""
+
+    INFINITE = True
+
+    def load(self) -> list[SumTask]:
+        return [SumTask(SumData(prompt="?", answer="!"))] * 3
+
+
 class BrokenTask(vf.Task[SumData]):
     """The rewards break in the way that the answer names."""
 
@@ -195,7 +217,8 @@ class TwiceEnv(vf.Env[GuessConfig]):
 
 
 SETS = {
-    "sums": [Sums], "named": [Named], "endless": [Endless], "broken": [Broken], "counting": [Counting],
+    "sums": [Sums], "named": [Named], "endless": [Endless], "flaky": [Flaky],
+    "ending": [Ending], "broken": [Broken], "counting": [Counting],
     "guesses": [Guesses, GuessEnv], "boxes": [Boxes], "runtimes": [Runtimes], "nothing": [Nothing],
     "pair": [Sums, PairEnv], "twice": [Sums, TwiceEnv],
 }  # fmt: skip

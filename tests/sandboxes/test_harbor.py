@@ -12,8 +12,10 @@ from docker_place import IMAGE, reason_to_skip
 import roll_envs
 from roll_envs import ConfigError, EnvironmentFaultError
 from roll_envs.providers import harbor
+from roll_envs.sandbox import Isolation, Limits, RunResult
 from roll_envs.testing import check_env
 
+ISOLATION = Isolation(tier="docker", layers=())
 TOML = """
 schema_version = "1.1"
 [task]
@@ -84,6 +86,13 @@ def test_tasks_are_read_by_name_and_shared_between_splits(tmp_path: Path) -> Non
         ({"toml": "[verifier]\nenv = {KEY = '${API_KEY}'}\n"}, "variables of the host"),
         ({"toml": "[environment"}, "cannot be read"),
         ({"toml": "[verifier]\ntimeout_sec = 'long'\n"}, "cannot be read.*long"),
+        (
+            {"toml": "[verifier]\ntimeout_sec = nan\n"},
+            "cannot be read: timeout_sec is nan; it must be a number above 0",
+        ),
+        ({"toml": "[environment]\ncpus = -1\n"}, "cpus is -1.0; it must be"),
+        ({"toml": "[environment]\nmemory_mb = 0\n"}, "memory_mb is 0; it must be"),
+        ({"toml": "[solution]\nenv = {'A;B' = 'x'}\n"}, "'A;B' cannot be the name of a variable"),
     ],
 )
 def test_tasks_that_cannot_be_played(tmp_path: Path, changes: dict[str, str], said: str) -> None:
@@ -108,6 +117,34 @@ def test_a_folder_without_tasks(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_a_reward(text: str, paid: float | None) -> None:
     assert harbor._number(text, "reward") == paid
+
+
+class _Session:
+    """Of a container where what the agent left is not cleared in time, its own reward among it."""
+
+    def run(self, source: str, limits: Limits) -> RunResult:
+        status: Any = "timeout" if "kill -9 -1" in source else "ok"
+        return RunResult(status=status, exit_code=0 if status == "ok" else None, signal=9, isolation=ISOLATION)
+
+    def upload(self, path: str, content: bytes) -> None: ...
+
+    def download(self, path: str, max_bytes: int) -> bytes:
+        return b"1"
+
+    def close(self) -> None: ...
+
+
+def test_a_reward_that_was_not_cleared_away_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Container:
+        def session(self, **_: Any) -> _Session:
+            return _Session()
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(harbor, "make_sandbox", lambda *_, **__: Container())
+    env = roll_envs.make("roll/Harbor-v0", path=str(task(tmp_path / "one")))
+    env.reset(seed=0)
+    assert env.step(SUBMIT)[1:3] == (0.0, True)
 
 
 # -- what needs one ----------------------------------------------------------------------------------------------------

@@ -275,6 +275,11 @@ def test_the_warm_start_may_have_an_optimiser_of_its_own(whole: Whole, tmp_path:
     assert [len(parts) for parts in states] == [1, 2, 1]
     with pytest.raises(ConfigError, match=r"warm_start\.optimizer: no optimiser 'muom'"):
         configured(tmp_path, warm_start={"optimizer": "muom"})
+    with pytest.raises(ConfigError, match=r"warm_start\.optimizer: no optimiser ''"):
+        configured(tmp_path, warm_start={"optimizer": ""})
+    with pytest.raises(ConfigError, match=r"no optimiser 'muom'") as refused:
+        configured(tmp_path, optimizer={"name": "muom"})
+    assert "warm_start" not in str(refused.value)
 
 
 def test_the_same_run_twice_is_the_same(whole: Whole, tmp_path: Path) -> None:

@@ -169,6 +169,22 @@ def test_keys_make_it_smaller() -> None:
         assert plan("learner.tokens_per_microbatch=4096", override).peak("cpu")[1] < base, override
 
 
+def test_the_warm_start_trains_all_weights_by_its_own_optimiser() -> None:
+    """Planned apart from training, which comes after it."""
+    warm, muon = "warm_start.steps=1", "optimizer.name=muon"
+    adamw = plan(warm, muon, "warm_start.optimizer=adamw")
+    assert size(adamw, "optimiser state") == size(plan(), "optimiser state") > size(plan(muon), "optimiser state")
+    assert plan("warm_start.optimizer=adamw", muon) == plan(muon)  # no warm start
+    critic = plan(warm, "loss.kl_coef=0.1", "advantage.name=gae")
+    assert critic == plan("loss.kl_coef=0.1", "advantage.name=gae")  # training takes more
+    pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    small, whole = "learner.tokens_per_microbatch=16", plan(warm, "learner.tokens_per_microbatch=16")
+    adapters = plan(warm, small, "learner.lora_rank=2", "loss.kl_coef=0.1")
+    assert adapters.phases("cpu") == whole.phases("cpu")
+    assert "warm_start.steps" in {key for item in adapters.items["cpu"] for key in item.keys}
+    assert "learner.lora_rank" not in {key for item in adapters.items["cpu"] for key in item.keys}
+
+
 def test_reference_and_critic_are_counted() -> None:
     counted = count(config(), MODEL)
     assert size(plan("loss.kl_coef=0.1"), "reference") == 4 * counted.numbers

@@ -485,10 +485,11 @@ class RunConfig(Section):
             )
         problems += correction_problems(self.loss, self.correction)
         problems += self._problems_of_the_mix()
-        try:
-            OPTIMIZERS.find(self.warm_optimizer.name)
-        except RollError as error:
-            problems.append(f"warm_start.optimizer: {error}")
+        if self.warm_start.optimizer is not None:
+            try:
+                OPTIMIZERS.find(self.warm_start.optimizer)
+            except RollError as error:
+                problems.append(f"warm_start.optimizer: {error}")
         problems += placement_problems(
             self.cluster, self.placement, manager=self.rollout.manager, backend=self.learner.backend
         )
@@ -504,7 +505,8 @@ class RunConfig(Section):
     @property
     def warm_optimizer(self) -> OptimizerConfig:
         """The optimiser of the warm start."""
-        return self.optimizer.model_copy(update={"name": self.warm_start.optimizer or self.optimizer.name})
+        name = self.warm_start.optimizer
+        return self.optimizer if name is None else self.optimizer.model_copy(update={"name": name})
 
     def _problems_of_the_mix(self) -> list[str]:
         problems = []

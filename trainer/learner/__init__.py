@@ -179,6 +179,17 @@ class BackendPart(Part):
     fills: Callable[[Any], bool] = _never
     """Whether its learner can be made of a network whose weights have no memory (the meta device), and has a
     ``load_weights`` that takes them as a stream: then no rank holds the whole model, not at the start either."""
+    cuts: bool = False
+    """Whether its ranks step shares of a weight, as only optimisers can that step each number by itself."""
+
+    def problems(self, config: Any) -> list[str]:
+        named = {"optimizer.name": config.optimizer.name, "warm_start.optimizer": config.warm_start.optimizer}
+        return [
+            f"the {config.learner.backend} backend cannot step shares of weights with {key} {name!r}, which needs "
+            "whole matrices; use 'adamw', or learner.backend: torch"
+            for key, name in named.items()
+            if self.cuts and name is not None and not OPTIMIZERS.find(name).elementwise
+        ]
 
     def check_machine(self, config: Any) -> None:
         section = config.learner
@@ -318,7 +329,12 @@ def _stage_3(settings: DeepSpeedSettings) -> bool:
 
 
 DEEPSPEED = BackendPart(
-    settings=DeepSpeedSettings, make=_make_deepspeed, needs="deepspeed", shares=_shares_of_zero, fills=_stage_3
+    settings=DeepSpeedSettings,
+    make=_make_deepspeed,
+    needs="deepspeed",
+    shares=_shares_of_zero,
+    fills=_stage_3,
+    cuts=True,
 )
 """ZeRO by the DeepSpeed library (extra ``deepspeed``)."""
 
@@ -337,13 +353,7 @@ class FSDP2Settings(NetworkSettings):
 @dataclass(frozen=True, kw_only=True)
 class _ShardedPart(BackendPart):
     def problems(self, config: Any) -> list[str]:
-        named = {"optimizer.name": config.optimizer.name, "warm_start.optimizer": config.warm_start.optimizer}
-        found = [
-            f"the fsdp2 backend cannot step shards of weights with {key} {name!r}, which needs whole matrices; use "
-            "'adamw', or learner.backend: torch"
-            for key, name in named.items()
-            if name is not None and not OPTIMIZERS.find(name).elementwise
-        ]
+        found = super().problems(config)
         parallel, ranks = part_settings(config.learner, self).context_parallel, config.placement.learner.ranks
         if ranks % parallel:
             found.append(
@@ -364,5 +374,7 @@ def _shares_of_shards(settings: FSDP2Settings, ranks: int) -> Shares:
     return Shares(weights=share, gradients=share, optimizer=share, tokens=1 / settings.context_parallel)
 
 
-FSDP2 = _ShardedPart(settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards, fills=lambda settings: True)
+FSDP2 = _ShardedPart(
+    settings=FSDP2Settings, make=_make_fsdp2, shares=_shares_of_shards, fills=lambda settings: True, cuts=True
+)
 """PyTorch FSDP2: weights, gradients and the state of the optimiser are cut into one shard for each rank."""

@@ -41,6 +41,11 @@ def _shares(settings: MegatronSettings, ranks: int) -> Shares:
 
 
 MEGATRON = BackendPart(
-    settings=MegatronSettings, make=_make_megatron, needs="megatron.core", shares=_shares, fills=lambda settings: True
+    settings=MegatronSettings,
+    make=_make_megatron,
+    needs="megatron.core",
+    shares=_shares,
+    fills=lambda settings: True,
+    cuts=True,
 )
 """Megatron-Core: matrices cut over ranks, layers in a pipeline, and replicas of both."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from roll_envs.errors import ConfigError
 from trainer.cluster.seats import leaves_devices, place, placed_engine, this_machine
-from trainer.config import RunConfig
+from trainer.config import AdvantageConfig, LossConfig, RunConfig
 from trainer.config.parts import BACKENDS, ENGINES, ESTIMATORS, part_settings
 from trainer.engines import HFSettings
 from trainer.engines.hf import DRAWN_AT_ONCE
@@ -435,7 +435,8 @@ def make_plan(
     threads: Callable[[int], int] = lambda numbers: 1,
     here: int | None = None,
 ) -> MemoryPlan:
-    """The plan of a run of ``config`` with a model of Hugging Face configuration ``model``.
+    """The plan of a run of ``config`` with a model of Hugging Face configuration ``model``: on each device that of the
+    warm start or of training, whichever takes more.
 
     ``devices`` (the learner's, the engine's) and ``free`` bytes stand for those of this machine; ``threads`` says how
     many micro-batches of a model of so many parameters run side by side. ``here`` ranks of the learner are on the
@@ -443,6 +444,46 @@ def make_plan(
     """
     if devices is None:
         config, devices = _placed(config)
+    plan = _phase_plan(config, model, devices, free, threads, here)
+    if config.warm_start.steps:
+        warm = _phase_plan(_warm_start_of(config), model, devices, free, threads, here)
+        items = dict(plan.items)
+        for device in items:
+            if warm.peak(device)[1] > plan.peak(device)[1]:
+                items[device] = tuple(item._replace(keys=_of_warm_start(item.keys)) for item in warm.items[device])
+        plan = replace(plan, items=items)
+    return plan
+
+
+def _warm_start_of(config: RunConfig) -> RunConfig:
+    """What is configured of the warm start, as if it were training: all weights, and neither reference nor critic."""
+    learner = config.learner
+    if hasattr(learner, "lora_rank"):
+        learner = learner.model_copy(update={"lora_rank": 0})
+    return config.model_copy(
+        update={
+            "learner": learner,
+            "optimizer": config.warm_optimizer,
+            "loss": LossConfig(name="reinforce"),
+            "reward": config.reward.model_copy(update={"kl_coef": 0.0}),
+            "advantage": AdvantageConfig(),
+        }
+    )
+
+
+def _of_warm_start(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Adapters make the warm start no smaller: it always trains all weights."""
+    return tuple("warm_start.steps" if key == "learner.lora_rank" else key for key in keys)
+
+
+def _phase_plan(
+    config: RunConfig,
+    model: Any,
+    devices: tuple[str, str],
+    free: Mapping[str, float] | None,
+    threads: Callable[[int], int],
+    here: int | None,
+) -> MemoryPlan:
     counted = count(config, model)
     learner, engine = devices
     items: dict[str, list[Item]] = defaultdict(list)

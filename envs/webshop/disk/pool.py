@@ -102,7 +102,7 @@ def _serve() -> None:
 
 
 def _listen(tasks: queue.SimpleQueue[SegmentTask]) -> None:
-    with suppress(EOFError):
+    with suppress(EOFError, pickle.UnpicklingError):  # the second where the parent was killed in the middle of a task
         while True:
             tasks.put(pickle.load(sys.stdin.buffer))
     # sys.exit would end this thread only.
