@@ -648,16 +648,6 @@ class OddExamples(CounterEnv):
         self.action_space = AnyText(("hello", "world"))
 
 
-class StopsEarly(CounterEnv):
-    def __init__(self) -> None:
-        super().__init__(highest=20)
-
-    def step(self, action: str) -> Any:
-        observation, reward, terminated, truncated, info = super().step(action)
-        self._over = self._over or self._turns == 3
-        return observation, reward, terminated, truncated or (self._over and not terminated), info
-
-
 class KeepsTheSnapshot(CounterEnv):
     _log: list[str]
 
@@ -860,7 +850,6 @@ FAULTS = (
     Fault("info", TellsTooMuch, "characters as JSON"),
     Fault("spaces", ShowsTooMuch, "2000019 characters"),
     Fault("spaces", OddExamples, "reads none of the examples of action_space, such as ('hello',)"),
-    Fault("ends", StopsEarly, "is truncated after 3 turns, but max_turns is 6"),
     Fault("snapshots", KeepsTheSnapshot, "restore keeps the snapshot"),
     Fault("strange_answers", ReadsNested, "the answer 'nested brackets'"),
     Fault("legal_answers", ShufflesLegalAnswers, "differs when it is asked again"),
