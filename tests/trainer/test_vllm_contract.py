@@ -26,6 +26,7 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError
 from roll_envs.types import SamplingParams
 from trainer.cli import main
 from trainer.config import EngineConfig
+from trainer.config.load import load_config
 from trainer.engines import check_can_train, make_engine, server
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.replica import Sent
@@ -423,6 +424,13 @@ def test_the_preflight_knows_the_shapes_of_models(environment: Path, tmp_path: P
     wide = {"hidden_size": 64, "heads": 2}
     configured(tmp_path, engine={"name": "vllm", "device": "cuda"})  # where any width will do
     configured(tmp_path, engine={"name": "vllm"}, model=wide)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[2].glob("configs/*_tiny.yaml")), ids=lambda path: path.stem
+)
+def test_shipped_small_policies_have_a_shape_of_vllm(path: Path) -> None:
+    assert load_config(path, ["engine.name=vllm"]).model.width_of_heads == 32
 
 
 def test_looking_the_engine_up_loads_no_torch() -> None:
