@@ -195,8 +195,8 @@ def _needs_preflight(config: RunConfig) -> bool:
 
     learner = config.learner
     elsewhere = config.cluster != "local" or config.placement != PlacementConfig() or bool(config.judges)
-    parts = learner.backend != "torch" or getattr(learner, "lora_rank", 0) or config.engine.name not in ("hf", "scripted")
-    return config.model.path is not None or elsewhere or bool(parts)
+    package = learner.backend != "torch" or bool(getattr(learner, "lora_rank", 0))
+    return config.model.path is not None or elsewhere or package or config.engine.name not in ("hf", "scripted")
 
 
 def _train(options: argparse.Namespace) -> int:
