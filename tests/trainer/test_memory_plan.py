@@ -200,6 +200,7 @@ def test_a_server_s_memory_is_its_settings() -> None:
     assert size(found, "keys and values") == 2 * 3 * GIB
     assert size(found, "copy of the weights") == 2 * 2 * count(config(), MODEL).numbers
     numbers, matrices = (getattr(count(config(), MODEL), name) for name in ("numbers", "matrices"))
+    assert matrices == 3 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 80)
     assert size(plan(*vllm), "copy of the weights") == 4 * numbers
     quantized = plan(*vllm, "engine.quantization=fp8")
     assert size(quantized, "copy of the weights") == 2 * (numbers - matrices) + matrices
