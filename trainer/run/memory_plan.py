@@ -353,7 +353,7 @@ def _server(settings: RemoteSettings, counted: Counted, device: str, memory: flo
         return []
     item = partial(Item, "engine")
     size, cache = bytes_of_weight(settings, device), float(getattr(settings, "kv_cache_gib", 0.0))
-    weights = counted.numbers * size - counted.matrices * (size - 1 if settings.quantization else 0)
+    weights: float = counted.numbers * size - counted.matrices * (size - 1 if settings.quantization else 0)
     if device != "cpu":
         # With GPUs of their own to choose, a GPU has one of them at most.
         here = 1 if settings.gpus else settings.replicas
