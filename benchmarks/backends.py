@@ -42,7 +42,7 @@ LEARNERS = {
 CASES = ["torch-1", *(f"{name}-{n}" for name in ("fsdp2", "deepspeed1", "deepspeed2", "deepspeed3") for n in (1, 2))]
 CASES += ["trl-1", "trl-2"]
 ALL_CASES = [*CASES, "megatron-1", "megatron-2"]
-ROW_TOKENS, TIMEOUT_S = 256, 300.0
+ROW_TOKENS = 256
 
 
 def main() -> None:
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="rows of 256 tokens in a step, of all ranks together")
     parser.add_argument("--rows-per-microbatch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each process")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest time of a case")
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
@@ -74,7 +75,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     found: dict[str, list[dict[str, float]]] = {case: [] for case in options.cases}
     for number in range(options.rounds):
         for case in options.cases if number % 2 == 0 else reversed(options.cases):
-            found[case].append(run_case(case, folder))
+            found[case].append(run_case(case, folder, options.timeout))
     print("| Backend | Ranks | Steps/s (median, range) | CPU s per step | Held | Growth | Norm | over TRL |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     middle = {case: statistics.median(r["steps_per_s"] for r in results) for case, results in found.items()}
@@ -90,7 +91,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         )
 
 
-def run_case(case: str, folder: Path) -> dict[str, float]:
+def run_case(case: str, folder: Path, timeout_s: float) -> dict[str, float]:
     """One run of a case: the slowest rank's speed, the largest memory, the CPU seconds of all."""
     side, _, count = case.partition("-")
     with socket.socket() as free:
@@ -112,13 +113,13 @@ def run_case(case: str, folder: Path) -> dict[str, float]:
                     env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 )
             )  # fmt: skip
-    until = time.monotonic() + TIMEOUT_S
+    until = time.monotonic() + timeout_s
     try:
         for rank, process in enumerate(processes):
             if process.wait(max(0.1, until - time.monotonic())):
                 raise SystemExit(f"{case}: rank {rank} failed:\n{(folder / f'rank{rank}.log').read_text()[-4000:]}")
     except subprocess.TimeoutExpired:
-        raise SystemExit(f"{case}: a rank took longer than {TIMEOUT_S:g} s") from None
+        raise SystemExit(f"{case}: a rank took longer than {timeout_s:g} s (--timeout)") from None
     finally:
         for process in processes:
             process.kill()

@@ -26,6 +26,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 10,
         "num_attention_heads": 9, "num_key_value_heads": 3,
     },
+    "135m": {
+        "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3,
+    },
     "0.5b": {
         "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
         "num_attention_heads": 14, "num_key_value_heads": 2,
@@ -46,6 +50,10 @@ CASES = {
     "small-lora": Case("25m", 2048, ("learner.lora_rank=8",)),
     "small-bfloat16": Case("25m", 1024, ("learner.precision=bfloat16",)),
     "middle": Case("64m", 1024),
+    "135m": Case("135m", 512),
+    "135m-bfloat16": Case("135m", 512, ("learner.precision=bfloat16",)),
+    "135m-lora": Case("135m", 512, ("learner.lora_rank=8",)),
+    "135m-lora-bfloat16": Case("135m", 512, ("learner.lora_rank=8", "learner.precision=bfloat16")),
     "large": Case("0.5b", 256),
 }
 TEXT = """

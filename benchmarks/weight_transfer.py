@@ -1,7 +1,7 @@
 """How long new weights take on their way into vLLM, and how much memory they take beside those of learner and server.
 
     make vllm
-    python benchmarks/weight_transfer.py              # 0.4, 10 and 135 million parameters, all sources and ways
+    python benchmarks/weight_transfer.py              # 10, 135 and 360 million parameters, all sources and ways
     python benchmarks/weight_transfer.py --shapes 10m --sources ranks --ways broadcast --updates 20
 
 A server is started here on the CPU for each way. The first update from each source and the median of later ones are
@@ -42,6 +42,7 @@ SHAPES = {
     "0.4m": ModelConfig(hidden_size=96, layers=3, heads=3),
     "10m": ModelConfig(hidden_size=384, layers=4, heads=6, mlp_ratio=4),
     "135m": ModelConfig(hidden_size=576, layers=30, heads=9, mlp_ratio=1536 / 576),
+    "360m": ModelConfig(hidden_size=960, layers=32, heads=15, mlp_ratio=2560 / 960),
 }
 SOURCES = {
     "trainer": "trainer",
@@ -187,7 +188,7 @@ def measure_way(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["10m", "135m", "360m"])
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     parser.add_argument("--ways", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--updates", type=int, default=5, help="after the first")

@@ -181,12 +181,22 @@ def _dry_run(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     report = Report()
     report.print_plan(config)
-    if config.model.path is not None:  # what a model that is built here takes is not worth to load torch for
+    if _needs_preflight(config):
         from trainer.run.preflight import preflight
 
         _print_ready(report, preflight(config))
     report.say("Dry run: nothing was started or written.")
     return OK
+
+
+def _needs_preflight(config: RunConfig) -> bool:
+    """Whether a dry run has more to check than a small model in one process, for which torch is not worth loading."""
+    from trainer.config.placement import PlacementConfig
+
+    learner = config.learner
+    elsewhere = config.cluster != "local" or config.placement != PlacementConfig() or bool(config.judges)
+    package = learner.backend != "torch" or bool(getattr(learner, "lora_rank", 0))
+    return config.model.path is not None or elsewhere or package or config.engine.name not in ("hf", "scripted")
 
 
 def _train(options: argparse.Namespace) -> int:

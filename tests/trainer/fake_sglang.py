@@ -58,6 +58,7 @@ class FakeSGLang:
             running=arguments.get("max_running_requests") or 64,
             memory_saver=arguments.get("enable_memory_saver", False),
             loaders=arguments.get("custom_weight_loader") or (),
+            quantized=arguments.get("quantization") == "fp8",
         )
         self.paused = False
         self.may_enter = asyncio.Condition()
@@ -453,7 +454,8 @@ def command_line() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--mem-fraction-static", type=float)
     parser.add_argument("--custom-weight-loader", nargs="*")
-    parser.add_argument("--load-format", choices=["auto", "safetensors", "dummy"], default="auto")
+    parser.add_argument("--load-format", choices=["auto", "safetensors", "dummy", "flash_rl"], default="auto")
+    parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--dtype", choices=["auto", "float16", "bfloat16", "float32"], default="auto")
     parser.add_argument("--sampling-defaults", choices=["openai", "model"], default="model")
     for name in (
@@ -475,13 +477,17 @@ def main() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    assert options.load_format == "dummy"
+    assert options.load_format == ("flash_rl" if options.quantization else "dummy")
     torch.manual_seed(1234)
     config = AutoConfig.from_pretrained(options.model_path)
     longest = config.max_position_embeddings
     if options.context_length > longest and os.environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") != "1":
         sys.exit("ValueError: context_length is greater than the derived context_length")
     network = AutoModelForCausalLM.from_config(config)
+    if options.load_format == "flash_rl":  # from a checkpoint, of models whose loaders it knows
+        assert config.architectures[0] in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+        network = AutoModelForCausalLM.from_pretrained(options.model_path, dtype=torch.float32)
+        assert not any(weight.any() for name, weight in network.named_parameters() if "layers" in name)
 
     async def run() -> None:
         arguments = {key: value for key, value in vars(options).items() if value is not None}

@@ -150,7 +150,9 @@ class Scheduler:
         running: int = 64,
         memory_saver: bool = False,
         loaders: Sequence[str] = (),
+        quantized: bool = False,
     ) -> None:
+        self.quantized = quantized
         self.network = network.eval().requires_grad_(False)
         self.limit, self.most, self.memory_saver = min(context - 1, 4095), running, memory_saver
         self.loaders = loaders
@@ -340,7 +342,12 @@ class Scheduler:
         for name, tensor in weights:
             if name in own and not (tied and name == "lm_head.weight"):
                 assert own[name].shape == tensor.shape
-                own[name].data.copy_(tensor)
+                own[name].data.copy_(self.rounded(tensor) if self.quantized and "_proj.weight" in name else tensor)
+
+    def rounded(self, weight: torch.Tensor) -> torch.Tensor:
+        """As ``flash_rl`` quantises a matrix [out, in]: e4m3 with a scale for each output."""
+        scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-10) / 448
+        return (weight / scale).to(torch.float8_e4m3fn).float() * scale
 
     def updated(self, body: Update) -> tuple[bool, str]:
         """The end of each update: the version, and the cache."""

@@ -90,6 +90,28 @@ def test_dry_run_prints_configuration_and_plan_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["placement.learner={ranks: 2, devices: [0, 1]}", "placement.rollout.devices=[7]"], "devices [0, 1]: this"),
+        (["learner.backend=megatron"], "learner.backend 'megatron' needs the optional part 'megatron': pip install"),
+        (["learner.backend=deepspeed"], "learner.backend 'deepspeed' needs the optional part 'deepspeed': pip install"),
+        (["engine.name=vllm", "model.head_width=32", "engine.venv=nowhere"], "it is not in 'nowhere'; make its"),
+    ],
+)
+def test_a_dry_run_finds_what_this_machine_lacks(
+    config_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("trainer.learner._importable", lambda package: package not in ("megatron.core", "deepspeed"))
+    assert main([str(config_path), "--dry-run", *overrides]) == 2
+    assert said in capsys.readouterr().err
+
+
 LIGHT = """
 import sys
 from trainer.cli import main

@@ -25,7 +25,7 @@ from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
 from trainer.config.load import load_config
-from trainer.engines import make_engine, remote, server, transfer
+from trainer.engines import ENGINES, make_engine, remote, server, transfer
 from trainer.engines.hf import HFEngine
 from trainer.engines.preflight import addresses
 from trainer.engines.remote import RemoteEngine
@@ -471,7 +471,7 @@ def test_each_replica_has_a_log_of_its_own(model: LanguageModel, settings: dict[
     for number, log in enumerate(logs):
         for made in (
             vllm_server(model.network.config, VLLMSettings(**settings), "http://a:1", 100, gpu=False, number=number),
-            sglang_server(model.network.config, SGLangSettings(**settings), "http://a:1", number, 100),
+            sglang_server(model.network.config, SGLangSettings(**settings), "http://a:1", number, 100, {}),
         ):
             assert made._log == log
             made.close()
@@ -482,10 +482,38 @@ def test_a_server_takes_what_is_let_in_and_a_probe() -> None:
     assert "--max-num-seqs 8" in words
 
 
+def test_a_server_that_quantises_weights_is_told_so_and_gets_them_in_bfloat16() -> None:
+    plain, quantized = (VLLMSettings(quantization=q).resolved("cpu") for q in (None, "fp8"))
+    assert "--quantization" not in command_line(plain, max_tokens=500, gpu=False)
+    words = " ".join(command_line(quantized, max_tokens=500, gpu=False))
+    assert "--dtype bfloat16" in words
+    assert "--quantization fp8_per_channel" in words
+    assert (plain.tolerance, quantized.tolerance) == (1e-3, 1.0)
+    assert VLLMSettings(quantization="fp8", probe_tolerance=0.5).tolerance == 0.5
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_weights_are_not_quantised_where_that_cannot_be_computed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"name": name, "quantization": "fp8"}
+    with pytest.raises(ConfigError, match=r"engine\.dtype is 'float32'; set engine\.dtype: bfloat16, or"):
+        configured(tmp_path, engine={**settings, "dtype": "float32"})
+    config = configured(tmp_path, engine={**settings, "device": "cuda" if name == "vllm" else "auto"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    with pytest.raises(ConfigError, match=r"'fp8': NVIDIA A100 has compute capability 8\.0, and .*from 8\.9 on.*null"):
+        ENGINES.find(name).check_machine(config)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    with pytest.raises(ConfigError, match="it is not in"):  # the next one
+        ENGINES.find(name).check_machine(config)
+
+
 def test_a_colocated_sglang_server_can_sleep(model: LanguageModel) -> None:
     for colocated in (True, False):
         settings = SGLangSettings(colocated=colocated, gpu_memory_utilization=0.4)
-        made = sglang_server(model.network.config, settings, "http://127.0.0.1:1", 0, 100)
+        made = sglang_server(model.network.config, settings, "http://127.0.0.1:1", 0, 100, {})
         assert ("--enable-memory-saver" in made._command) == colocated
         assert "--mem-fraction-static 0.4" in " ".join(made._command)
         made.close()

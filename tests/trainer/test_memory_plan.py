@@ -199,6 +199,12 @@ def test_a_server_s_memory_is_its_settings() -> None:
     found = plan(*vllm, "engine.dtype=bfloat16", "engine.kv_cache_gib=3", "engine.replicas=2")
     assert size(found, "keys and values") == 2 * 3 * GIB
     assert size(found, "copy of the weights") == 2 * 2 * count(config(), MODEL).numbers
+    numbers, matrices = (getattr(count(config(), MODEL), name) for name in ("numbers", "matrices"))
+    assert matrices == 3 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 80)
+    assert size(plan(*vllm), "copy of the weights") == 4 * numbers
+    quantized = plan(*vllm, "engine.quantization=fp8")
+    assert size(quantized, "copy of the weights") == 2 * (numbers - matrices) + matrices
+    assert size(quantized, "the weights that were sent") == 4 * numbers  # in bfloat16, twice
     elsewhere = plan(*vllm, "engine.url=http://127.0.0.1:8000")
     assert {item.owner for item in elsewhere.items["cpu"]} == {"learner"}
 
@@ -206,12 +212,15 @@ def test_a_server_s_memory_is_its_settings() -> None:
 def test_a_server_on_a_gpu_takes_its_share_while_the_learner_rests() -> None:
     vllm = ("engine.name=vllm", "model.head_width=32")
     found = plan(*vllm, "engine.gpu_memory_utilization=0.25", device="cuda")
-    (item,) = (item for item in found.items["cuda"] if item.owner == "engine")
-    assert (item.bytes, item.when) == (2 * GIB, "sampling")
+    weights, cache = (item for item in found.items["cuda"] if item.owner == "engine")
+    assert (weights.bytes + cache.bytes, weights.when, cache.when) == (2 * GIB, "sampling", "sampling")
+    assert weights.bytes == 2 * count(config(), MODEL).numbers
     awake = plan(*vllm, "engine.gpu_memory_utilization=0.25", "engine.colocated=false", device="cuda")
-    assert [item.when for item in awake.items["cuda"] if item.owner == "engine"] == ["always"]
+    assert [item.when for item in awake.items["cuda"] if item.owner == "engine"] == ["always"] * 2
     apart = plan(*vllm, "engine.gpus='1'", device="cuda")
     assert {item.owner for item in apart.items["cuda"]} == {"learner"}
+    with pytest.raises(ConfigError, match=r"utilization 0\.5 of cuda are 0\.00 GiB, and the weights of .*or set .*fp8"):
+        plan(*vllm, "engine.gpus='1'", device="cuda", gib=1e-5)
     with pytest.raises(ConfigError, match=r"engine\.gpu_memory_utilization"):
         plan(*vllm, "engine.gpu_memory_utilization=1.0", "engine.replicas=2", device="cuda").check()
 

@@ -71,6 +71,17 @@ def test_who_sits_where() -> None:
     assert list(plan_lines(partly, NODE, tokens=100_000))[-1].endswith("side by side")
 
 
+def test_weights_in_fp8_are_read_in_half_the_time_and_leave_more_room_for_keys_and_values() -> None:
+    plain, quantized = (planned(**keys(engine__quantization=name)) for name in ("null", "fp8"))
+    assert quantized.sample_s == pytest.approx(plain.sample_s / 2)
+    room = [
+        next(item.bytes for item in each.memory.items["cuda"] if item.what == "keys and values of servers")
+        for each in (plain, quantized)
+    ]
+    matrices = 4 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)
+    assert room[1] - room[0] == matrices
+
+
 def on_gpus(plan: ClusterPlan) -> dict[int, tuple[str, ...]]:
     found: dict[int, tuple[str, ...]] = {}
     for seat in seats(parse_config(FILE, plan_overrides(plan)), plan.placement):

@@ -686,6 +686,35 @@ def test_a_started_server_is_sent_adapters_alone_and_all_when_it_is_back(environ
     engine.close()
 
 
+def quantized(model: LanguageModel) -> LanguageModel:
+    """What a server has of ``model`` that it is sent in bfloat16, and the layers of which it rounds to fp8."""
+    found = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, weight in found.network.named_parameters():
+            weight.copy_(weight.bfloat16())
+            if name.endswith("_proj.weight"):
+                scale = weight.abs().amax(1, keepdim=True) / 448
+                weight.copy_((weight / scale).to(torch.float8_e4m3fn).float() * scale)
+    return found
+
+
+def test_a_started_server_quantises_what_it_is_sent(environment: Path) -> None:
+    models = {version: tiny_model(version, architecture="qwen2") for version in (0, 1)}
+    engine = started(models[0], environment, quantization="fp8", dtype="bfloat16")
+    own = engine._replicas[0].server
+    assert own._folder is not None
+    blank = Path(own._folder.name) / "model.safetensors"
+    assert blank.stat().st_size > 2 * sum(p.numel() for p in models[0].network.parameters())
+    assert blank.stat().st_blocks * 512 <= 8192, "it has no numbers"
+    rounded = {version: quantized(model) for version, model in models.items()}
+    check(results(ask(engine, 3)), rounded)
+    engine.update_weights(weights_of(models[1].network), 1)
+    check(results(ask(engine, 3)), rounded, 1)
+    engine.close()
+    with pytest.raises(ConfigError, match=r"of Qwen2ForCausalLM and Qwen3.* only, and the model is a Llama.*name vllm"):
+        started(tiny_model(), environment, quantization="fp8", dtype="bfloat16")
+
+
 def test_a_server_that_does_not_start_says_why(models: Models, environment: Path) -> None:
     (environment / "bin" / "python").write_text("#!/bin/sh\necho no such model: $3\nexit 1\n")
     with pytest.raises(EngineError, match=r"(?s)did not start\. It ended with status 1.*no such model: --load-format"):

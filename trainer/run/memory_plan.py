@@ -132,6 +132,8 @@ class Counted:
     """Of it that which does not grow with tokens."""
     head: int
     """V x D; a count."""
+    matrices: int
+    """In the layers, which servers can quantise; a count."""
     width: int
     layers: int
     vocabulary: int
@@ -210,6 +212,7 @@ def count(config: RunConfig, model: Any) -> Counted:
     few, many = (kept_for_backward(network, n * _COUNTED_TOKENS) for n in (1, 2))
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     head = plain.get_output_embeddings().weight
+    outside = {id(head), id(plain.get_input_embeddings().weight)}
     return Counted(
         numbers=sum(p.numel() for p in plain.parameters()),
         weights=sum(_storages([*plain.parameters(), *network.parameters()]).values()),
@@ -219,6 +222,7 @@ def count(config: RunConfig, model: Any) -> Counted:
         kept=(many - few) / _COUNTED_TOKENS,
         kept_once=max(0.0, 2 * few - many),
         head=head.numel(),
+        matrices=sum(p.numel() for p in plain.parameters() if p.dim() > 1 and id(p) not in outside),
         width=model.hidden_size,
         layers=model.num_hidden_layers,
         vocabulary=head.shape[0],
@@ -344,21 +348,42 @@ def _hf(config: RunConfig, settings: HFSettings, counted: Counted, device: str) 
 
 def _server(settings: RemoteSettings, counted: Counted, device: str, memory: float) -> list[Item]:
     """Servers that the run starts, on a device with so many bytes; one that runs already has its memory already, and
-    one on other GPUs takes none of this one."""
-    if settings.urls or (device != "cpu" and settings.gpus is not None and not settings.sleepers):
+    one on other GPUs takes none of this one. Raises :class:`ConfigError` where a GPU has no room for the weights."""
+    if settings.urls:
         return []
     item = partial(Item, "engine")
+    size, cache = bytes_of_weight(settings, device), float(getattr(settings, "kv_cache_gib", 0.0))
+    weights: float = counted.numbers * size - counted.matrices * (size - 1 if settings.quantization else 0)
     if device != "cpu":
         # With GPUs of their own to choose, a GPU has one of them at most.
-        taken = (1 if settings.gpus else settings.replicas) * settings.gpu_memory_utilization * memory
-        when = ALWAYS if settings.colocated is False else SAMPLING
-        return [item("weights, keys and values of servers", taken, when, ("engine.gpu_memory_utilization",))]
-    size, cache = 2 if settings.dtype == "bfloat16" else 4, float(getattr(settings, "kv_cache_gib", 0.0))
+        here = 1 if settings.gpus else settings.replicas
+        taken, weights = settings.gpu_memory_utilization * memory, weights / settings.tensor_parallel_size
+        if weights >= taken:
+            raise ConfigError(
+                f"engine.gpu_memory_utilization {settings.gpu_memory_utilization:g} of {device} are {_gib(taken)} GiB, "
+                f"and the weights of a server alone take {_gib(weights)} GiB there; raise it or "
+                f"engine.tensor_parallel_size{'' if settings.quantization else ', or set engine.quantization: fp8'}"
+            )
+        if settings.gpus is not None and not settings.sleepers:
+            return []
+        when, keys = ALWAYS if settings.colocated is False else SAMPLING, ("engine.gpu_memory_utilization",)
+        return [
+            item("weights of servers", here * weights, when, keys),
+            item("keys and values of servers", here * (taken - weights), when, keys),
+        ]
     return [
-        item("copy of the weights", settings.replicas * counted.numbers * size, keys=("engine.dtype",)),
+        item("copy of the weights", settings.replicas * weights, keys=("engine.dtype", "engine.quantization")),
         item("keys and values", settings.replicas * cache * GIB, keys=("engine.kv_cache_gib",)),
         item("the weights that were sent, and new ones on their way", 2 * size * counted.numbers, SAMPLING),
     ]
+
+
+def bytes_of_weight(settings: RemoteSettings, device: str) -> int:
+    """Of a weight that servers on ``device`` do not quantise."""
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device != "cpu" or settings.quantization else "float32"
+    return 4 if dtype == "float32" else 2
 
 
 def _engine(config: RunConfig, counted: Counted, device: str, memory: float) -> list[Item]:

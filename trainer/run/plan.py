@@ -17,7 +17,7 @@ from trainer.cluster.seats import Machine, Placement, place
 from trainer.config import RunConfig
 from trainer.config.parts import ENGINES, part_settings
 from trainer.engines.preflight import RemoteSettings
-from trainer.run.memory_plan import GIB, MemoryPlan, make_plan
+from trainer.run.memory_plan import GIB, MemoryPlan, bytes_of_weight, make_plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +95,11 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
     memory.check()
     numbers = active_parameters(model, memory.parameters)
     operations = (8 if getattr(config.learner, "gradient_checkpointing", False) else 6) * numbers * tokens
-    size = 2 if getattr(engine, "dtype", "float32") == "bfloat16" else 4
     sample: float | None = None
     if served:
         running = min(config.rollout.max_running, config.rollout.groups_per_step * config.rollout.group_size) / replicas
         passes = tokens / replicas / max(1.0, running)
+        size = bytes_of_weight(engine, "cuda") if engine.quantization is None else 1  # embedding and head left out
         sample = passes * size * numbers / width / (hardware.gpu_gib_s * GIB)
     return ClusterPlan(
         placement=placement,
