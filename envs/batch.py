@@ -185,7 +185,8 @@ class GridVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], NDArray[Any]], Gen
             return None
         if _is_seed(seed):
             return list(range(int(seed), int(seed) + self.num_envs))
-        if isinstance(seed, (str, bytes)) or not isinstance(seed, (Sequence, np.ndarray)):
+        listed = isinstance(seed, (Sequence, np.ndarray)) and np.iterable(seed)  # an array of no dimensions is none
+        if isinstance(seed, (str, bytes)) or not listed:
             raise TypeError(f"seed must be {allowed}, not {seed!r}")
         if len(seed) != self.num_envs:
             raise ValueError(f"seed must be {allowed}, not {len(seed)} of them: {seed!r}")

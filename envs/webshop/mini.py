@@ -96,7 +96,7 @@ class WebShopMiniEnv(TextEnv):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play an answer; see the README for rewards and limits."""
         read = self._parse(action).actions
-        meant = self._meaning(ACTIONS[read[0]]) if read else ""
+        meant = self._meaning(ACTIONS[read[0]]) if read and ACTIONS[read[0]] in self._available() else ""
         _, reward, terminated, truncated, info = self.shop.step(meant)
         penalty = 0.0 if info["action_is_valid"] else self.format_penalty
         # The shop's own actions are left out: this environment has others.
@@ -113,12 +113,9 @@ class WebShopMiniEnv(TextEnv):
         )
 
     def _meaning(self, action: str) -> str:
-        """What an action means to the shop on this page; empty where it means nothing."""
-        page = self.shop.page
+        """What an action that is available means to the shop on this page."""
         if action in ROWS:
-            row = ROWS.index(action)
-            shown = page.kind == "results" and row < len(page.products)
-            return f"click[{page.products[row].asin.lower()}]" if shown else ""
+            return f"click[{self.shop.page.products[ROWS.index(action)].asin.lower()}]"
         return WAYS.get(action, action)
 
     def _available(self) -> list[str]:

@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -95,14 +95,17 @@ class OpenEnvEnv(GameEnv):
                 f"{', '.join(map(repr, self._fields)) or 'no fields'}"
             )
         self._field = settings.action_field or (required[0] if len(required) == 1 else None)
-        self._choices = {_text(value): value for value in _choices(self._fields[self._field])} if self._field else {}
+        self._choices = _by_text(_choices(self._fields[self._field])) if self._field else {}
         example = self._example(self._field) if self._field else {n: self._example(n) for n in required or self._fields}
+        written = next(
+            (text for text, value in self._choices.items() if json.dumps(value) == json.dumps(example)), _text(example)
+        )
         super().__init__(
             action_format=settings.action_format,
             max_turns=settings.max_turns,
             format_penalty=settings.format_penalty,
-            example=_text(example),
-            moves=list(self._choices) or [_text(example)],
+            example=written,
+            moves=list(self._choices) or [written],
         )
 
     @property
@@ -350,6 +353,12 @@ def _choices(field: Mapping[str, Any]) -> list[Any]:
         kind["enum"] if "enum" in kind else [kind["const"]] for kind in kinds if "enum" in kind or "const" in kind
     ]
     return [value for values in listed for value in values] if len(listed) == len(kinds) else []
+
+
+def _by_text(values: Sequence[Any]) -> dict[str, Any]:
+    """Each value by its text; by its JSON, where two have the same text (1 and "1")."""
+    found = {_text(value): value for value in values}
+    return found if len(found) == len(values) else {json.dumps(value, ensure_ascii=False): value for value in values}
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ __all__ = ["TextArenaEnv", "card", "ids"]
 
 _PACKAGE = "textarena"
 _REGISTERED = re.compile(r'^register\w*\(id="([\w.-]+?)-v(\d+)([\w.-]*)",\s*entry_point="([\w.]+):', re.MULTILINE)
+_INVALID = "Invalid Move: "
 _TURNS = 100
 """Of a game that has no limit of its own."""
 
@@ -111,7 +113,10 @@ class TextArenaEnv(GameEnv):
         """The reward at the end of the game, and its reason."""
         state = self._game.state
         paid, reason = (state.rewards or {}).get(0, 0.0), state.game_info[0].get("reason")
-        if not isinstance(paid, int | float):  # a few games of 0.7.4 have them the wrong way round
+        if isinstance(paid, str):  # four games of 0.7.4 have them the other way round where a move is invalid
+            with contextlib.suppress(ValueError):
+                paid, reason = float(str(reason).removeprefix(_INVALID)), f"{_INVALID}{paid}"
+        if not isinstance(paid, int | float):
             raise EnvironmentFaultError(f"TextArena's {self.game} paid {paid!r}, for the reason {reason!r}")
         return float(paid), {"reason": str(reason or "")}
 

@@ -7,6 +7,7 @@ the descriptor it is told. A watchdog ends it when a rule is not done in time, a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import json
@@ -279,10 +280,17 @@ def _main() -> None:
     sys.path[:] = json.loads(sys.stdin.buffer.readline())
     out = os.fdopen(int(sys.argv[1]), "w")
     os.set_inheritable(out.fileno(), False)
+    _end_with_the_caller()
     faulthandler.enable()
     request: Request = cloudpickle.loads(sys.stdin.buffer.read())
     _serve(request, out)
     os._exit(0)  # threads that the environment left behind are not waited for
+
+
+def _end_with_the_caller() -> None:
+    """On Linux, where the kernel does so, even if the caller is killed and this process hangs."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _serve(request: Request, out: IO[str]) -> None:

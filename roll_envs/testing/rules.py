@@ -7,6 +7,7 @@ import json
 import math
 import numbers
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.parsing import ActionFormat, FreeFormat, tag_marks
 from roll_envs.testing import trace
-from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need, steps
+from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need, script, steps
 
 _BESIDE_THE_POINT = ("Not able to test alternative render modes", "No render fps was declared")
 """Warnings about specs (a function may make the environment) and frames (text has none)."""
@@ -23,6 +24,8 @@ _MOST_CHARS = 1_000_000
 """Of an observation, and of an info as JSON."""
 _MOST_NAMED = 20
 """With more actions than this the instructions may describe them (\"a number from 1 to 100\")."""
+_LEAST_MOVES = 10
+"""Other observations of valid answers from which on at least one of them must have changed the state."""
 
 
 def gymnasium_checker(subject: Subject) -> str:
@@ -132,10 +135,11 @@ _INFO: dict[str, type] = {
 def info(subject: Subject) -> str:
     """Every step's info has the agreed keys with their types and is plain data."""
     env = subject.text_env("agreed info keys")
+    effective, moved = False, 0
     for seed in subject.seeds:
-        before = trace.begin(env, seed=seed)[1]
+        shown, before = trace.begin(env, seed=seed)
         text = _need_plain(before, "reset")
-        for _, (_, _, _, _, found) in steps(env, mixed(seed)):
+        for _, (observation, _, _, _, found) in steps(env, mixed(seed)):
             need(json.dumps(before) == text, "an info changes while the episode goes on; return a new dict each time")
             for key, kind in _INFO.items():
                 need(key in found, f"info lacks {key!r} ({kind.__name__})")
@@ -147,7 +151,25 @@ def info(subject: Subject) -> str:
             need(not changed, "action_is_effective is True where action_is_valid is False; an answer that cannot be "
                               "read changes nothing")  # fmt: skip
             before, text = found, _need_plain(found, "step")
+            effective |= found["action_is_effective"]
+            moved += found["action_is_valid"] and observation != shown
+            shown = observation
+    if not effective:
+        _need_effective(env, subject.seeds, moved)
     return ", ".join(_INFO)
+
+
+def _need_effective(env: TextEnv, seeds: Sequence[int], moved: int) -> None:
+    """For an environment in which no answer of a random player was effective, though ``moved`` of them showed another
+    observation: those of the oracle are."""
+    never = "and action_is_effective is False at every step; it is True where the state changed"
+    need(moved < _LEAST_MOVES, f"{moved} valid answers of a random player lead to another observation, {never}")
+    for seed in seeds:
+        env.reset(seed=seed)
+        played = [result[4] for _, result in steps(env, script(env.oracle() or ()))]
+        won = bool(played) and played[-1].get("success")
+        moves = any(found.get("action_is_effective") for found in played)
+        need(moves or not won, f"the oracle's answers solve seed {seed}, {never}")
 
 
 def _need_plain(found: Any, call: str) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from roll_envs.env import AnyEnv, TextEnv
-from roll_envs.parsing import ActionFormat
+from roll_envs.parsing import ActionFormat, FreeFormat
 from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need
 
 _SLOWEST_ANSWER_S = 2.0
 _TRIED = 12
 """Legal answers that are tried of many, and cuts of one answer."""
+_PLACES = 4
+"""Turns of an episode at which answers that are not listed are tried."""
 _MOST_S = 5.0
 """What is tried from a restored start takes no longer, however slow ``restore`` is."""
 
@@ -161,4 +164,62 @@ def legal_answers(subject: Subject) -> str:
     return f"{tried} of them played"
 
 
-ANSWER_RULES: tuple[Rule, ...] = (strange_answers, near_answers, legal_answers)
+def unlisted_answers(subject: Subject) -> str:
+    """What ``legal_answers`` leaves out changes nothing: named actions, and what is listed elsewhere in an episode."""
+    env = subject.text_env("legal_answers()")
+    form, tried, until = env.action_format, 0, time.monotonic() + _MOST_S
+    for seed in subject.seeds[:3]:
+        env.reset(seed=seed)
+        if isinstance(form, FreeFormat):
+            _need_the_oracles(env, seed, until)
+        places = _places(env, seed)
+        known = {_read(form, text): text for _, answers in places for text in answers}
+        if isinstance(form, ActionFormat):
+            known = {(action,): form.format([action]) for action in range(len(form.actions))}
+        for turn, (here, answers) in enumerate(places):
+            listed = {_read(form, text) for text in answers}
+            left_out = [text for meaning, text in known.items() if meaning not in listed]
+            for text in itertools.takewhile(lambda _: time.monotonic() < until, _some(left_out, seed)):
+                *_, info = _answered(_at(env, here), "an answer", text)
+                acts = info.get("action_is_valid") and info.get("action_is_effective")
+                need(not acts, f"legal_answers() leaves out {text[:60]!a} at turn {turn} of seed {seed}, and step "
+                               "takes it there and changes the state; list all that is allowed")  # fmt: skip
+                tried += 1
+    return f"{tried} of them played"
+
+
+def _places(env: TextEnv, seed: int) -> list[tuple[Any, list[str]]]:
+    """Where an episode of listed answers comes by, and what is listed there."""
+    draw, places = random.Random(seed), []
+    for _ in range(_PLACES):
+        answers = list(env.legal_answers())
+        if not answers:  # the environment cannot say
+            break
+        places.append((env.snapshot(), answers))
+        if _over(env.step(draw.choice(answers))):
+            break
+    return places
+
+
+def _need_the_oracles(env: TextEnv, seed: int, until: float) -> None:
+    """An oracle of free texts gives listed ones, if it does so at all. What begins like a listed one may have a free
+    part ("search[any words]")."""
+    form, start = env.action_format, env.snapshot()
+    listed, left_out = 0, ""
+    for text in itertools.takewhile(lambda _: time.monotonic() < until, env.oracle() or []):
+        said, answers = _read(form, text) or "", [_read(form, each) or "" for each in env.legal_answers()]
+        listed += said in answers
+        if answers and _verb(said) not in map(_verb, answers):
+            left_out = text
+        if _over(env.step(text)):
+            break
+    whole = not (listed and left_out)
+    need(whole, f"legal_answers() leaves out {left_out[:60]!a} where oracle() gives it in seed {seed}; list it too")
+    env.restore(start)
+
+
+def _verb(text: str) -> str:
+    return re.split(r"[\W_]", text.strip(), maxsplit=1)[0]
+
+
+ANSWER_RULES: tuple[Rule, ...] = (strange_answers, near_answers, legal_answers, unlisted_answers)

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,6 +25,9 @@ from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, Trace,
 
 _THREADS = 4
 _PROCESS_TIMEOUT_S = 120
+_RESETS = 100
+_RESETS_S = 3.0
+"""After which no more episodes are begun, where they are slow to begin."""
 _OWN = "draw only from self.np_random or from a generator made from the seed"
 _INSTANCE = "keep state in the instance, not in the class or module"
 
@@ -163,9 +167,15 @@ def resets(subject: Subject) -> str:
     for seed in reversed(subject.seeds):
         play(env, seed, mixed(seed + 1), turns=2)
         play(env, seed, mixed(seed))
+    mend = "set every attribute of the episode anew in reset"
+    subject.compare([play(env, seed, mixed(seed)) for seed in subject.seeds], "in a used instance", mend)
+    count, deadline = 0, time.monotonic() + _RESETS_S
+    while count < _RESETS and time.monotonic() < deadline:
+        play(env, subject.seeds[count % len(subject.seeds)], mixed(count), turns=1)
+        count += 1
     found = [play(env, seed, mixed(seed)) for seed in subject.seeds]
-    subject.compare(found, "in a used instance", "set every attribute of the episode anew in reset")
-    return "a used instance plays like a new one"
+    subject.compare(found, f"after {count} more resets of the instance", mend)
+    return f"a used instance plays like a new one, after {count} more resets too"
 
 
 def snapshots(subject: Subject) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll_envs.env import AnyEnv
+from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.testing.trace import Rule, Skip, Subject, mixed, need, play, surroundings
 
 _ENDS_S = 2.0
@@ -156,16 +156,21 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 _SLOWEST_STEP_S = 0.5
 _SLOWEST_RESET_S = 10.0
+_SLOWEST_ORACLE_S = 2.0
 
 
 def latency(subject: Subject) -> str:
-    """A step takes less time than the model's answer to it would, and a reset is no wait."""
+    """A step takes less time than the model's answer to it would, and neither a reset nor the oracle is a wait."""
     env = subject.make()
-    resets, answers = [], []
+    resets, answers, oracles = [], [], []
     for seed in subject.seeds:
         started = time.perf_counter()
         env.reset(seed=seed)
         resets.append(time.perf_counter() - started)
+        if isinstance(env, TextEnv):
+            started = time.perf_counter()
+            env.oracle()
+            oracles.append(time.perf_counter() - started)
         answer = mixed(seed)
         for _ in range(10):
             said = answer(env)
@@ -178,6 +183,9 @@ def latency(subject: Subject) -> str:
     seen = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians)"
     need(step <= _SLOWEST_STEP_S, f"{seen}; more than {_SLOWEST_STEP_S:g} s a step keeps every rollout waiting")
     need(reset <= _SLOWEST_RESET_S, f"{seen}; more than {_SLOWEST_RESET_S:g} s a reset keeps every rollout waiting")
+    asked = statistics.median(oracles) if oracles else 0.0
+    need(asked <= _SLOWEST_ORACLE_S, f"oracle() takes {asked:.3g} s (median); a teacher asks it at every turn, so that "
+                                     f"more than {_SLOWEST_ORACLE_S:g} s is too much")  # fmt: skip
     return seen
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.testing import trace
-from roll_envs.testing.trace import Answer, Rule, Skip, Subject, mixed, need, steps
+from roll_envs.testing.trace import Answer, Rule, Skip, Subject, mixed, need, script, steps
 
 _TOLERANCE = 1e-9
 
@@ -32,12 +31,6 @@ def _play(env: AnyEnv, seed: int, answer: Answer) -> _Played:
     )
 
 
-def _script(answers: Iterable[str] = ()) -> Answer:
-    """A player that gives these answers, and empty ones after them."""
-    left = iter(answers)
-    return lambda env: next(left, "")
-
-
 def _random_episodes(env: AnyEnv, seed: int) -> list[_Played]:
     return [_play(env, seed, mixed(1000 * attempt + seed, garbage=0)) for attempt in range(5)]
 
@@ -46,7 +39,7 @@ def floor(subject: Subject) -> str:
     """A policy that does nothing never succeeds and is never paid."""
     env = subject.text_taker()
     for seed in subject.seeds:
-        played = _play(env, seed, _script())
+        played = _play(env, seed, script())
         need(not played.success, f"seed {seed} is solved by empty answers; such a task says nothing about an agent")
         need(played.total <= 0, f"empty answers earn {played.total} in seed {seed}; reward progress only")
     return "empty answers earn nothing"
@@ -59,7 +52,7 @@ def ends(subject: Subject) -> str:
     for seed in subject.seeds:
         players = {"random": mixed(seed, garbage=0), "mixed": mixed(seed)}
         if trace.takes_text(env):
-            players["idle"] = _script()
+            players["idle"] = script()
         for player, answer in players.items():
             env.reset(seed=seed)
             last, turns = False, 0
@@ -108,7 +101,7 @@ def oracle(subject: Subject) -> str:
         count, limit = len(way), env.max_turns
         need(way, f"oracle() gives no answers for seed {seed}, which is not solved yet; return None if it has none")
         need(count <= limit, f"oracle() needs {count} turns for seed {seed}; max_turns is {limit}")
-        played = _play(env, seed, _script(way))
+        played = _play(env, seed, script(way))
         need(played.turns <= count, f"after the {count} answers of oracle() the episode of seed {seed} has not ended")
         need(played.success, f"the oracle's answers do not solve seed {seed} (success is False at the end)")
         need(played.turns == count, f"seed {seed} ends after {played.turns} of the oracle's {count} answers")
@@ -135,7 +128,7 @@ def oracle_midway(subject: Subject) -> str:
         way = None if result[2] or result[3] else env.oracle()
         if way is None:
             continue
-        last = [result for _, result in steps(env, _script(way), len(way))][-1:]
+        last = [result for _, result in steps(env, script(way), len(way))][-1:]
         solved = bool(last and last[0][4].get("success"))
         need(solved, f"after a random answer in seed {seed} the oracle's {len(way)} answers do not solve the episode; "
                      "find the way from where the episode stands, or return None")  # fmt: skip
@@ -158,10 +151,10 @@ def reward_range(subject: Subject) -> str:
     for seed in subject.seeds:
         played += _random_episodes(env, seed)
         if trace.takes_text(env):
-            played.append(_play(env, seed, _script()))
+            played.append(_play(env, seed, script()))
         if isinstance(env, TextEnv):
             env.reset(seed=seed)
-            played.append(_play(env, seed, _script(env.oracle() or ())))
+            played.append(_play(env, seed, script(env.oracle() or ())))
     # The card's range is without penalties for the form of answers, which are an argument of most environments.
     totals = [each.total - each.penalties for each in played]
     seen = f"returns from {min(totals):g} to {max(totals):g}"

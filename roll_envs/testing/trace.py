@@ -23,7 +23,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,12 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
         return space.sample()
 
     return answer
+
+
+def script(answers: Iterable[str] = ()) -> Answer:
+    """A player that gives these answers, and empty ones after them."""
+    left = iter(answers)
+    return lambda env: next(left, "")
 
 
 def begin(env: AnyEnv, **how: Any) -> tuple[Any, Any]:

@@ -157,6 +157,7 @@ def test_what_does_not_fit_is_named() -> None:
         ("12", TypeError, "not '12'"),
         (-1, TypeError, "not -1"),
         (1.5, TypeError, r"not 1\.5"),
+        (np.array(3), TypeError, r"not array\(3\)"),
         (True, TypeError, "not True"),
         ([1, "7"], TypeError, "the one of environment 1 is '7'"),
         ([-3, 1], TypeError, "the one of environment 0 is -3"),

@@ -758,6 +758,55 @@ class TakesStdin(CounterEnv):
         return super().step(action)
 
 
+class NeverEffective(CounterEnv):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "action_is_effective": False}
+
+
+class NeverEffectiveInTheDark(NeverEffective):
+    """Only the oracle's episodes tell that the state changes."""
+
+    def __init__(self) -> None:
+        super().__init__(max_turns=4)
+
+    def render(self) -> str:
+        return f"target {self._target}"
+
+
+class TiresLate(CounterEnv):
+    begun = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.begun += 1
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> Any:
+        return super().step(action if self.begun < 50 else "")
+
+
+class Ponders(CounterEnv):
+    def oracle(self) -> list[str] | None:
+        time.sleep(2.1)
+        return super().oracle()
+
+
+class ListsMoreAlone(CounterEnv):
+    def legal_answers(self) -> list[str]:
+        return super().legal_answers()[1:]
+
+
+class ListsSaltOnce(CounterShop):
+    def legal_answers(self) -> list[str]:
+        words = ("tea",) if self._said else ("tea", "salt")
+        return [self.action_format.write(action) for action in (*(f"say[{word}]" for word in words), "click[leave]")]
+
+
+class NeverListsTheDoor(CounterShop):
+    def legal_answers(self) -> list[str]:
+        return [self.action_format.write(f"say[{word}]") for word in ("tea", "salt")]
+
+
 FAULTS = (
     Fault("gymnasium_checker", UnseededReset, "random number generator"),
     Fault("gymnasium_checker", BreaksInReset, "RuntimeError: no display"),
@@ -776,6 +825,8 @@ FAULTS = (
     Fault("values", WordsForRewards, "must be a finite number"),
     Fault("values", OwnKeys, "has the key [3]"),
     Fault("info", EffectiveAnyway, "action_is_effective is True where"),
+    Fault("info", NeverEffective, "lead to another observation, and action_is_effective is False at every step"),
+    Fault("info", NeverEffectiveInTheDark, "the oracle's answers solve seed 0, and action_is_effective is False"),
     Fault("info", Unnumbered, "info of step is not plain JSON-able data"),
     Fault("info", NumpyCounts, "info of step is not plain JSON-able data"),
     Fault("info", NumpyCountsAtReset, "info of reset is not plain JSON-able data"),
@@ -797,6 +848,7 @@ FAULTS = (
     Fault("global_generators", GlobalDraws, "generator of random;"),
     Fault("global_generators", SeedsNumpy, "generator of numpy.random;"),
     Fault("resets", KeepsCounting, "in a used instance"),
+    Fault("resets", TiresLate, "after 100 more resets"),
     Fault("snapshots", ForgetsTurns, "goes on differently"),
     Fault("snapshots", StaysTired, "after restore in the same instance the episode goes on differently"),
     Fault("snapshots", LiveSnapshot, "changes while the episode goes on"),
@@ -815,6 +867,7 @@ FAULTS = (
     Fault("side_effects", HandlesSignals, "changes the signal handlers: SIGTERM"),
     Fault("memory", RemembersAll, "bytes behind"),
     Fault("latency", Sleeps, "a step takes 5"),
+    Fault("latency", Ponders, "(median); a teacher asks it at every turn"),
     Fault("seeds_differ", OneTask, "give the same episode"),
     Fault("trainer_seeds", SmallSeeds, "Error"),
     Fault("trainer_seeds", SameHeldOut, "play the tasks of seeds from 0 on"),
@@ -830,6 +883,9 @@ FAULTS = (
     Fault("near_answers", ReadsCase, "plays another action"),
     Fault("legal_answers", RefusesLess, "step refuses it"),
     Fault("legal_answers", ListsTwice, "more than once"),
+    Fault("unlisted_answers", ListsMoreAlone, "leaves out '<answer>Less</answer>' at turn 0 of seed 0"),
+    Fault("unlisted_answers", ListsSaltOnce, "leaves out 'say[salt]' at turn 1"),
+    Fault("unlisted_answers", NeverListsTheDoor, "leaves out 'click[leave]' where oracle() gives it in seed 0"),
     Fault("queries", OracleMoves, "asked for oracle"),
     Fault("strange_answers", PaysForLength, "is paid"),
     Fault("strange_answers", WinsByLength, "counts as success"),

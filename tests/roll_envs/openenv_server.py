@@ -50,11 +50,17 @@ class Speed(enum.Enum):
     FAST = 2
 
 
+class Gear(enum.Enum):
+    FIRST = 1
+    NAMED = "1"
+
+
 class Turn(BaseModel):
     model_config = ConfigDict(extra="forbid")
     metadata: dict[str, Any] = Field(default_factory=dict)
     direction: Direction = Field(description="where to")
     speed: Speed | None = None
+    gear: Gear | None = None
     number: int = 50
 
 

@@ -144,6 +144,34 @@ def test_what_an_environment_started_ends_with_the_check(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+HANGS_FOR_LONG = """
+import os, pathlib, time
+from roll_envs.testing import CounterEnv, check_env
+
+class Hangs(CounterEnv):
+    def step(self, action):
+        pathlib.Path("pid").write_text(str(os.getpid()) + " ")
+        time.sleep(50)
+
+check_env(Hangs, rules=["values"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with the one that started it")
+def test_the_process_of_the_check_ends_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+    caller = subprocess.Popen([sys.executable, "-c", HANGS_FOR_LONG], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (said := (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else "").endswith(" "):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert Path("/proc", said.strip()).exists()
+    caller.kill()
+    caller.wait()
+    while Path("/proc", said.strip()).exists():
+        assert time.monotonic() < deadline, "the check goes on"
+        time.sleep(0.05)
+
+
 def test_a_function_that_cannot_be_sent_is_checked_here() -> None:
     lock = threading.Lock()
 

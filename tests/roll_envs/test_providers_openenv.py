@@ -116,6 +116,13 @@ def test_a_field_of_listed_values_is_named_and_read() -> None:
         assert "direction: Field required" in say(speed, "2")[0]
         assert "'3' is not one of 1, 2" in say(speed, "3")[0]
         speed.close()
+        gear = roll_envs.make(ID, url=url, action_field="gear")  # values whose texts are the same
+        assert gear.action_space.examples == ("<answer>1</answer>", '<answer>"1"</answer>')
+        assert gear.action_format.example == "1"
+        gear.reset(seed=2)
+        for text, value in (("1", 1), ('"1"', "1")):
+            assert gear.unwrapped._action(text) == {"gear": value}
+        gear.close()
 
 
 @contextlib.contextmanager

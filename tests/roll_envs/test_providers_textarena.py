@@ -49,8 +49,9 @@ class Game:
         said = action.strip("[]")
         if said == "crash":
             raise KeyError(said)
-        if said == "swap":
-            self.state.rewards, self.state.game_info[0]["reason"] = {0: "a reason"}, 0.5
+        if said in ("swap", "mix"):
+            reason = "Invalid Move: 0.5" if said == "swap" else "Invalid Move: None"
+            self.state.rewards, self.state.game_info[0]["reason"] = {0: "a reason"}, reason
             return True, {}
         self.state.made_invalid_move = not said.isdigit()
         if said == str(self.secret):
@@ -141,12 +142,21 @@ def test_no_brackets_where_it_does_not(package: types.SimpleNamespace) -> None:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize(("move", "said"), [("crash", "failed at .*crash.*: KeyError"), ("swap", "paid 'a reason'")])
+@pytest.mark.parametrize(("move", "said"), [("crash", "failed at .*crash.*: KeyError"), ("mix", "paid 'a reason'")])
 def test_a_game_that_fails_pays_nothing(move: str, said: str) -> None:
     env = TextArenaEnv(game="Guess-v0")
     env.reset(seed=0)
     with pytest.raises(EnvironmentFaultError, match=f"TextArena's Guess-v0 {said}"):
         env.step(f"<answer>{move}</answer>")
+
+
+@pytest.mark.usefixtures("package")
+def test_a_reward_and_its_reason_the_other_way_round_are_put_right() -> None:
+    env = TextArenaEnv(game="Guess-v0")
+    env.reset(seed=0)
+    _, reward, terminated, _, info = env.step("<answer>swap</answer>")
+    assert (reward, terminated, info["success"]) == (0.5, True, False)
+    assert info["reason"] == "Invalid Move: a reason"
 
 
 @pytest.mark.parametrize(
