@@ -278,8 +278,8 @@ class WorkerPool:
         return outcome
 
     def _call(self, task: str, arguments: list[Any], deadline_s: float, shape: str, costly: bool) -> Outcome:
-        left_s, found = deadline_s, None
-        halved = False
+        left_s, halved = deadline_s, False
+        found: Outcome | None = None
         while found is None:
             entered = self._fast.enter(shape, self.settings.queue_timeout_s, costly=costly)
             if entered == "hopeless":
