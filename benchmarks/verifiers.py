@@ -245,7 +245,7 @@ def measure_crowd(crowd: Sequence[tuple[str, str, str]]) -> list[list[str]]:
     pool: WorkerPool = verifier.pool
 
     def cpu_s() -> float:
-        return time.process_time() + sum(worker.cpu_s() or 0.0 for worker in pool._all)
+        return time.process_time() + sum(worker.cpu_s() for worker in pool._all)
 
     started, before = time.monotonic(), cpu_s()
 

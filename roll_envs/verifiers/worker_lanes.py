@@ -90,8 +90,7 @@ class Lane:
                 self.leave(shape)
             raise
         if self._withdrawn(ticket):
-            # It waited for so long since others like it were slow.
-            return "late" if self._shapes.kind(shape) in (None, "quick") else "hopeless"
+            return "late"
         if ticket.refused:
             return "hopeless"
         self.longest_s = max(self.longest_s, time.monotonic() - started)

@@ -4,7 +4,7 @@ Started by path (``python -I worker_main.py``), so that nothing but the standard
 are known. Standard input is a connection to the parent: four bytes with a file descriptor ask for a worker that is
 connected to it, four bytes with a process number for the death of that worker. Tasks and replies are four bytes of
 length, then JSON. The parent has a worker killed whose task takes too long; should parent and template be gone, an
-alarm ends it, and an idle one ends when its connection closes.
+alarm in processor time ends it, and an idle one ends when its connection closes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 _ORPHAN_GRACE_S = 1.0
-"""How long after the parent's deadline an orphaned worker kills itself by alarm."""
+"""How much processor time beyond the parent's deadline an orphaned worker uses until its alarm kills it."""
 
 _REFUSED = (
     "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg", "os.remove",
@@ -108,9 +108,9 @@ def _serve(descriptor: int, tasks: dict[str, Callable[..., Any]], memory_mb: int
     requests, replies = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb")
     _confine(memory_mb)
     while (request := read_message(requests)) is not None:
-        signal.setitimer(signal.ITIMER_REAL, request["deadline_s"] + _ORPHAN_GRACE_S)
+        signal.setitimer(signal.ITIMER_PROF, request["deadline_s"] + _ORPHAN_GRACE_S)
         reply = _answer(tasks[request["task"]], request["arguments"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(replies, reply)
 
 
@@ -136,7 +136,7 @@ def _add_bare_package(name: str, folder: str) -> None:
 
 def _confine(memory_mb: int) -> None:
     # The default action kills at once; a handler in Python would have to wait for a long C call to return.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with contextlib.suppress(ImportError):
         import resource
 

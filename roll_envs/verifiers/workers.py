@@ -6,8 +6,9 @@ every thread and signal handler. So such work is done in processes with resource
 They are forked by a template process that has the imports done already (no secrets in its environment, no inherited
 files), so that a new one takes milliseconds.
 
-A task has a short first pass, counted in processor time, half of it at first where others wait. What does not finish in
-it is done again in a slow lane with processes of its own, which leave the processor to others, and a bounded queue.
+Limits count the processor time of the grading process, so that an outcome does not depend on the load of the machine.
+A task has a short first pass, half of it at first where others wait. What does not finish in it is done again in a slow
+lane with processes of its own, which leave the processor to others, and a bounded queue.
 Whose turn it is depends on the task's *shape*, a text that tasks of one kind share: shapes that were quick go first,
 shapes that were slow go last, and while others wait, none is tried that ran to its deadline before.
 """
@@ -38,15 +39,10 @@ from roll_envs.verifiers.worker_lanes import Lane, Shapes
 _PACKAGE = Path(__file__).resolve().parent
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """Environment variables that workers inherit."""
-_MIN_CPU_SHARE = 0.05
-"""A task at its deadline that used less processor time than this share of it was starved by a busy machine, and gets no
-verdict. The share is small: an input that computes for ever must count as wrong, not as a busy machine."""
-_PATIENCE = 3
-"""How many times its deadline a starved task may take."""
+_PATIENCE = 60
+"""How many times its deadline a task may take by the clock, on a machine too busy to give it the processor time."""
 _SLOW_NICE = 5
 """By how much the priority of slow tasks is lower: beside a busy process they get about a quarter of a processor."""
-_KILL_AT = 0.97
-"""Share of the deadline after which a worker is killed, so that the caller has its answer by the deadline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +67,8 @@ class PoolSettings:
     slow_queue: int = 8
     """Tasks that may wait for the slow lane; one more is given up after its first pass."""
     start_timeout_s: float = 60.0
-    queue_timeout_s: float = 180.0
-    """How long a task waits for its turn."""
+    queue_timeout_s: float = 600.0
+    """How long a task waits for its turn in a lane, which is long, since a busy machine makes the turns long."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "uses", "memory_mb", "queue", "slow_workers", "slow_queue"):
@@ -83,11 +79,12 @@ class PoolSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The outcome of a task."""
+    """The outcome of a task. Only one that is ``unavailable`` or ``hurried`` depends on what else is done."""
 
     status: Literal["ok", "error", "deadline", "died", "unavailable"]
-    """``error``: the task raised; ``deadline``: it was killed; ``died``: it killed two workers; these three are due
-    to the input. ``unavailable``: no worker could do it, which says nothing about the input."""
+    """``error``: the task raised; ``deadline``: it was killed after its processor time; ``died``: it killed two
+    workers; these three are due to the input. ``unavailable``: no worker could do it, which says nothing about the
+    input."""
     value: Any = None
     detail: str = ""
     hurried: bool = False
@@ -113,7 +110,7 @@ class _Worker:
         """Give it a task. Raises :class:`_WorkerDied`."""
         self.used += 1
         body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s}).encode()
-        self.connection.settimeout(deadline_s)
+        self.connection.settimeout(_PATIENCE * deadline_s)
         try:
             self.connection.sendall(struct.pack(">I", len(body)) + body)
         except (OSError, ValueError) as error:
@@ -139,13 +136,13 @@ class _Worker:
                     raise _WorkerDied
                 self._data += some
 
-    def cpu_s(self) -> float | None:
-        """Processor time used so far; ``None`` where the system does not tell."""
+    def cpu_s(self) -> float:
+        """Processor time used so far, until it is collected after its death; the clock where there is no ``/proc``."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
-            return None
+            return 0.0 if Path("/proc/self/stat").exists() else time.monotonic()
 
 
 class _Template:
@@ -267,7 +264,7 @@ class WorkerPool:
     def call(
         self, task: str, arguments: list[Any], *, deadline_s: float, shape: str = "", costly: bool = False
     ) -> Outcome:
-        """Do a task. It computes for at most ``deadline_s``, waits not counted; never raises for the input.
+        """Do a task. It uses at most ``deadline_s`` of processor time in all its passes; never raises for the input.
 
         ``shape``: what tasks of one kind share; ``costly``: whether one of a new shape looks as if it took long. The
         input is held responsible for a worker that dies only when a second worker dies too.
@@ -281,41 +278,44 @@ class WorkerPool:
         return outcome
 
     def _call(self, task: str, arguments: list[Any], deadline_s: float, shape: str, costly: bool) -> Outcome:
-        whole_s = _KILL_AT * deadline_s
-        found = None
+        left_s, halved = deadline_s, False
+        found: Outcome | None = None
         while found is None:
             entered = self._fast.enter(shape, self.settings.queue_timeout_s, costly=costly)
             if entered == "hopeless":
                 detail = f"others like it were not graded within {deadline_s:g} s, and more tasks wait"
                 return Outcome(status="deadline", detail=detail, hurried=True)
             if entered != "in":
-                why = f"{self.settings.queue} tasks wait already"
-                if entered == "late":
-                    why = f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
-                return Outcome(status="unavailable", detail=why)
-            halved = self._shapes.kind(shape) in (None, "quick") and not costly and self._fast.waiting > 0
+                full = f"{self.settings.queue} tasks wait already"
+                return Outcome(status="unavailable", detail=full if entered == "full" else self._late())
+            halved = not halved and self._shapes.kind(shape) in (None, "quick") and self._fast.waiting > 0
+            pass_s = min(left_s, self.settings.first_s / (1 + halved))
             try:
-                found = self._work(task, arguments, whole_s, self.settings.first_s / (1 + halved), first=True)
+                found = self._work(task, arguments, pass_s, deadline_s)
             finally:
                 self._fast.leave(shape)
-            if found.hurried and halved:
-                # Its whole first pass comes when those have had theirs that may be quick.
-                found, costly, whole_s = None, True, whole_s - self.settings.first_s / 2
-                if self._shapes.kind(shape) is None:
-                    self._shapes.note(shape, "slow")
-        if found.status != "deadline" or not found.hurried:
+            if found.status == "deadline":
+                left_s -= pass_s
+                if halved and left_s > 0:
+                    # Its whole first pass comes when those have had theirs that may be quick.
+                    found, costly = None, True
+                    if self._shapes.kind(shape) is None:
+                        self._shapes.note(shape, "slow")
+        if found.status != "deadline" or left_s <= 0:
             self._shapes.note(shape, "slow" if found.status == "deadline" else "quick")
             return self._told(found, deadline_s)
-        left_s = whole_s - self.settings.first_s
         if self._shapes.kind(shape) != "endless":
             self._shapes.note(shape, "slow")
         with self._lock:
             self._counts["slow"] += 1
-        if self._slow.enter(shape, self.settings.queue_timeout_s) != "in":
+        entered = self._slow.enter(shape, self.settings.queue_timeout_s)
+        if entered == "late":
+            return Outcome(status="unavailable", detail=self._late())
+        if entered != "in":
             detail = f"not graded within {self.settings.first_s:g} s, and too many others take as long"
             return Outcome(status="deadline", detail=detail, hurried=True)
         try:
-            found = self._work(task, arguments, left_s, left_s, first=False)
+            found = self._work(task, arguments, left_s, deadline_s, slow=True)
         finally:
             self._slow.leave(shape)
         if found.status == "deadline" and shape:
@@ -324,68 +324,56 @@ class WorkerPool:
             self._slow.refuse(shape)
         return self._told(found, deadline_s)
 
+    def _late(self) -> str:
+        return f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
+
     @staticmethod
     def _told(found: Outcome, deadline_s: float) -> Outcome:
         if found.status != "deadline":
             return found
-        return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s")
+        return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s of processor time")
 
-    def _work(self, task: str, arguments: list[Any], whole_s: float, cpu_s: float, *, first: bool) -> Outcome:
-        """Do a task within ``whole_s`` seconds and ``cpu_s`` seconds of processor time.
-
-        A ``deadline`` of a ``first`` pass is ``hurried`` where ``cpu_s`` is used up before ``whole_s`` has passed.
-        """
-        until: float | None = None
-        for attempt in (1, 2):
+    def _work(
+        self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, *, slow: bool = False
+    ) -> Outcome:
+        """Do a task within ``pass_s`` of processor time; ``unavailable`` where the machine does not give it that."""
+        until = time.monotonic() + _PATIENCE * deadline_s
+        for last in (False, True):
             try:
                 worker = self._take()
             except (RollError, OSError) as error:
                 return Outcome(status="unavailable", detail=str(error))
-            # The deadline starts when the first worker is there, and is not extended for the second.
-            if until is None:
-                until = time.monotonic() + whole_s
             reply: dict[str, Any] | None = None
             died = False
             before, used = worker.cpu_s(), 0.0
-            if not first:
+            if slow:
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, worker.pid, os.nice(0) + _SLOW_NICE)
             try:
-                worker.send(task, arguments, whole_s)
-                wait_s = cpu_s
-                # One that a busy machine keeps from computing gets more time before it is given up without a verdict.
-                enough = _MIN_CPU_SHARE * whole_s if first and before is not None else 0.0
-                while reply is None and used < cpu_s and not self._closed:
-                    left = until + (_PATIENCE - 1) * whole_s * (used < enough) - time.monotonic()
-                    if left <= 0:
-                        break
-                    reply = worker.receive(time.monotonic() + min(left, wait_s, max(0.01, until - time.monotonic())))
-                    now = worker.cpu_s()
-                    if before is None or now is None:
-                        used = cpu_s if reply is None else 0.0
-                    else:
-                        used, wait_s = now - before, max(0.01, cpu_s - (now - before))
+                worker.send(task, arguments, deadline_s)
+                while reply is None and used < pass_s and time.monotonic() < until and not self._closed:
+                    reply = worker.receive(time.monotonic() + max(0.01, pass_s - used))
+                    used = worker.cpu_s() - before
             except _WorkerDied:
                 died = True
+                used = worker.cpu_s() - before
             finally:
                 # One that has not replied (also after Ctrl-C) must not answer the next task; a nice one stays nice.
-                self._give_back(worker, usable=first and reply is not None)
+                self._give_back(worker, usable=reply is not None and not slow)
             if reply is not None:
                 if "error" in reply:
                     return Outcome(status="error", detail=reply["error"])
                 return Outcome(status="ok", value=reply["value"])
-            if died:
-                if self._closed:
-                    return Outcome(status="unavailable", detail="this pool of grading workers is closed")
-                if attempt == 1 and time.monotonic() < until:
-                    continue
-                return Outcome(status="died", detail="the grading process died")
-            if first and time.monotonic() < until:
-                return Outcome(status="deadline", hurried=True)
-            if used < enough:
-                said = f"used {used:.1f} s of processor time in {_PATIENCE * whole_s:.1f} s"
+            if self._closed:
+                return Outcome(status="unavailable", detail="this pool of grading workers is closed")
+            # One that used up its time may have been ended by its own alarm.
+            if used >= pass_s:
+                return Outcome(status="deadline")
+            if not died:
+                said = f"used {used:.1f} s of processor time in {_PATIENCE * deadline_s:.0f} s"
                 return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {said}")
-            return Outcome(status="deadline")
+            if last:
+                return Outcome(status="died", detail="the grading process died")
         raise AssertionError("unreachable")
 
     def _take(self) -> _Worker:

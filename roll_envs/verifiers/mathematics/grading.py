@@ -50,6 +50,7 @@ _PREPARED = (
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
     ("y=2x", "2y=4x"),
     (r"\sum_{n=1}^{3} n", r"\int_0^1 x dx"),
+    (r"\frac{22}{7}-\pi", r"\int_{0}^{1} \frac{x^4(1-x)^4}{1+x^2} dx"),
     ("(n+1)!", "(n+1)n!"),
     (r"\binom{5}{2}", "11"),
 )

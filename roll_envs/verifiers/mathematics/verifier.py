@@ -31,9 +31,9 @@ class MathVerifier:
     r"""1.0 when the final answer equals the reference (a text, a number, or a list of which any will do).
 
     The answer is looked for in ``\boxed{}`` (only there with ``require_boxed``), after "the answer is", and last in the
-    text. Answers and references beyond ``max_chars`` are not read. ``deadline_s`` bounds one comparison from the moment
-    a worker has it; ``workers`` and ``memory_mb`` are shared by all verifiers of this process with the same values.
-    Verdicts are remembered. Raises :class:`MissingExtraError` without math-verify.
+    text. Answers and references beyond ``max_chars`` are not read. ``deadline_s`` bounds the processor
+    time of one comparison; ``workers`` and ``memory_mb`` are shared by all verifiers of this process with the same
+    values. Verdicts are remembered. Raises :class:`MissingExtraError` without math-verify.
     """
 
     def __init__(
