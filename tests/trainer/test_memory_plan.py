@@ -22,7 +22,8 @@ from trainer.learner.torch import TorchLearner
 from trainer.model.network import LanguageModel
 from trainer.rollout.source import side_by_side
 from trainer.run import memory_plan
-from trainer.run.memory_plan import ALWAYS, BACKWARD, GIB, SAMPLING, STEP, MemoryPlan, count, make_plan
+from trainer.run.counted import _storages, count, kept_for_backward
+from trainer.run.memory_plan import ALWAYS, BACKWARD, GIB, SAMPLING, STEP, MemoryPlan, make_plan
 from trainer.run.preflight import preflight
 from trainer.run.report import Report
 
@@ -81,7 +82,7 @@ def test_what_is_counted_is_what_the_learner_holds(overrides: tuple[str, ...]) -
 def test_what_a_pass_keeps_is_counted_without_numbers(tokens: int) -> None:
     """On "meta" and with real numbers alike; and the plan of a micro-batch is linear in it."""
     network: Any = LlamaForCausalLM(MODEL).eval()
-    real = memory_plan.kept_for_backward(copy.deepcopy(network), tokens)
+    real = kept_for_backward(copy.deepcopy(network), tokens)
     counted = count(config(), MODEL)
     assert real == pytest.approx(counted.kept * tokens + counted.kept_once)
 
@@ -101,8 +102,8 @@ def test_a_pass_of_the_learner_keeps_what_was_counted() -> None:
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cpu"),
             layout=layout_of_positions(positions), use_cache=False,
         )  # fmt: skip
-    own = memory_plan._storages(network.parameters())
-    found = sum(n for key, n in memory_plan._storages(kept).items() if key not in own)
+    own = _storages(network.parameters())
+    found = sum(n for key, n in _storages(kept).items() if key not in own)
     counted = count(config(), MODEL)
     assert found == pytest.approx(counted.kept * tokens + counted.kept_once, rel=0.1)
 

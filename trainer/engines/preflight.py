@@ -141,6 +141,12 @@ class RemoteSettings(Settings):
         size = self.tensor_parallel_size
         return found | {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus.split(",")[size * number : size * (number + 1)])}
 
+    def dtype_on(self, *, gpu: bool) -> str:
+        """``dtype`` without an auto: bfloat16 on a GPU and beside quantised weights, else float32."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if gpu or self.quantization else "float32"
+
     def quantization_problems(self) -> list[str]:
         """Why weights cannot be quantised."""
         if self.quantization is None or self.dtype != "float32":

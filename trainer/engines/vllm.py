@@ -74,11 +74,10 @@ class VLLMSettings(RemoteSettings):
     def resolved(self, device: str) -> VLLMSettings:
         """These settings without an auto."""
         gpu = self.on_gpu(device)
-        half = gpu or self.quantization is not None
         shared = gpu and self.url is None and (self.gpus is None or bool(self.sleepers))
         apart = "broadcast" if gpu and self.url is None else "shared_memory"
         found: dict[str, Any] = {
-            "dtype": ("bfloat16" if half else "float32") if self.dtype == "auto" else self.dtype,
+            "dtype": self.dtype_on(gpu=gpu),
             "colocated": shared if self.colocated is None else self.colocated,
             "transfer": ("ipc" if shared else apart) if self.transfer == "auto" else self.transfer,
         }

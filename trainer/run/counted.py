@@ -1,0 +1,139 @@
+"""What the memory plan counts of a model as the learner will hold it, with the learner's own classes: the network
+has no storage (torch's device "meta").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from trainer.config import RunConfig
+from trainer.learner.adapters import AdaptedNetwork
+from trainer.learner.gradients import DTYPES, MasterWeights, cast_weights
+from trainer.learner.optimizers import make_optimizers, trained_weights
+
+_COUNTED_TOKENS = 16
+"""Tokens of the pass on "meta"; what it keeps is proportional to them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """What follows from the architecture, the precision and the optimiser; all in bytes unless it says otherwise."""
+
+    numbers: int
+    """P, tied weights once; a count."""
+    weights: int
+    """Of the network that is trained, and with adapters those of the base beside them."""
+    masters: int
+    """float32 copies of trained weights in half precision."""
+    trained: int
+    """How many numbers are trained; a count."""
+    optimizer: int
+    kept: float
+    """What a forward pass keeps for backward, per token, in all layers."""
+    kept_once: float
+    """Of it that which does not grow with tokens."""
+    head: int
+    """V x D; a count."""
+    matrices: int
+    """In the layers, which servers can quantise; a count."""
+    width: int
+    layers: int
+    vocabulary: int
+    inner: int
+    """Width of the MLP."""
+    key_values: int
+    """Numbers that a cache holds for each token."""
+
+
+class _NoScores(torch.autograd.Function):
+    """Attention that keeps what kernels without a score matrix keep: queries, keys, values and the result."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(query)
+        ctx.save_for_backward(query, key, value, result)
+        return result.transpose(1, 2)
+
+
+def _attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **_: Any
+) -> tuple[torch.Tensor, None]:
+    return _NoScores.apply(query, key, value), None  # type: ignore[no-untyped-call]
+
+
+ALL_ATTENTION_FUNCTIONS.register("counted", _attention)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes of the distinct storages behind ``tensors``, which the caller keeps alive."""
+    return {s._cdata: s.nbytes() for s in (tensor.untyped_storage() for tensor in tensors)}
+
+
+def kept_for_backward(network: Any, tokens: int) -> float:
+    """Bytes that a forward pass of ``network``'s body over ``tokens`` ids keeps, weights left out."""
+    network.set_attn_implementation("counted")
+    device = next(network.parameters()).device
+    kept: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        ids = torch.zeros(1, tokens, dtype=torch.int64, device=device)
+        result = network.base_model(
+            input_ids=ids,
+            position_ids=ids,
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
+            use_cache=False,
+        ).last_hidden_state
+    own = _storages(network.parameters())
+    return float(sum(size for key, size in _storages([*kept, result]).items() if key not in own))
+
+
+def count(config: RunConfig, model: Any) -> Counted:
+    """Count a model of Hugging Face configuration ``model`` as the learner of ``config`` will hold it."""
+    settings = config.learner
+    dtype = DTYPES[getattr(settings, "precision", "float32")]
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(model)
+    plain = cast_weights(plain.eval(), dtype)
+    network, rank = plain, int(getattr(settings, "lora_rank", 0))
+    if rank:
+        targets = getattr(settings, "lora_targets", ())
+        network = AdaptedNetwork(plain, rank=rank, alpha=1.0, targets=targets).network
+    trained = [p for p in network.parameters() if p.requires_grad]
+    masters = MasterWeights(trained)
+    optimizers = make_optimizers(config.optimizer, trained_weights(network, masters.values))
+    for value in masters.values:
+        value.grad = torch.empty_like(value)
+    state = 0
+    for optimizer in optimizers:
+        optimizer.step()
+        state += sum(x.nbytes for of in optimizer.state.values() for x in of.values() if torch.is_tensor(x))
+    few, many = (kept_for_backward(network, n * _COUNTED_TOKENS) for n in (1, 2))
+    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    head = plain.get_output_embeddings().weight
+    outside = {id(head), id(plain.get_input_embeddings().weight)}
+    return Counted(
+        numbers=sum(p.numel() for p in plain.parameters()),
+        weights=sum(_storages([*plain.parameters(), *network.parameters()]).values()),
+        masters=sum(v.nbytes for p, v in zip(trained, masters.values, strict=True) if p is not v),
+        trained=sum(p.numel() for p in trained),
+        optimizer=state,
+        kept=(many - few) / _COUNTED_TOKENS,
+        kept_once=max(0.0, 2 * few - many),
+        head=head.numel(),
+        matrices=sum(p.numel() for p in plain.parameters() if p.dim() > 1 and id(p) not in outside),
+        width=model.hidden_size,
+        layers=model.num_hidden_layers,
+        vocabulary=head.shape[0],
+        inner=getattr(model, "intermediate_size", 4 * model.hidden_size),
+        key_values=2 * model.num_hidden_layers * model.num_key_value_heads * width,
+    )
