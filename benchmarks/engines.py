@@ -59,12 +59,7 @@ def spread(values: Sequence[float], form: str = ".0f") -> str:
 def run_config(shape: str, engine: str, running: int) -> RunConfig:
     config = load_config(
         Path(__file__).parents[1] / "configs" / "sokoban_tiny.yaml",
-        [
-            f"engine.name={engine}",
-            f"engine.max_running={running}",
-            f"rollout.max_running={running}",
-            "model.head_width=32",
-        ],
+        [f"engine.name={engine}", f"engine.max_running={running}", f"rollout.max_running={running}"],
     )
     return config.model_copy(update={"model": SHAPES[shape]})
 

@@ -244,7 +244,7 @@ def test_waiting_for_the_slow_lane_for_too_long_says_nothing(make_pool: Callable
     value(pool, "pid")
     with ThreadPoolExecutor(1) as threads:
         busy = threads.submit(pool.call, "spin", [3.0], deadline_s=20)
-        while not pool._slow._at_work[""]:
+        while not pool._slow._at_work[""] and not busy.done():
             time.sleep(0.001)
         waited = pool.call("spin", [3.0], deadline_s=20)
         assert (waited.status, "was free within 0.5 s" in waited.detail) == ("unavailable", True), waited
