@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -538,6 +539,19 @@ def test_two_servers_on_processors_of_their_own_serve_a_run(tmp_path: Path) -> N
     assert [line["mismatch/kl"] < 1e-6 for line in lines] == [True, True]
     for number in (0, 1):  # each was paused for every update
         assert (tmp_path / f"server-{number}.log").read_text().count("PAUSED_ALL") >= 3
+
+
+def test_vllm_in_the_trainers_process() -> None:
+    """In vLLM's environment, with what it lacks of this one's behind it."""
+    program = (
+        "import site, sys; site.addsitedir(sys.argv.pop(1)); "
+        "import pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    tests = str(Path(__file__).with_name("test_vllm_inside.py"))
+    command = [str(PYTHON), "-c", program, sysconfig.get_path("purelib"), "-m", "vllm", "-q", "-W", "ignore", tests]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=550)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert done.stdout.startswith("....." + " "), done.stdout[-1000:]  # passed, not skipped
 
 
 def _parent(pid: int) -> int:

@@ -393,6 +393,17 @@ def test_the_preflight_says_what_is_missing(model: LanguageModel, tmp_path: Path
     started(model, other, accept={"torch": "2.14.0"}).close()
 
 
+def test_the_preflight_of_an_engine_in_this_process(model: LanguageModel, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it is not in '.*'; for engine\.in_process put both into one environment"):
+        make_engine(model, EngineConfig(name="vllm", in_process=True))
+    inside = {"name": "vllm", "device": "cuda", "in_process": True}
+    configured(tmp_path, engine=inside)
+    with pytest.raises(ConfigError, match=r"(?s)engine\.replicas 2 is of servers.*engine\.port 8000 is of servers"):
+        configured(tmp_path, engine={**inside, "replicas": 2, "port": 8000})
+    with pytest.raises(ConfigError, match=r"learner\.backend 'fsdp2' and vLLM both have process groups"):
+        configured(tmp_path, engine=inside, learner={"backend": "fsdp2"})
+
+
 def test_the_preflight_knows_addresses(model: LanguageModel, fake: tuple[str, FakeVLLM], environment: Path) -> None:
     port = int(fake[0].rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"engine\.port {port} is taken"):

@@ -188,9 +188,7 @@ def check_environment(engine: str, settings: RemoteSettings, tested: Mapping[str
     place = settings.environment(engine)
     found = found_releases(place, tested)
     if not (place / "bin" / "python").exists() or tested.keys() - found.keys():
-        raise ConfigError(
-            f"engine '{engine}': it is not in '{place}'; {how}, or say in engine.venv where its environment is"
-        )
+        raise ConfigError(f"engine '{engine}': it is not in '{place}'; {how}")
     for name, release in tested.items():
         if found[name] not in (release, settings.accept.get(name)):
             raise ConfigError(

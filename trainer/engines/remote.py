@@ -70,8 +70,7 @@ class RemoteEngine(Engine):
         self._sent = self._read(weights_of(model.network), 0)
         self._client = ServerClient()
         self._replicas = [
-            Replica(dialect, settings, server, partial(self._client.ask, server.url), self._limits)
-            for server in servers
+            Replica(dialect, settings, server, server.asked_through(self._client), self._limits) for server in servers
         ]
         self._resting = [replica for number, replica in enumerate(self._replicas) if number in resting]
         self._of_lane = {replica.lane: replica for replica in self._replicas}

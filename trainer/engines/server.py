@@ -14,8 +14,9 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
@@ -77,6 +78,10 @@ class Server:
     def can_answer(self) -> bool:
         """Whether it may still come to answer."""
         return not self._command or (self._process is not None and self._process.poll() is None)
+
+    def asked_through(self, client: ServerClient) -> Callable[..., Awaitable[Any]]:
+        """What asks it: :meth:`ServerClient.ask` without the address."""
+        return partial(client.ask, self.url)
 
     def start(self) -> None:
         """Start it, or end what is left of the last one and start it again. Raises :class:`EngineError`."""

@@ -72,7 +72,9 @@ def check_sglang(settings: SGLangSettings) -> None:
     place = settings.environment("sglang")
     pinned = " ".join(f"{name}=={release}" for name, release in TESTED.items())
     make = f"make its environment with `{sys.executable} -m venv {place} && {place}/bin/pip install {pinned}`"
-    check_environment("sglang", settings, TESTED, f"{make} (CUDA 13, several GB)")
+    check_environment(
+        "sglang", settings, TESTED, f"{make} (CUDA 13, several GB), or say in engine.venv where its environment is"
+    )
 
 
 class SGLangPart(EnginePart):

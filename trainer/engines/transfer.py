@@ -23,7 +23,7 @@ from roll_envs.errors import EngineError
 from trainer.engines.buckets import BUCKET_BYTES, Word, in_buckets
 from trainer.engines.sent_weights import SentWeights
 from trainer.engines.server import ServerFaultError
-from trainer.engines.vllm_worker.roll_transfer import Group, Piece, c10d, share_memory
+from trainer.engines.vllm_worker.roll_transfer import HERE, Group, Piece, c10d, share_memory
 
 _GRACE_S = 2.0
 """For the server to say what went wrong there, once the trainer's side has failed."""
@@ -46,6 +46,8 @@ class TransportOptions:
     """Longest wait for the workers to take part."""
     checksums: bool = False
     """Whether the workers check the files that they read."""
+    inside: bool = False
+    """Whether the worker is in this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +77,9 @@ async def _mapped(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
 
 @contextlib.asynccontextmanager
 async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> AsyncIterator[Send]:
-    """The workers open the memory of a bucket: CUDA IPC on a GPU that they share with the learner. Weights of other
-    processes, which may have other GPUs, are mapped."""
+    """The workers open the memory of a bucket: CUDA IPC on a GPU that they share with the learner. A worker of this
+    process, in which no such memory can be opened, is given the bucket. Weights of other processes, which may have
+    other GPUs, are mapped."""
     if weights.elsewhere:
         async with _mapped(ask, weights, options) as send_mapped:
             yield send_mapped
@@ -85,7 +88,7 @@ async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
     files: list[Any] = []
 
     def allocate(size: int) -> torch.Tensor:
-        if weights.device.type != "cpu":
+        if options.inside or weights.device.type != "cpu":
             return torch.empty(size, dtype=torch.uint8, device=weights.device)
         files.append(os.fdopen(os.memfd_create("roll-bucket")))
         path = f"/proc/{os.getpid()}/fd/{files[-1].fileno()}"
@@ -95,7 +98,8 @@ async def _shared(ask: Ask, weights: SentWeights, options: TransportOptions) -> 
         found = in_buckets(weights.read(), allocate, _most_bytes(weights))
         while (bucket := await asyncio.to_thread(next, found, None)) is not None:
             memory, pieces = bucket
-            info = {"handle": share_memory(memory), "pieces": pieces, "use": weights.use}
+            handle = [HERE, memory] if options.inside else share_memory(memory)
+            info = {"handle": handle, "pieces": pieces, "use": weights.use}
             await ask("/update_weights", {"update_info": info})
 
     try:

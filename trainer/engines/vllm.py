@@ -40,6 +40,11 @@ GPU_BUILD = {"vllm": "0.32.0"}
 """The same release for GPUs; whoever installs it chooses the torch that fits the driver."""
 HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM's attention on a CPU takes; any other width kills its engine at the first request."""
+_OF_SERVERS = (
+    *("url", "replicas", "port", "venv", "threads", "log_file"),
+    *("transfer", "weights_folder", "gpus", "cpus", "tensor_parallel_size"),
+)
+"""Settings that have no meaning without a server."""
 _WORKER = Path(__file__).parent / "vllm_worker"
 """What runs inside vLLM's processes, and the description by which vLLM finds it as a plugin."""
 
@@ -56,11 +61,15 @@ class VLLMSettings(RemoteSettings):
     transfer: Literal["auto", "shared_memory", "ipc", "broadcast"] = "auto"
     """How weights reach the server. auto is ipc on a GPU that it shares with the learner, broadcast when it is started
     on GPUs of its own, and else shared_memory."""
+    in_process: bool = False
+    """Run vLLM in the trainer's process, in whose environment it must be installed: no server, and no port."""
     deltas: bool = False
     """Send a server that has the last weights only the numbers that changed; for slow ways: a weights_folder of another
     site, a broadcast through a slow network. Each worker keeps a copy of the model in its machine's memory."""
 
     def environment(self, engine: str) -> Path:
+        if self.in_process:
+            return Path(sys.prefix)
         place = super().environment(engine)
         if self.venv is None and not place.exists() and importlib.util.find_spec("vllm") is not None:
             return Path(sys.prefix)
@@ -76,12 +85,25 @@ class VLLMSettings(RemoteSettings):
         gpu = self.on_gpu(device)
         shared = gpu and self.url is None and (self.gpus is None or bool(self.sleepers))
         apart = "broadcast" if gpu and self.url is None else "shared_memory"
+        if self.in_process:
+            shared, apart = gpu, "ipc"
         found: dict[str, Any] = {
             "dtype": self.dtype_on(gpu=gpu),
             "colocated": shared if self.colocated is None else self.colocated,
             "transfer": ("ipc" if shared else apart) if self.transfer == "auto" else self.transfer,
         }
         return self.model_copy(update=found)
+
+    def in_process_problems(self) -> list[str]:
+        """Which settings are of a server, and there is none."""
+        if not self.in_process:
+            return []
+        given = [key for key in _OF_SERVERS if getattr(self, key) != type(self).model_fields[key].get_default()]
+        return [
+            f"engine.{key} {getattr(self, key)!r} is of servers, and engine.in_process runs vLLM without one; leave "
+            "one of the two out"
+            for key in given
+        ]
 
 
 # -- what is checked before anything starts ----------------------------------------------------------------------------
@@ -99,12 +121,15 @@ def _width_problem(width: int) -> list[str]:
 
 def check_vllm(settings: VLLMSettings, device: str = "auto") -> None:
     """Raise :class:`ConfigError` where vLLM is not installed, or in a release that was not tested."""
-    if settings.on_gpu(device):
+    gpu = settings.on_gpu(device)
+    if gpu:
         check_quantization(settings)
-        check_environment("vllm", settings, GPU_BUILD, "install vLLM's build for GPUs there (docs/engines.md)")
-        return
     command = "roll-train setup vllm" + (f" --venv {settings.venv}" if settings.venv else "")
-    check_environment("vllm", settings, TESTED, f"make its environment with `{command}` (minutes, 3.5 GB)")
+    make = "install vLLM's build for GPUs there" if gpu else f"make its environment with `{command}` (minutes, 3.5 GB)"
+    make += " (docs/engines.md), or say in engine.venv where its environment is"
+    if settings.in_process:
+        make = "for engine.in_process put both into one environment (docs/engines.md)"
+    check_environment("vllm", settings, GPU_BUILD if gpu else TESTED, make)
 
 
 class VLLMPart(EnginePart):
@@ -112,7 +137,14 @@ class VLLMPart(EnginePart):
 
     def problems(self, config: RunConfig) -> list[str]:
         model, settings = config.model, part_settings(config.engine, self)
-        problems: list[str] = settings.url_problems() + settings.quantization_problems()
+        problems: list[str] = (
+            settings.url_problems() + settings.quantization_problems() + settings.in_process_problems()
+        )
+        if settings.in_process and config.learner.backend != "torch":
+            problems.append(
+                f"learner.backend '{config.learner.backend}' and vLLM both have process groups, and engine.in_process "
+                "puts them into one process; use learner.backend torch, or leave engine.in_process out"
+            )
         if model.path is None and settings.url is None and not settings.on_gpu(config.engine.device):
             problems += _width_problem(model.width_of_heads)
         return problems
@@ -191,6 +223,13 @@ def hardware_variables(settings: VLLMSettings, *, gpu: bool) -> dict[str, str]:
     }
 
 
+def inside_variables(settings: VLLMSettings, *, gpu: bool) -> dict[str, str]:
+    """The environment variables that vLLM needs in this process. Threads and the hub are the trainer's affair."""
+    wanted = _VARIABLES | hardware_variables(settings, gpu=gpu) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    wanted["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")  # it has no file of its own
+    return {name: wanted[name] for name in wanted.keys() - {"HF_HUB_OFFLINE", "OMP_NUM_THREADS"}}
+
+
 def serve_program(settings: VLLMSettings) -> list[str]:
     """The beginning of a server's command: one that ends with this process."""
     return [str(settings.environment("vllm") / "bin" / "python"), str(_WORKER / "serve.py")]
@@ -203,6 +242,13 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
     folder = tempfile.TemporaryDirectory(prefix="roll-vllm-")
     config.save_pretrained(folder.name)
     model = ["--model", folder.name, "--port", url.rpartition(":")[2]]
+    if settings.in_process:
+        from trainer.engines.vllm_inside import InsideServer
+
+        arguments = [*model, *command_line(settings, max_tokens=max_tokens, gpu=gpu), "--no-async-scheduling"]
+        return InsideServer(
+            arguments, environment=inside_variables(settings, gpu=gpu), plugins=str(_WORKER), folder=folder
+        )
     own = settings.model_copy(update={"colocated": number in settings.sleepers})
     return Server(
         url,
@@ -238,10 +284,11 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
     urls, ours, gpu = addresses(settings), not settings.urls, settings.on_gpu(device)
     if ours:
         check_vllm(settings, device)
+    problems = settings.in_process_problems()
     settings = settings.resolved(device)
     loaded = load_model(model) if isinstance(model, Path) else model
     config: Any = copy.deepcopy(loaded.network.config)
-    if problems := _problems(settings, config, max_tokens, gpu=gpu):
+    if problems := problems + _problems(settings, config, max_tokens, gpu=gpu):
         raise ConfigError("engine 'vllm': " + "; ".join(problems))
     config.architectures = [type(loaded.network).__name__]
     servers = [
@@ -253,6 +300,7 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
         address=settings.transfer_address,
         timeout_s=settings.transfer_timeout_s,
         checksums=settings.deltas and settings.weights_folder is not None,
+        inside=settings.in_process,
     )
     transport = TRANSPORTS[settings.transfer]
     dialect = VLLMDialect(transport, options, colocated=bool(settings.sleepers), deltas=settings.deltas)

@@ -24,6 +24,8 @@ Use = Literal["load", "keep", "adapt", "change"]
 adapters merged into it, or these numbers changed in it."""
 ADAPTER_A, ADAPTER_B = ".lora_A", ".lora_B"
 """Behind the name of a weight [out, in], its adapter's matrices [r, in] and [out, r]: the product B @ A is added."""
+HERE = "here"
+"""Of a handle: memory of this process, which is in the handle itself."""
 PLACES, NUMBERS = ".places", ".numbers"
 """Behind the name of a weight, one after the other: where numbers of it change, int32 [k] of the flat weight, and what
 they are now [k]. A weight of which much changes comes whole, by its name."""
@@ -105,8 +107,11 @@ def share_memory(bucket: torch.Tensor) -> list[Any]:
 
 
 def open_memory(handle: list[Any]) -> torch.Tensor:
-    """The memory that :func:`share_memory` gave a handle of, uint8 [n]."""
+    """The memory that :func:`share_memory` gave a handle of, or that is :data:`HERE`, uint8 [n]."""
     device, coded = handle
+    if device == HERE:
+        memory: torch.Tensor = coded
+        return memory
     parts: list[Any] = [base64.b64decode(value) if kind == "bytes" else value for kind, value in coded]
     if device == "cpu":
         return torch.from_file(parts[0], shared=True, size=parts[1], dtype=torch.uint8)
