@@ -43,10 +43,10 @@ class FakeVLLM:
         self.running.set()
         self.aborted, self.never = asyncio.Event(), asyncio.Event()
         self.bad: dict[str, Any] = {}
-        """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of all
-        log-probabilities; and routes: ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never ("all":
-        all routes), ``busy_in`` 503 so many times; all is well again when a route of ``heals_in`` is called for its
-        nth time."""
+        """What goes wrong: ``generate``, a list of faults for the next requests; ``delay_s`` of each; ``shift`` of
+        all log-probabilities, ``outlier`` of the first alone; and routes: ``die_in`` ends the process, ``fail_in``
+        answers 500, ``hang_in`` never ("all": all routes), ``busy_in`` 503 so many times; all is well again when a
+        route of ``heals_in`` is called for its nth time."""
         self.load: dict[str, float] = {}
         self.asleep: set[str] = set()
         self.group: Any = None
@@ -213,10 +213,11 @@ class FakeVLLM:
         count = sampling["max_tokens"] // (2 if aborted else 1)
         draw = random.Random(sampling.get("seed"))
         ids = [draw.randrange(5, VOCABULARY) for _ in range(count)]
-        logprob = -math.log(VOCABULARY) + self.bad.get("shift", 0.0)
+        logprobs = [-math.log(VOCABULARY) + self.bad.get("shift", 0.0)] * count
+        logprobs[:1] = [each + self.bad.get("outlier", 0.0) for each in logprobs[:1]]
         choice = {
             "token_ids": ids,
-            "logprobs": {"content": [{"token_id": i, "logprob": logprob} for i in ids]},
+            "logprobs": {"content": [{"token_id": i, "logprob": p} for i, p in zip(ids, logprobs, strict=True)]},
             "finish_reason": "abort" if aborted else "length",
             "weight_versions": [{"version": self.version, "start": 0, "end": count}] if ids else None,
         }

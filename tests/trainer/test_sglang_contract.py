@@ -437,7 +437,7 @@ def test_weights_that_do_not_fit_are_refused_and_those_of_before_serve(engine: R
 
 
 BROKEN = [
-    ("tensor", {"shift": 0.01}, r"log-probabilities differ from those of the weights that were sent by up to 0\.01"),
+    ("tensor", {"shift": 0.01}, r"log-probabilities differ from those of the weights that were sent by 0\.01"),
     ("tensor", {"keeps_cache": True}, "log-probabilities differ"),
     ("tensor", {"fail_in": "/update_weights_from_tensor"}, "/update_weights_from_tensor answered 500"),
     ("tensor", {"half_in": "/update_weights_from_tensor"}, "/update_weights_from_tensor: ClientPayloadError"),
@@ -803,7 +803,7 @@ def test_a_configuration_says_so_when_it_is_read(tmp_path: Path) -> None:
     configured(tmp_path, engine={"name": "sglang", "device": "cpu", "url": "http://127.0.0.1:1"})
     program = (
         "import sys\nfrom trainer.engines import ENGINES\n"
-        "assert ENGINES.find('sglang').settings(transfer='disk').tolerance == 0.3\n"
+        "assert ENGINES.find('sglang').settings(transfer='disk').tolerance == 0.5\n"
         "assert not {'torch', 'transformers', 'aiohttp'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=120)
