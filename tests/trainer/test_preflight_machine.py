@@ -86,3 +86,12 @@ def test_a_rank_says_what_its_node_lacks(without: Any, monkeypatch: pytest.Monke
     without("peft")
     with pytest.raises(MissingExtraError, match=r"learner\.lora_rank needs"):
         rank.check(TEXT + "learner: {lora_rank: 4}\n", releases())
+
+
+def test_weights_in_eight_bits_that_nothing_makes_up_for_are_said() -> None:
+    asked = [*VLLM, "engine.url=http://127.0.0.1:9"]
+    assert preflight(parse_config(TEXT, asked)).warnings == []
+    (warning,) = preflight(parse_config(TEXT, [*asked, "engine.quantization=fp8"])).warnings
+    assert "engine.quantization 'fp8'" in warning
+    assert "set correction.name to 'tis' or 'mis'" in warning
+    assert preflight(parse_config(TEXT, [*asked, "engine.quantization=fp8", "correction.name=tis"])).warnings == []

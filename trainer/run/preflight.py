@@ -11,7 +11,7 @@ from trainer.cluster import check_manager
 from trainer.cluster.learner_ranks import check_ranks
 from trainer.cluster.seats import Placement, place, this_machine
 from trainer.config import RunConfig
-from trainer.config.parts import BACKENDS, ENGINES
+from trainer.config.parts import BACKENDS, ENGINES, part_settings
 from trainer.engines.judges import check_judges
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
@@ -49,7 +49,18 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
         refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)
     plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
-    return Ready(config, plan, placement, plan.check())
+    return Ready(config, plan, placement, plan.check() + _warnings(config))
+
+
+def _warnings(config: RunConfig) -> list[str]:
+    settings = part_settings(config.engine, ENGINES.find(config.engine.name))
+    quantization = getattr(settings, "quantization", None)
+    if quantization is None or config.correction.name != "none":
+        return []
+    return [
+        f"engine.quantization {quantization!r} samples by other numbers than the learner's, and nothing makes up for "
+        "the difference; set correction.name to 'tis' or 'mis'"
+    ]
 
 
 def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
