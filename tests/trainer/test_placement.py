@@ -12,6 +12,7 @@ from trainer.config import RunConfig
 from trainer.config.load import parse_config, teacher_config
 from trainer.config.parts import ENGINES, part_settings
 from trainer.run.evaluate import _without_learner
+from trainer.run.picture import seats
 
 BASE = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nmodel: {head_width: 32}\n"
 SERVED = "engine: {name: vllm, device: cuda, "
@@ -78,6 +79,23 @@ def test_servers_are_given_the_names_of_their_gpus_and_told_who_sleeps() -> None
     elsewhere = engine_settings(config_of("learner: {devices: [2]}", "replicas: 1"))
     assert (elsewhere.gpus, elsewhere.transfer) == ("6", "shared_memory")
     assert engine_settings(config_of(engine="gpus: 'GPU-5ab,GPU-6cd', replicas: 2")).gpus == "GPU-5ab,GPU-6cd"
+
+
+def test_an_engine_in_the_trainer_s_process_takes_the_first_gpu() -> None:
+    inside = "in_process: true"
+    settings = engine_settings(config_of(engine=inside))
+    assert (settings.gpus, settings.colocated, settings.in_process_problems()) == (None, [0], [])
+    beside = engine_settings(config_of("learner: {devices: [2]}", inside))
+    assert (beside.gpus, beside.colocated, beside.transfer) == (None, False, "auto")
+    assert placed("rollout: {devices: [0]}", inside).rollout == ((0,),)
+    with pytest.raises(
+        ConfigError, match=r"devices \[1\]: engine 'vllm' takes the first GPU when it is in the trainer's"
+    ):
+        placed("rollout: {devices: [1]}", inside)
+    with pytest.raises(ConfigError, match=r"rollout\.cpus \[1\]: engine 'vllm' starts no server"):
+        placed("rollout: {cpus: [1]}", inside, machine=Machine(gpus=(), cpus=(0, 1)))
+    seat = next(seat for seat in seats(config_of(engine=inside), placed(engine=inside)) if seat.who == "engine 0")
+    assert (seat.place, seat.process) == ("0", "this process, asleep while the learner learns")
 
 
 def test_gpus_that_the_engine_names_are_seats_too() -> None:

@@ -147,10 +147,12 @@ def placed_engine(config: RunConfig, placement: Placement, machine: Machine) -> 
     if isinstance(settings, HFSettings) and placement.rollout and chosen:
         found["device"] = f"cuda:{placement.rollout[0][0]}"
     elif isinstance(settings, RemoteSettings) and placement.rollout:
-        found["gpus"] = ",".join(machine.gpus[gpu] for gpus in placement.rollout for gpu in gpus)
+        if settings.apart:
+            found["gpus"] = ",".join(machine.gpus[gpu] for gpus in placement.rollout for gpu in gpus)
         found["colocated"] = list(placement.sleepers) if placement.sleepers else False
         # A handle of CUDA IPC carries the number that this process has for a GPU; a server with one GPU calls it 0.
-        if placement.learner[:1] != (0,) and getattr(settings, "transfer", None) == "auto" and placement.sleepers:
+        handles = settings.apart and getattr(settings, "transfer", None) == "auto" and placement.sleepers
+        if handles and placement.learner[:1] != (0,):
             found["transfer"] = "shared_memory"
     if placement.rollout_cpus:
         found["cpus"] = [list(cpus) for cpus in placement.rollout_cpus]
@@ -206,6 +208,13 @@ def _rollout(
         if devices is not None:
             raise ConfigError(f"placement.rollout.devices {_shown(devices)}: {why}; leave it out")
         return ()
+    if remote and not settings.apart:
+        if devices not in (None, (0,)):
+            raise ConfigError(
+                f"placement.rollout.devices {_shown(devices)}: engine {name!r} takes the first GPU when it is in the "
+                "trainer's process; write [0] or leave it out"
+            )
+        return ((0,),)
     others = [gpu for gpu in range(len(machine.gpus)) if gpu not in learner]
     need = replicas * width
     wants = f"engine.replicas {replicas} of engine.tensor_parallel_size {width} need {need}" if remote else (
@@ -333,7 +342,8 @@ def _cpus(
     roles = ("rollout", "environments", "judges", "sandboxes")
     given = {role: getattr(config.placement, role).cpus for role in roles}
     remote = isinstance(settings, RemoteSettings)
-    if given["rollout"] is not None and (not remote or settings.urls or rollout or settings.cpus):
+    served = remote and settings.apart and not settings.urls
+    if given["rollout"] is not None and (not served or rollout or settings.cpus):
         raise ConfigError(
             f"placement.rollout.cpus {_shown(given['rollout'])}: engine {config.engine.name!r} starts no server that "
             "computes on processors, or engine.cpus says where; leave it out"

@@ -90,6 +90,11 @@ class RemoteSettings(Settings):
         return len(self.urls) or self.replicas
 
     @property
+    def apart(self) -> bool:
+        """Whether it runs in processes of its own."""
+        return True
+
+    @property
     def sleepers(self) -> tuple[int, ...]:
         """The servers that ``colocated`` names; none where it is null."""
         if isinstance(self.colocated, bool):

@@ -67,6 +67,10 @@ class VLLMSettings(RemoteSettings):
     """Send a server that has the last weights only the numbers that changed; for slow ways: a weights_folder of another
     site, a broadcast through a slow network. Each worker keeps a copy of the model in its machine's memory."""
 
+    @property
+    def apart(self) -> bool:
+        return not self.in_process
+
     def environment(self, engine: str) -> Path:
         if self.in_process:
             return Path(sys.prefix)

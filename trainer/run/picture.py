@@ -72,7 +72,8 @@ def _engine(config: RunConfig, placement: Placement) -> Iterator[Seat]:
             places = [str(gpu) for gpu in placement.rollout[number]]
         elif placement.rollout_cpus:
             places = [_cpus(placement.rollout_cpus[number])]
-        process = "a server, asleep while the learner learns" if number in placement.sleepers else "a server"
+        process = "a server" if settings.apart else "this process"
+        process += ", asleep while the learner learns" if number in placement.sleepers else ""
         yield from (Seat(place, f"engine {number}", process) for place in places)
 
 
