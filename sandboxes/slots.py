@@ -66,8 +66,8 @@ class Ended:
     """The raw outcome of a run or a cell."""
 
     report: Mapping[str, Any] | None = None
-    """``status`` of a program as of ``wait``, or ``code`` and ``signal`` of a cell, and ``wall_s``; ``None`` when
-    nobody was left to report."""
+    """``status`` as of ``wait`` (``None`` for a cell that a limit ended), and ``wall_s``; ``None`` when nobody was left
+    to report."""
     killed_for: str = ""
     """The limit for which it was killed from outside: ``timeout``, ``output`` or empty."""
     oom: int = 0
@@ -82,10 +82,10 @@ class Ended:
     def result(self, isolation: Isolation) -> RunResult:
         """A limit that ended the program takes precedence over its exit status."""
         report = self.report or {}
-        code, by = report.get("code"), report.get("signal")
         raw = report.get("status")
-        if raw is not None:
-            code, by = (None, os.WTERMSIG(raw)) if os.WIFSIGNALED(raw) else (os.WEXITSTATUS(raw), None)
+        ending = None if raw is None else os.waitstatus_to_exitcode(raw)  # negative: a signal
+        code = ending if ending is not None and ending >= 0 else None
+        by = -ending if ending is not None and ending < 0 else None
         status: RunStatus = "ok" if code == 0 else "error"
         # Any out-of-memory kill counts, also of a child of a program that then went on.
         if self.oom:

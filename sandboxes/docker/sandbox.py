@@ -10,7 +10,7 @@ from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits
 from sandboxes.docker.engine import DEFAULT_IMAGE, Engine, Shape
 from sandboxes.docker.image import build_task_image
-from sandboxes.docker.inside.files import FOLDER
+from sandboxes.docker.inside.pid1 import FOLDER
 from sandboxes.docker.slot import ContainerSlot, Plan
 from sandboxes.languages import ROWS
 from sandboxes.programs import Place

@@ -29,7 +29,7 @@ GRACE_S = 15.0
 
 # Order of loading: each imports only those before it.
 _LOCAL = ("kernel", "wire", "program", "files", "cells", "confine", "process_tree", "launch", "runs", "session")
-_OURS = ("facts", "files", "pid1")
+_OURS = ("facts", "pid1")
 
 # Reads the source of modules from stdin and makes modules of it; nothing of this package is installed in the image.
 # `__file__` is set because `program.show` leaves out frames of its own folder. The program is called at module level,

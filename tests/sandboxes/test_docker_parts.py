@@ -25,10 +25,10 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraErr
 from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from sandboxes.docker.engine import Shape, is_orphan, owner_label
-from sandboxes.docker.inside.files import wipe
 from sandboxes.docker.isolation import MACHINES, filters, judge
 from sandboxes.docker.sandbox import DockerSandbox
 from sandboxes.docker.slot import _BOOT, _module_texts
+from sandboxes.local.inside.files import wipe
 from sandboxes.pool import Pool
 
 # -- the filter of system calls ----------------------------------------------------------------------------------------

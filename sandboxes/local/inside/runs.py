@@ -14,19 +14,14 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from . import wire
-from .launch import Child, NotStartedError, Untrusted, fork_child
+from .launch import Child, Jail, NotStartedError, fork_child
 from .process_tree import kill_all
 from .program import Script
 
-if TYPE_CHECKING:  # a container gets no more of these modules than it needs
-    from .jail import Jail, LocalJail
-
-RAN = 3
-"""Exit code of an init that has carried out a run; after a session it is 0."""
 REAP_MS = 20
 """How often orphans of a program are reaped while it runs."""
 # Waiting processes lost one after the other before the slot gives up: then something outside kills each of them.
@@ -179,38 +174,8 @@ class Runs:
         self.link.send({"event": "done", "status": status, "wall_s": wall_s, **usage}, folder)
 
 
-Sessions = Callable[[Runs, dict[str, Any]], None]
-
-
-def serve_one(
-    runs: Runs, link: SocketLink, jail: LocalJail, sessions: Sessions, order: dict[str, Any] | None
-) -> NoReturn:
-    """An init: set up the place, wait for the order (unless given), carry it out, and exit.
-
-    Raises :class:`Untrusted` in the program's process.
-    """
-    try:
-        jail.prepare()
-        runs.make()
-        message, fds = (order, []) if order else link.receive()
-        if message is None:
-            os._exit(0)
-        if message["order"] == "session":
-            sessions(runs, message)
-            os._exit(0)
-        runs.run(message, fds)
-        if message["show_work"] and jail.workspace is not None:
-            wire.receive(link.work)  # "fetched", or the caller is gone: only then may the next init clear the folder
-        os._exit(RAN)
-    except Untrusted:
-        raise
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            _report_fault(runs, error)
-        os._exit(71)
-
-
-def _report_fault(runs: Runs, error: BaseException) -> None:
+def report_fault(runs: Runs, error: BaseException) -> None:
+    """Tell the caller why this process fails, and whether a program may have begun."""
     begun = runs.begun and not isinstance(error, NotStartedError)
     runs.link.send({"event": "fault", "text": wire.describe(error), "begun": begun}, [])
 
@@ -238,5 +203,5 @@ def serve_runs(runs: Runs, link: SocketLink) -> dict[str, Any] | None:
             try:
                 runs.run(message, fds)
             except NotStartedError as error:
-                _report_fault(runs, error)
+                report_fault(runs, error)
             lost = 0

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from . import kernel, wire
 from .cgroup import Cgroup
@@ -25,13 +25,16 @@ from .launch import Untrusted
 from .process_tree import kill_all
 from .program import Script
 from .root import build_tree, enter_tree
-from .runs import RAN, Runs, SocketLink, serve_one, serve_runs
+from .runs import Runs, SocketLink, report_fault, serve_runs
 from .session import serve_session
 from .workspace import Workspace
 
 _NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
 )
+
+_RAN = 3
+"""Exit code of an init that has carried out a run; after a session it is 0."""
 
 
 class Zygote:
@@ -193,9 +196,34 @@ class Zygote:
                 os.close(kernel.ZYGOTE_NAMESPACE_FD)
             self._control.close()
             os.close(self._alive)
-            link, jail = SocketLink(self._work), LocalJail(self._cgroup, self._workspace, many_users=self._many_users)
-            serve_one(Runs(script, link, jail), link, jail, serve_session, order)
+            self._serve_one(script, order)
         return run
+
+    def _serve_one(self, script: Script, order: dict[str, Any] | None) -> NoReturn:
+        """An init: set up the place, wait for the order (unless given), carry it out, and exit."""
+        jail = LocalJail(self._cgroup, self._workspace, many_users=self._many_users)
+        runs = Runs(script, SocketLink(self._work), jail)
+        try:
+            jail.prepare()
+            runs.make()
+            message, fds = (order, []) if order else runs.link.receive()
+            if message is None:
+                os._exit(0)
+            if message["order"] == "session":
+                serve_session(runs, message)
+                os._exit(0)
+            runs.run(message, fds)
+            if message["show_work"] and jail.workspace is not None:
+                wire.receive(
+                    self._work
+                )  # "fetched", or the caller is gone: only then may the next init clear the folder
+            os._exit(_RAN)
+        except Untrusted:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                report_fault(runs, error)
+            os._exit(71)
 
     def _watch(self, run: int) -> int | None:
         """Wait for the end of a run and report it; returns its wait status, or ``None`` when no run is to follow."""
@@ -227,7 +255,7 @@ class Zygote:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
         with contextlib.suppress(OSError):
             wire.send(self._control, report)
-        good = os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, RAN)
+        good = os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, _RAN)
         return status if going_on and good else None
 
 
