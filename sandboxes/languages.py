@@ -145,6 +145,11 @@ FUSION_NAMES: Mapping[str, Language] = {
 """SandboxFusion's names of languages -> ours."""
 
 
+def longest_s(language: Language, limits: Limits) -> float:
+    """How long a program may take by its limits, its compiler included."""
+    return limits.wall_s + (limits.compile_s if ROWS[language].compile else 0.0)
+
+
 def check_language(language: str) -> Row:
     """The row of a language. Raises :class:`ConfigError` for one that there is not."""
     if language not in ROWS:

@@ -54,11 +54,15 @@ def check_limits(limits: Limits) -> None:
 def check_path(path: str, what: str) -> str:
     """A relative path that stays below the working folder, in its shortest form."""
     parts = path.split("/")
-    if not path or path.startswith("/") or ".." in parts or "\0" in path or len(os.fsencode(path)) > 1024:
-        raise ConfigError(f"{what}: {path!r} is not a relative path below the working folder (no '..', no leading '/')")
+    too_long = len(os.fsencode(path)) > 1024 or any(len(os.fsencode(part)) > 255 for part in parts)
+    if not path or path.startswith("/") or ".." in parts or "\0" in path or too_long:
+        raise ConfigError(
+            f"{what}: {path[:80]!r} is not a relative path below the working folder (no '..', no leading '/', "
+            "at most 255 bytes between two '/' and 1024 in all)"
+        )
     short = posixpath.normpath(path)
     if short == ".":
-        raise ConfigError(f"{what}: {path!r} names the working folder itself, not a file in it")
+        raise ConfigError(f"{what}: {path[:80]!r} names the working folder itself, not a file in it")
     return short
 
 

@@ -14,7 +14,7 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.client import fusion
 from sandboxes.client.retrying import Reply, RetryingClient, TransientError
-from sandboxes.languages import ROWS
+from sandboxes.languages import longest_s
 from sandboxes.service.wire import VERSION, decode_bytes, dump, encode_bytes, load_result
 
 T = TypeVar("T")
@@ -150,8 +150,7 @@ class RemoteSandbox(Sandbox):
         path = "/v1/run" if api == "native" else "/run_code"
         whole = {"program": dump(program), "limits": dump(limits)} if api == "native" else None
         plain = fusion.to_request(program, limits) if whole is None else {}
-
-        work_s = limits.wall_s + (limits.compile_s if ROWS[program.language].compile else 0.0)
+        work_s = longest_s(program.language, limits)
 
         def body(left_s: float) -> dict[str, Any]:
             if whole is None:
