@@ -15,7 +15,7 @@ from roll_envs.sandbox import Limits
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
 from sandboxes.docker.engine import Engine, Shape
 from sandboxes.docker.inside.pid1 import MOST_RESIDUE
-from sandboxes.docker.isolation import MACHINES, filters, judge
+from sandboxes.docker.isolation import MACHINES, filter_for, judge
 from sandboxes.local.inside import wire
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.programs import Order
@@ -104,7 +104,7 @@ class ContainerSlot:
         try:
             self._channel = Channel(self._spawned.stream)
             texts = json.dumps(_module_texts()).encode()
-            hello = {"preload": PRELOADED, "filters": [code.hex() for code in filters(machine)]}
+            hello = {"preload": PRELOADED, "filter": filter_for(machine).hex()}
             reply = self._request("hello", hello, wall_s=START_S, before=[b"%010d" % len(texts), texts])
             if reply is None:
                 raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")

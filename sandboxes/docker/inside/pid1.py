@@ -259,7 +259,7 @@ def _protect() -> None:
 def main() -> None:
     """Answer orders until the host is gone. Raises :class:`Untrusted` in forked processes.
 
-    The first order is ``hello``: import common modules, install the filters, report the facts about this container.
+    The first order is ``hello``: import common modules, install the filter, report the facts about this container.
     """
     _protect()
     jail = ContainerJail()
@@ -267,8 +267,7 @@ def main() -> None:
     hello, _ = link.receive()
     for name in hello["preload"]:
         importlib.import_module(name)
-    for code in hello["filters"]:
-        kernel.set_seccomp(bytes.fromhex(code))
+    kernel.set_seccomp(bytes.fromhex(hello["filter"]))
     told = facts.gather()
     runs = Runs(Script(), link, jail)
     gc.collect()
