@@ -121,7 +121,7 @@ class Zygote:
         kernel.drop_bounding_set()
         self._close_others()
         # The first entry is the folder of the trusted code (see slot), which programs must not import from.
-        sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["python_paths"])
+        sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["packages"])
         for name in self._plan["preload"]:
             importlib.import_module(name)
         _pipes_for_streams()
