@@ -19,7 +19,8 @@ from sandboxes.docker.isolation import MACHINES, filter_for, judge
 from sandboxes.local.inside import wire
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError
+from sandboxes.slot import Ended, NotBegunError
+from sandboxes.slots import FETCH_BYTES, FLOOD
 
 START_S = 30.0
 HELPER_S = 60.0
@@ -83,7 +84,7 @@ def _module_texts() -> list[tuple[str, str | None]]:
 
 
 class ContainerSlot:
-    """A running container; see :class:`sandboxes.slots.Slot`."""
+    """A running container; see :class:`sandboxes.slot.Slot`."""
 
     def __init__(self, engine: Engine, plan: Plan, shape: Shape) -> None:
         self._engine = engine
@@ -129,10 +130,10 @@ class ContainerSlot:
         """Whether it can be used: running, not given up, with no unexpected output."""
         return not self._broken and self._channel.idle
 
-    def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
+    def run(self, order: Order, wall_s: float) -> Ended:
         payload = wire.pack(order.head, order.blobs)
         header = {"show_work": bool(order.fetch), "fetch": order.fetch, "max_bytes": FETCH_BYTES}
-        ended = self._bounded("run", header, order.limits, [payload, [stdin]], wall_s)
+        ended = self._bounded("run", header, order.limits, [payload, [order.stdin]], wall_s)
         self._broken |= self._used_up
         return ended
 

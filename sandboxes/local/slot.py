@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation, Limits
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError, chosen_cpus
+from sandboxes.slot import Ended, NotBegunError
+from sandboxes.slots import FETCH_BYTES, FLOOD, chosen_cpus
 
 from .cgroups import remove_later
 from .host import executable
@@ -122,7 +123,7 @@ class Output:
 
 
 class LocalSlot:
-    """One jail; see :class:`sandboxes.slots.Slot`. Raises :class:`SandboxError` where it could not be made."""
+    """One jail; see :class:`sandboxes.slot.Slot`. Raises :class:`SandboxError` where it could not be made."""
 
     shape = None
 
@@ -176,11 +177,11 @@ class LocalSlot:
     def alive(self) -> bool:
         return not self.dead
 
-    def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
+    def run(self, order: Order, wall_s: float) -> Ended:
         self._serial += 1
         with contextlib.closing(Output(order.limits.output_bytes)) as output:
             payload = wire.sealed(*wire.pack(order.head, order.blobs))
-            text = wire.sealed(stdin) if stdin else os.open("/dev/null", os.O_RDONLY)
+            text = wire.sealed(order.stdin) if order.stdin else os.open("/dev/null", os.O_RDONLY)
             message = {"order": "run", "limits": asdict(order.limits), "show_work": bool(order.fetch)}
             self._order(message, [payload, text], output.writers)
             output.close_writers()

@@ -18,7 +18,7 @@ from roll_envs.errors import ConfigError
 from roll_envs.sandbox import COMPILED, LANGUAGES, Isolation, Language, Limits, Program, RunResult
 from sandboxes.languages import ROWS
 from sandboxes.local import LocalSandbox
-from sandboxes.slots import Ended
+from sandboxes.slot import Ended
 
 
 @pytest.fixture(scope="module")
