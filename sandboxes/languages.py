@@ -95,7 +95,7 @@ ROWS: Mapping[Language, Row] = {
         ),
         run=_shell(
             f"tar -xf {BINARY} && "
-            f'exec {{bin}}/java {_JVM} -Xmx{{heap}}m -Xss64m -Dfile.encoding=UTF-8 -cp . Main "$@"'
+            f'exec {{bin}}/java {_JVM} -ea -Xmx{{heap}}m -Xss64m -Dfile.encoding=UTF-8 -cp . Main "$@"'
         ),
         least_mb=64,
         least_processes=32,
