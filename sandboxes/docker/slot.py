@@ -7,13 +7,13 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
-from sandboxes.docker.engine import Engine, Shape
+from sandboxes.docker.engine import Engine, Plan, Shape
 from sandboxes.docker.inside.pid1 import MOST_RESIDUE
 from sandboxes.docker.isolation import MACHINES, filter_for, judge
 from sandboxes.local.inside import wire
@@ -63,17 +63,6 @@ if start: start()
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What all containers of a sandbox have in common."""
-
-    image: str
-    cpus: float
-    runtime: str | None
-    unsafe: bool
-    memory_mb: int
-
-
 def _module_texts() -> list[tuple[str, str | None]]:
     packages = ("sandboxes", "sandboxes.local", "sandboxes.local.inside", "sandboxes.docker", "sandboxes.docker.inside")
     texts: list[tuple[str, str | None]] = [(name, None) for name in packages]
@@ -93,14 +82,7 @@ class ContainerSlot:
         machine = engine.info["Architecture"]
         if machine not in MACHINES:
             raise ConfigError(f"the engine's machine is {machine!r}; filters of system calls are known for {MACHINES}")
-        self._spawned = engine.spawn(
-            plan.image,
-            ["python3", "-s", "-c", _BOOT],
-            shape=shape,
-            memory_mb=plan.memory_mb,
-            cpus=plan.cpus,
-            runtime=plan.runtime,
-        )
+        self._spawned = engine.spawn(plan, shape, ["python3", "-s", "-c", _BOOT])
         self._broken = self._used_up = False
         try:
             self._channel = Channel(self._spawned.stream)
