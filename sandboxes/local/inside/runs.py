@@ -28,6 +28,10 @@ REAP_MS = 20
 _MAX_LOST = 3
 
 
+class GoneError(Exception):
+    """The caller or the supervisor is gone: no order is to follow."""
+
+
 class Link(Protocol):
     """The connection to the caller."""
 
@@ -53,7 +57,7 @@ class SocketLink:
     """
 
     def __init__(self, work: socket.socket, control: socket.socket | None = None, alive: int = -1) -> None:
-        self.work, self._control, self._alive = work, control, alive
+        self.work, self._control, self.alive = work, control, alive
         self.sockets: tuple[socket.socket, ...] = (work,) if control is None else (work, control)
         self.serial = 0
         self._killed = 0
@@ -65,9 +69,13 @@ class SocketLink:
         # arrived after its cell had ended.
         while message is not None and message["order"] in ("fetched", "stop"):
             message, fds = wire.receive(self.work)
-        self.serial += 1
-        self.stopped = self._killed == self.serial  # a slow zygote may see the kill of a run before its order
+        self.count()
         return message, fds
+
+    def count(self) -> None:
+        """The next order begins; a slow zygote may have seen that it is to be killed before."""
+        self.serial += 1
+        self.stopped = self._killed == self.serial
 
     def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
         wire.send(self.work, message, fds)
@@ -77,15 +85,15 @@ class SocketLink:
     def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
         watched = self.work if self._control is None else self._control
         poll = select.poll()
-        for fd in {*fds, watched.fileno(), self._alive} - {-1}:
+        for fd in {*fds, watched.fileno(), self.alive} - {-1}:
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(timeout_ms)]
-        if self._alive in ready:
-            os._exit(0)
+        if self.alive in ready:
+            raise GoneError
         if watched.fileno() in ready and watched.fileno() not in fds:
             message, _ = wire.receive(watched)
             if message is None:
-                os._exit(0)
+                raise GoneError
             self._killed = message.get("serial", self.serial)
             self.stopped = self._killed == self.serial
         return ready
