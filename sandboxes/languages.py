@@ -95,7 +95,7 @@ ROWS: Mapping[Language, Row] = {
         ),
         run=_shell(
             f"tar -xf {BINARY} && "
-            f'exec {{bin}}/java {_JVM} -Xmx{{heap}}m -Xss64m -Dfile.encoding=UTF-8 -cp . Main "$@"'
+            f'exec {{bin}}/java {_JVM} -ea -Xmx{{heap}}m -Xss64m -Dfile.encoding=UTF-8 -cp . Main "$@"'
         ),
         least_mb=64,
         least_processes=32,
@@ -143,6 +143,11 @@ FUSION_NAMES: Mapping[str, Language] = {
     "nodejs": "javascript",
 }
 """SandboxFusion's names of languages -> ours."""
+
+
+def longest_s(language: Language, limits: Limits) -> float:
+    """How long a program may take by its limits, its compiler included."""
+    return limits.wall_s + (limits.compile_s if ROWS[language].compile else 0.0)
 
 
 def check_language(language: str) -> Row:

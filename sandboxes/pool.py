@@ -9,31 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
+from sandboxes.slot import Slot
 
 
-class _Slot(Protocol):
-    @property
-    def shape(self) -> Hashable: ...
-    @property
-    def alive(self) -> bool: ...
-    def close(self) -> None: ...
+class Pool:
+    """Hands out slots, one to a caller; thread-safe. ``make`` is called from several threads at once."""
 
-
-Worker = TypeVar("Worker", bound=_Slot)
-
-
-class Pool(Generic[Worker]):
-    """Hands out workers, one to a caller; thread-safe. ``make`` is called from several threads at once."""
-
-    def __init__(self, make: Callable[[Hashable], Worker], slots: int) -> None:
+    def __init__(self, make: Callable[[Hashable], Slot], slots: int) -> None:
         self._make = make
         self._slots = slots
         self._changed = threading.Condition()
-        self._idle: list[Worker] = []
-        self._busy: set[Worker] = set()
+        self._idle: list[Slot] = []
+        self._busy: set[Slot] = set()
         self._making = 0
         self._begun = 0
         self._failure: BaseException | None = None
@@ -43,7 +32,7 @@ class Pool(Generic[Worker]):
         self._closers: list[threading.Thread] = []
 
     def start(self, shape: Hashable, count: int, timeout_s: float) -> None:
-        """Fill ``count`` slots; raises the error of the first worker that could not be made."""
+        """Fill ``count`` slots; raises the error of the first slot that could not be made."""
         with self._changed:
             for _ in range(count):
                 self._start_making(shape)
@@ -54,8 +43,8 @@ class Pool(Generic[Worker]):
             if self._failure is not None:
                 raise _copy_of(self._failure) from self._failure
 
-    def acquire(self, shape: Hashable, timeout_s: float) -> Worker:
-        """A worker of that shape, for this caller alone; :meth:`release` it.
+    def acquire(self, shape: Hashable, timeout_s: float) -> Slot:
+        """A slot of that shape, for this caller alone; :meth:`release` it.
 
         One that has died, or has another shape, is replaced. Raises what making it raised, and
         :class:`DeadlineExceededError` when none was free in time.
@@ -66,10 +55,10 @@ class Pool(Generic[Worker]):
             while True:
                 if self._closed:
                     raise SandboxError("the sandbox is closed; make a new one")
-                worker = self._take(shape)
-                if worker is not None:
-                    self._busy.add(worker)
-                    return worker
+                slot = self._take(shape)
+                if slot is not None:
+                    self._busy.add(slot)
+                    return slot
                 # A failure of an attempt that began before this call says nothing about the engine now.
                 if self._failed > begun and self._failure is not None:
                     raise _copy_of(self._failure) from self._failure
@@ -77,28 +66,28 @@ class Pool(Generic[Worker]):
                 if left_s <= 0 or not self._changed.wait(left_s):
                     raise DeadlineExceededError(f"a free slot: one of {self._slots} sandbox slots", timeout_s)
 
-    def release(self, worker: Worker) -> None:
-        """Return a worker; a dead one is discarded, and a new one is made for the next caller."""
-        alive = worker.alive
+    def release(self, slot: Slot) -> None:
+        """Return a slot; a dead one is discarded, and a new one is made for the next caller."""
+        alive = slot.alive
         with self._changed:
-            self._busy.discard(worker)
+            self._busy.discard(slot)
             if alive and not self._closed:
-                self._idle.append(worker)
+                self._idle.append(slot)
             else:
-                self._discard(worker)
+                self._discard(slot)
                 if not self._closed:
-                    self._start_making(worker.shape)
+                    self._start_making(slot.shape)
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Close all; callers whose worker is busy get :class:`SandboxError`."""
+        """Close all; callers whose slot is busy get :class:`SandboxError`."""
         with self._changed:
             self._closed = True
-            workers = [*self._idle, *self._busy]
+            slots = [*self._idle, *self._busy]
             self._idle.clear()
             self._changed.notify_all()
-        for worker in workers:
-            worker.close()
+        for slot in slots:
+            slot.close()
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._making and (left_s := deadline - time.monotonic()) > 0:
@@ -109,56 +98,56 @@ class Pool(Generic[Worker]):
 
     # The rest is called with the lock held.
 
-    def _take(self, shape: Hashable) -> Worker | None:
-        """An idle worker of this shape; else ``None``, and one is made if a slot is free or of another shape."""
-        other: Worker | None = None
-        for worker in list(self._idle):  # the first has had most time to set up its next run
-            if not worker.alive:
-                self._idle.remove(worker)
-                self._discard(worker)
-            elif worker.shape == shape:
-                self._idle.remove(worker)
-                return worker
+    def _take(self, shape: Hashable) -> Slot | None:
+        """An idle slot of this shape; else ``None``, and one is made if a slot is free or of another shape."""
+        other: Slot | None = None
+        for slot in list(self._idle):  # the first has had most time to set up its next run
+            if not slot.alive:
+                self._idle.remove(slot)
+                self._discard(slot)
+            elif slot.shape == shape:
+                self._idle.remove(slot)
+                return slot
             else:
-                other = worker
+                other = slot
         if len(self._idle) + len(self._busy) + self._making < self._slots:
             self._start_making(shape)
-        # This is called at every change: without the second condition each call would give up another idle worker.
+        # This is called at every change: without the second condition each call would give up another idle slot.
         elif other is not None and not self._making:
             self._idle.remove(other)
             self._start_making(shape, instead_of=other)
         return None
 
-    def _discard(self, worker: Worker) -> None:
-        """Close a worker in a thread, since it may be slow; only ``close`` waits for it."""
+    def _discard(self, slot: Slot) -> None:
+        """Close a slot in a thread, since it may be slow; only ``close`` waits for it."""
         self._closers = [closer for closer in self._closers if closer.is_alive()]
-        self._closers.append(threading.Thread(target=worker.close, daemon=True))
+        self._closers.append(threading.Thread(target=slot.close, daemon=True))
         self._closers[-1].start()
 
-    def _start_making(self, shape: Hashable, instead_of: Worker | None = None) -> None:
+    def _start_making(self, shape: Hashable, instead_of: Slot | None = None) -> None:
         self._making += 1
         self._begun += 1
         threading.Thread(target=self._make_one, args=(self._begun, shape, instead_of), daemon=True).start()
 
-    def _make_one(self, attempt: int, shape: Hashable, instead_of: Worker | None) -> None:
-        worker: Worker | None = None
+    def _make_one(self, attempt: int, shape: Hashable, instead_of: Slot | None) -> None:
+        slot: Slot | None = None
         failure: BaseException | None = None
         try:
             if instead_of is not None:
                 instead_of.close()
-            worker = self._make(shape)
+            slot = self._make(shape)
         except BaseException as error:  # goes to the callers who wait
             failure = error
         with self._changed:
             self._making -= 1
-            keep = worker is not None and not self._closed
-            if keep and worker is not None:
-                self._idle.append(worker)
+            keep = slot is not None and not self._closed
+            if keep and slot is not None:
+                self._idle.append(slot)
             if failure is not None:
                 self._failure, self._failed = failure, attempt
             self._changed.notify_all()
-        if worker is not None and not keep:
-            worker.close()
+        if slot is not None and not keep:
+            slot.close()
 
 
 def _copy_of(failure: BaseException) -> RollError:

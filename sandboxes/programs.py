@@ -37,6 +37,7 @@ class Order:
     blobs: Sequence[bytes]
     limits: Limits
     fetch: Sequence[str]
+    stdin: bytes
 
 
 def check_limits(limits: Limits) -> None:
@@ -54,11 +55,15 @@ def check_limits(limits: Limits) -> None:
 def check_path(path: str, what: str) -> str:
     """A relative path that stays below the working folder, in its shortest form."""
     parts = path.split("/")
-    if not path or path.startswith("/") or ".." in parts or "\0" in path or len(os.fsencode(path)) > 1024:
-        raise ConfigError(f"{what}: {path!r} is not a relative path below the working folder (no '..', no leading '/')")
+    too_long = len(os.fsencode(path)) > 1024 or any(len(os.fsencode(part)) > 255 for part in parts)
+    if not path or path.startswith("/") or ".." in parts or "\0" in path or too_long:
+        raise ConfigError(
+            f"{what}: {path[:80]!r} is not a relative path below the working folder (no '..', no leading '/', "
+            "at most 255 bytes between two '/' and 1024 in all)"
+        )
     short = posixpath.normpath(path)
     if short == ".":
-        raise ConfigError(f"{what}: {path!r} names the working folder itself, not a file in it")
+        raise ConfigError(f"{what}: {path[:80]!r} names the working folder itself, not a file in it")
     return short
 
 
@@ -73,10 +78,16 @@ def order(program: Program, limits: Limits, place: Place) -> Order:
     """The order to run a program; for compiled languages to run the binary, see :func:`compile_order`."""
     _check_language(program.language, place)
     check_room(program.language, limits)
-    environ = _environment(place, program.environ)
-    arguments = [_argument(a) for a in program.arguments]
-    command = _command(program, limits, place, arguments)
-    return _order(program, limits, ROWS[program.language].main, command, environ, arguments)
+    for value in program.arguments:
+        if "\0" in value:
+            raise ConfigError(f"arguments: {value!r} holds a NUL, which no argument can")
+    if program.language != "python":
+        command = ROWS[program.language].command(place.tools[program.language], limits.memory_mb)
+    elif any(name.startswith("PYTHON") for name in program.environ):  # read when an interpreter starts
+        command = [place.python, "main.py"]
+    else:  # a fork of the warm interpreter
+        command = []
+    return _order(program, limits, place, command)
 
 
 def _check_language(language: Language, place: Place) -> None:
@@ -85,33 +96,10 @@ def _check_language(language: Language, place: Place) -> None:
         place.refuse(language)
 
 
-def _command(program: Program, limits: Limits, place: Place, arguments: list[str]) -> list[str] | None:
-    """``None``: a fork of the warm interpreter.
-
-    ``PYTHON*`` variables are read at start, so they need a new interpreter.
-    """
-    if program.language == "python":
-        cold = any(name.startswith("PYTHON") for name in program.environ)
-        return [place.python, "main.py", *arguments] if cold else None
-    return [*ROWS[program.language].command(place.tools[program.language], limits.memory_mb), *arguments]
-
-
-def _argument(value: str) -> str:
-    if "\0" in value:
-        raise ConfigError(f"arguments: {value!r} holds a NUL, which no argument can")
-    return value
-
-
-def _order(
-    program: Program,
-    limits: Limits,
-    main: str,
-    command: list[str] | None,
-    environ: Mapping[str, str],
-    arguments: list[str],
-) -> Order:
+def _order(program: Program, limits: Limits, place: Place, command: Sequence[str]) -> Order:
     # A lone surrogate, which JSON can carry, is then an error of the program, not of the caller.
     source = program.source.encode("utf-8", "surrogatepass")
+    main = ROWS[program.language].main
     files = {check_path(path, "files"): content for path, content in program.files.items()}
     if main in files:
         raise ConfigError(f"files: {main!r} is the name that the program's own source gets; choose another")
@@ -126,12 +114,12 @@ def _order(
         "main": main,
         "files": list(files),
         "executables": [],
-        "argv": command,
-        "arguments": arguments,
-        "environ": environ,
+        "argv": [*command, *program.arguments] if command else None,
+        "arguments": program.arguments,
+        "environ": _environment(place, program.environ),
     }
     fetch = [check_path(path, "fetch") for path in program.fetch]
-    return Order(head=head, blobs=[source, *files.values()], limits=limits, fetch=fetch)
+    return Order(head=head, blobs=[source, *files.values()], limits=limits, fetch=fetch, stdin=program.stdin)
 
 
 def compile_order(program: Program, limits: Limits, place: Place) -> Order:
@@ -145,7 +133,7 @@ def compile_order(program: Program, limits: Limits, place: Place) -> Order:
         files_mb=max(limits.files_mb, 128),
     )
     asked = Program(source=program.source, language=program.language, files=program.files, fetch=(BINARY,))
-    return _order(asked, roomy, row.main, row.compiler(place.tools[program.language]), _environment(place, {}), [])
+    return _order(asked, roomy, place, row.compiler(place.tools[program.language]))
 
 
 def session_head(language: Language, limits: Limits, place: Place) -> dict[str, Any]:

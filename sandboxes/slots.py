@@ -11,25 +11,24 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import (
     SANDBOX_CPUS,
-    Isolation,
     Language,
     Limits,
     Program,
     RunResult,
-    RunStatus,
     Sandbox,
     SandboxSession,
 )
 from sandboxes.languages import BINARY, ROWS
 from sandboxes.pool import Pool
 from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
+from sandboxes.slot import NotBegunError, Slot
 
 T = TypeVar("T")
 _log = logging.getLogger("sandboxes")
@@ -57,91 +56,6 @@ def chosen_cpus() -> tuple[int, ...]:
     return numbers
 
 
-class NotBegunError(SandboxError):
-    """A slot failed before anything of the program was run, so that the run can be repeated on another."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Ended:
-    """The raw outcome of a run or a cell."""
-
-    report: Mapping[str, Any] | None = None
-    """``status`` of a program as of ``wait``, or ``code`` and ``signal`` of a cell, and ``wall_s``; ``None`` when
-    nobody was left to report."""
-    killed_for: str = ""
-    """The limit for which it was killed from outside: ``timeout``, ``output`` or empty."""
-    oom: int = 0
-    peak: int | None = None
-    wall_s: float = 0.0
-    stdout: bytes = b""
-    stderr: bytes = b""
-    stdout_dropped: int = 0
-    stderr_dropped: int = 0
-    files: dict[str, bytes] = field(default_factory=dict)
-
-    def result(self, isolation: Isolation) -> RunResult:
-        """A limit that ended the program takes precedence over its exit status."""
-        report = self.report or {}
-        code, by = report.get("code"), report.get("signal")
-        raw = report.get("status")
-        if raw is not None:
-            code, by = (None, os.WTERMSIG(raw)) if os.WIFSIGNALED(raw) else (os.WEXITSTATUS(raw), None)
-        status: RunStatus = "ok" if code == 0 else "error"
-        # Any out-of-memory kill counts, also of a child of a program that then went on.
-        if self.oom:
-            status = "memory"
-        # A program that ended by itself while the kill was on its way keeps its own status.
-        elif self.killed_for and code is None and by in (None, signal.SIGKILL):
-            status = "output" if self.killed_for == "output" else "timeout"
-        # From RLIMIT_CPU, which follows from the wall limit (see inside.confine).
-        elif by == signal.SIGXCPU:
-            status = "timeout"
-        # Nobody was left to report its status, since all were killed together.
-        if status in ("memory", "output", "timeout") and code is None and by is None:
-            by = int(signal.SIGKILL)
-        return RunResult(
-            status=status,
-            exit_code=code,
-            signal=by,
-            stdout=self.stdout,
-            stderr=self.stderr,
-            stdout_dropped=self.stdout_dropped,
-            stderr_dropped=self.stderr_dropped,
-            # By the clock that ended it, which began before the one inside did.
-            wall_s=self.wall_s if self.killed_for else report.get("wall_s", self.wall_s),
-            memory_peak_mb=None if self.peak is None else self.peak / (1 << 20),
-            isolation=isolation,
-            files=self.files,
-        )
-
-
-class Slot(Protocol):
-    """A place for one program at a time, owned by one thread at a time.
-
-    A :class:`SandboxError` from it means that it can be used no more; :class:`NotBegunError`, that nothing was run.
-    """
-
-    isolation: Isolation
-
-    @property
-    def shape(self) -> Hashable: ...
-    @property
-    def alive(self) -> bool: ...
-    def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
-        """Run one program to its end; ``wall_s`` may be less than the limit of the order."""
-
-    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
-        """Begin a session."""
-
-    def cell(self, number: int, source: bytes, limits: Limits) -> Ended: ...
-    def write(self, path: str, content: bytes) -> None: ...
-    def read(self, path: str, max_bytes: int) -> bytes: ...
-    def end(self) -> None:
-        """End the session; closes the slot if that fails."""
-
-    def close(self) -> None: ...
-
-
 class SlotSandbox(Sandbox):
     """Programs and sessions on a pool of slots. A subclass sets :attr:`_place` and calls :meth:`_begin`.
 
@@ -162,7 +76,7 @@ class SlotSandbox(Sandbox):
 
     def _begin(self, make: Callable[[Any], Slot], count: int, timeout_s: float) -> Slot:
         """Start ``count`` slots, and return one. ``make`` must not refer to the sandbox, or it would live for ever."""
-        self._pool: Pool[Slot] = Pool(make, self._count)
+        self._pool: Pool = Pool(make, self._count)
         self._finalizer = weakref.finalize(self, _close, self._pool, os.getpid())
         try:
             shape = self._shape(self._limits)
@@ -184,16 +98,16 @@ class SlotSandbox(Sandbox):
         shape = self._shape(limits)
         asked = order(program, limits, self._place)
 
-        def run(what: Order, stdin: bytes) -> RunResult:
-            return self._run(shape, what, stdin, deadline, timeout_s)
+        def run(what: Order) -> RunResult:
+            return self._run(shape, what, deadline, timeout_s)
 
         if not ROWS[program.language].compile:
-            return run(asked, program.stdin)
+            return run(asked)
         # The tests of one answer are runs of one program.
         key = hashlib.sha256(repr((program.language, program.source, sorted(program.files.items()))).encode()).digest()
         with self._lock:
             known = self._binaries.get(key)
-        compiled = known or run(compile_order(program, limits, self._place), b"")
+        compiled = known or run(compile_order(program, limits, self._place))
         if compiled.ok:
             with self._lock:
                 self._binaries[key] = compiled
@@ -206,12 +120,12 @@ class SlotSandbox(Sandbox):
             return replace(compiled, compile=compiled)
         head = {**asked.head, "executables": [BINARY], "files": [*asked.head["files"], BINARY]}
         asked = replace(asked, head=head, blobs=[*asked.blobs, binary])
-        return replace(run(asked, program.stdin), compile=compiled)
+        return replace(run(asked), compile=compiled)
 
-    def _run(self, shape: Hashable, asked: Order, stdin: bytes, deadline: float, timeout_s: float) -> RunResult:
+    def _run(self, shape: Hashable, asked: Order, deadline: float, timeout_s: float) -> RunResult:
         def attempt(slot: Slot) -> RunResult:
             wall_s = min(asked.limits.wall_s, max(0.0, deadline - time.monotonic()))
-            ended = slot.run(asked, stdin=stdin, wall_s=wall_s)
+            ended = slot.run(asked, wall_s)
             # Ended by the caller's deadline, not by the program's own limit: that is no verdict on the program.
             if ended.killed_for == "timeout" and wall_s < asked.limits.wall_s:
                 self._pool.release(slot)
@@ -264,7 +178,7 @@ class SlotSandbox(Sandbox):
         return limits
 
 
-def _close(pool: Pool[Slot], owner: int) -> None:
+def _close(pool: Pool, owner: int) -> None:
     # In a fork of the process that made them the slots still belong to that process.
     if os.getpid() == owner:
         pool.close()

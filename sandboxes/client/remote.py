@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
@@ -13,8 +13,8 @@ from roll_envs.background import EventLoopThread
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.client import fusion
-from sandboxes.client.retrying import Reply, RetryingClient, TransientError
-from sandboxes.languages import ROWS
+from sandboxes.client.retrying import Deadline, Reply, RetryingClient, TransientError
+from sandboxes.languages import longest_s
 from sandboxes.service.wire import VERSION, decode_bytes, dump, encode_bytes, load_result
 
 T = TypeVar("T")
@@ -106,13 +106,6 @@ class RemoteSandbox(Sandbox):
     def _was_closed(self) -> SandboxError:
         return SandboxError(f"this RemoteSandbox ({self.url}) has been closed")
 
-    async def request(self, method: str, path: str, body: Any, read: Any, *, timeout_s: float, what: str) -> Any:
-        """See :meth:`RetryingClient.request`. Used by sessions too."""
-        deadline = time.monotonic() + timeout_s
-        return await self._connected().request(
-            method, path, body, read, deadline=deadline, timeout_s=timeout_s, what=what
-        )
-
     def __getstate__(self) -> dict[str, Any]:
         # All that is needed to connect anew; loop and connections stay in this process.
         names = ("url", "timeout_s", "retries", "max_connections", "_token", "_wanted_api", "_closed")
@@ -137,7 +130,8 @@ class RemoteSandbox(Sandbox):
         if self._loop is asyncio.get_running_loop():
             await self._client.close()
 
-    def _connected(self) -> RetryingClient:
+    def connected(self) -> RetryingClient:
+        """The connections of the running loop. Used by sessions too."""
         if self._loop is not (loop := asyncio.get_running_loop()):  # in a fork, the connections are the parent's
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
             self._client = RetryingClient(self.url, headers, retries=self.retries, max_connections=self.max_connections)
@@ -145,34 +139,27 @@ class RemoteSandbox(Sandbox):
         return self._client
 
     async def _run(self, program: Program, limits: Limits, timeout_s: float) -> RunResult:
-        deadline = time.monotonic() + timeout_s
-        api = await self._find_api(deadline, timeout_s)
-        path = "/v1/run" if api == "native" else "/run_code"
-        whole = {"program": dump(program), "limits": dump(limits)} if api == "native" else None
-        plain = fusion.to_request(program, limits) if whole is None else {}
-
-        work_s = limits.wall_s + (limits.compile_s if ROWS[program.language].compile else 0.0)
+        deadline = Deadline.after(timeout_s)
+        native = await self._find_api(deadline) == "native"
+        path = "/v1/run" if native else "/run_code"
+        asked = {"program": dump(program), "limits": dump(limits)} if native else fusion.to_request(program, limits)
+        work_s = longest_s(program.language, limits)
 
         def body(left_s: float) -> dict[str, Any]:
-            if whole is None:
-                return plain
             # How long the service may wait for a slot: what is left after the work itself and the way back.
-            return {**whole, "timeout_s": max(0.0, left_s - min(ANSWER_S, left_s / 4) - work_s)}
+            wait_s = max(0.0, left_s - min(ANSWER_S, left_s / 4) - work_s)
+            return {**asked, "timeout_s": wait_s} if native else asked
 
         def read(reply: Reply) -> RunResult:
             _expect_route(reply, self.url, path)
-            if whole is None:
-                return fusion.to_result(reply.data, limits)
-            return _result_of(reply)
+            return _result_of(reply) if native else fusion.to_result(reply.data, limits)
 
-        result: RunResult = await self._connected().request(
-            "POST", path, body, read, deadline=deadline, timeout_s=timeout_s, what="the run of a program"
-        )
-        return result
+        ran: RunResult = await self.connected().request("POST", path, body, read, "the run of a program", deadline)
+        return ran
 
     async def _session(self, language: Language, limits: Limits) -> RemoteSession:
-        deadline = time.monotonic() + self.timeout_s
-        if await self._find_api(deadline, self.timeout_s) == "fusion":
+        deadline = Deadline.after(self.timeout_s)
+        if await self._find_api(deadline) == "fusion":
             raise ConfigError(
                 f"{self.url} speaks plain SandboxFusion, which keeps nothing from call to call; for sessions use "
                 "`roll-sandbox serve`, or make_sandbox('local')"
@@ -186,12 +173,11 @@ class RemoteSandbox(Sandbox):
                 raise TransientError("an answer without the id of the session")
             return name
 
-        name = await self.request(
-            "POST", "/v1/sessions", lambda _: asked, read, timeout_s=self.timeout_s, what="the opening of a session"
-        )
+        what = "the opening of a session"
+        name = await self.connected().request("POST", "/v1/sessions", lambda _: asked, read, what, deadline)
         return RemoteSession(self, name, limits)
 
-    async def _find_api(self, deadline: float, timeout_s: float) -> str:
+    async def _find_api(self, deadline: Deadline) -> str:
         if self._api is None:
 
             def read(reply: Reply) -> str:
@@ -206,9 +192,7 @@ class RemoteSandbox(Sandbox):
                     )
                 return "native"
 
-            self._api = await self._connected().request(
-                "GET", "/v1/health", None, read, deadline=deadline, timeout_s=timeout_s, what="the first answer"
-            )
+            self._api = await self.connected().request("GET", "/v1/health", None, read, "the first answer", deadline)
         return self._api or "fusion"
 
 
@@ -235,9 +219,7 @@ class RemoteSession(SandboxSession):
     def upload(self, path: str, content: bytes) -> None:
         """Write a file in the session."""
         body = {"path": path, "content": encode_bytes(content)}
-        self._sandbox.wait(
-            self._request("/files", body, lambda _: None, self._sandbox.timeout_s, "the writing of a file")
-        )
+        self._sandbox.wait(self._request("/files", body, lambda _: None, "the writing of a file"))
 
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
         """Read a file of the session; the service may allow less than ``max_bytes``."""
@@ -249,8 +231,7 @@ class RemoteSession(SandboxSession):
                 raise TransientError("an answer without the file") from error
 
         body = {"path": path, "max_bytes": max_bytes}
-        work = self._request("/files", body, read, self._sandbox.timeout_s, "the reading of a file")
-        content: bytes = self._sandbox.wait(work)
+        content: bytes = self._sandbox.wait(self._request("/files", body, read, "the reading of a file"))
         return content
 
     def close(self) -> None:
@@ -261,24 +242,23 @@ class RemoteSession(SandboxSession):
         if self._closed:
             return
         self._closed = True
-        try:
-            sandbox = self._sandbox
-            what = "the closing of a session"
-            sandbox.wait(
-                sandbox.request("DELETE", self._path, None, lambda _: None, timeout_s=sandbox.timeout_s, what=what)
-            )
-        except (SandboxError, DeadlineExceededError):
-            return
+        with contextlib.suppress(SandboxError, DeadlineExceededError):
+            self._sandbox.wait(self._end())
+
+    async def _end(self) -> None:
+        deadline = Deadline.after(self._sandbox.timeout_s)
+        what = "the closing of a session"
+        await self._sandbox.connected().request("DELETE", self._path, None, lambda _: None, what, deadline)
 
     async def _run(self, source: str, limits: Limits | None) -> RunResult:
         # All attempts of one request carry the same number, by which the service knows a repeated cell.
         self._number += 1
         body = {"source": source, "number": self._number, "limits": None if limits is None else dump(limits)}
-        timeout_s = (limits or self._limits).wall_s + self._sandbox.timeout_s
-        result: RunResult = await self._request("/run", body, _result_of, timeout_s, "the run of a cell")
+        wall_s = (limits or self._limits).wall_s
+        result: RunResult = await self._request("/run", body, _result_of, "the run of a cell", wall_s)
         return result
 
-    async def _request(self, route: str, body: dict[str, Any], read: Any, timeout_s: float, what: str) -> Any:
+    async def _request(self, route: str, body: dict[str, Any], read: Any, what: str, wall_s: float = 0.0) -> Any:
         if self._closed:
             raise SandboxError("this session has been closed")
 
@@ -288,9 +268,9 @@ class RemoteSession(SandboxSession):
                 raise SandboxError(f"the session at {self._sandbox.url} is lost, and what it held: {told}")
             return read(reply)
 
-        return await self._sandbox.request(
-            "POST", self._path + route, lambda _: body, checked, timeout_s=timeout_s, what=what
-        )
+        deadline = Deadline.after(wall_s + self._sandbox.timeout_s)
+        path = self._path + route
+        return await self._sandbox.connected().request("POST", path, lambda _: body, checked, what, deadline)
 
 
 def _base_of(url: str) -> str:

@@ -9,10 +9,11 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
+from roll_envs.chat_api import retry_after_s
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
@@ -28,9 +29,21 @@ Read = Callable[["Reply"], Any]
 class TransientError(Exception):
     """This attempt failed, another may succeed. ``waited``: no slot was free in time."""
 
-    def __init__(self, reason: str, *, pause_s: float | None = None, waited: bool = False) -> None:
+    def __init__(self, reason: str, *, pause_s: float = 0.0, waited: bool = False) -> None:
         super().__init__(reason)
         self.reason, self.pause_s, self.waited = reason, pause_s, waited
+
+
+class Deadline(NamedTuple):
+    """When a caller gives up: ``timeout_s`` after it began to wait."""
+
+    timeout_s: float
+    ends: float
+    """As of ``time.monotonic``."""
+
+    @classmethod
+    def after(cls, timeout_s: float) -> Deadline:
+        return cls(timeout_s, time.monotonic() + timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,21 +91,19 @@ class RetryingClient:
         path: str,
         body: Callable[[float], Mapping[str, Any]] | None,
         read: Read,
-        *,
-        deadline: float,
-        timeout_s: float,
         what: str,
+        deadline: Deadline,
     ) -> Any:
         """``read`` of the reply to ``body(seconds left)``.
 
-        Raises :class:`DeadlineExceededError` when there was no slot or no answer before ``deadline`` (of
-        ``time.monotonic``; ``timeout_s`` is for its message), :class:`SandboxError` when the service could not be
-        reached or failed at every attempt, :class:`ConfigError` when it refuses the request.
+        Raises :class:`DeadlineExceededError` when there was no slot or no answer before ``deadline``,
+        :class:`SandboxError` when the service could not be reached or failed at every attempt, :class:`ConfigError`
+        when it refuses the request; the first two name ``what`` was waited for.
         """
         tries = 0
         while True:
             tries += 1
-            left_s = deadline - time.monotonic()
+            left_s = deadline.ends - time.monotonic()
             try:
                 if left_s <= 0:
                     raise TransientError("no time was left", waited=True)
@@ -101,13 +112,13 @@ class RetryingClient:
             except TransientError as error:
                 fault = error
             except TimeoutError:
-                raise DeadlineExceededError(f"{what} by {self.url}", timeout_s) from None
+                raise DeadlineExceededError(f"{what} by {self.url}", deadline.timeout_s) from None
             # Random, so that clients that were refused together do not come back together.
             pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))
-            pause_s = max(pause_s, min(fault.pause_s or 0.0, LONGEST_PAUSE_S) * random.uniform(1.0, 1.25))
+            pause_s = max(pause_s, min(fault.pause_s, LONGEST_PAUSE_S) * random.uniform(1.0, 1.25))
             # Waiting for a slot is no failure and does not count as a retry: only the deadline limits it.
-            if (tries > self.retries and not fault.waited) or time.monotonic() + pause_s >= deadline:
-                raise _final_error(fault, what, self.url, tries, timeout_s)
+            if (tries > self.retries and not fault.waited) or time.monotonic() + pause_s >= deadline.ends:
+                raise _final_error(fault, what, self.url, tries, deadline.timeout_s)
             await asyncio.sleep(pause_s)
 
     async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, left_s: float) -> Reply:
@@ -140,17 +151,14 @@ def _checked(reply: Reply, response: httpx.Response) -> Reply:
     kind = reply.data.get("kind") if isinstance(reply.data, dict) else None
     if reply.status in TRANSIENT:
         waited = reply.status in (429, 504) or kind == "queue_full"
-        raise TransientError(f"{reply.status} {shown}", pause_s=_retry_after(response), waited=waited)
+        raise TransientError(
+            f"{reply.status} {shown}", pause_s=retry_after_s(response.headers.get("retry-after", "")), waited=waited
+        )
     if reply.status >= 500:
         raise SandboxError(f"{response.url} failed with {reply.status}: {shown}")
     if reply.status == 401:
         raise ConfigError(f"{response.url} wants a token (RemoteSandbox(token=...)), or another one: {shown}")
     raise ConfigError(f"{response.url} refused with {reply.status}: {shown}")
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None
 
 
 def _final_error(fault: TransientError, what: str, url: str, tries: int, timeout_s: float) -> RollError:

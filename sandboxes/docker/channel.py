@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
-import ssl
 import struct
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CHUNK = 1 << 18
-_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+LAST_WORDS_S = 1.0
 
 
 class ChannelClosedError(Exception):
@@ -45,7 +45,6 @@ class Channel:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._socket = getattr(stream, "_sock", stream)  # the SDK wraps unix and tcp sockets in a file
-        self._socket.setblocking(False)
         self._engine_bytes = bytearray()
         self._bytes = bytearray()
         self._stderr = bytearray()
@@ -62,29 +61,24 @@ class Channel:
     ) -> Reply:
         """Send a request and read its reply; ``deadline`` is of ``time.monotonic``, ``before`` is sent first.
 
-        Sends and receives at the same time: if both sides only wrote, full buffers would block them for ever.
+        PID 1 writes nothing before it has read the whole request, so the two never wait for each other.
         """
         text = json.dumps(header).encode()
-        parts = [*before, struct.pack("!I", len(text)), text, *body]
-        if sum(map(len, parts)) < CHUNK:
-            parts = [b"".join(parts)]  # one write, so that each process on the way is woken once
-        waiting = [memoryview(part) for part in parts if part]
-        waiting.reverse()
         reply = Reply()
-        poll = select.poll()
-        while not reply.result:
-            poll.register(self._socket, select.POLLIN | (select.POLLOUT if waiting else 0))
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not (events := poll.poll(left_s * 1000 + 1)):
-                raise ChannelTimeoutError
-            if events[0][1] & select.POLLOUT:
-                self._send(waiting)
-            # Also hang-ups and errors, which poll reports unasked; recv then says what it is.
-            if events[0][1] & ~select.POLLOUT:
-                closed = self._receive()
-                self._take_frames(reply)
-                if closed and not reply.result:
-                    raise ChannelClosedError(self._last_stderr())
+        try:
+            self._allow_until(deadline)
+            # One write, so that each process on the way is woken once.
+            self._socket.sendall(b"".join([*before, struct.pack("!I", len(text)), text, *body]))
+            while not reply.result:
+                self._take_frame(reply, deadline)
+        except TimeoutError:
+            raise ChannelTimeoutError from None
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the reason may be on stderr
+                while True:
+                    self._receive(min(deadline, time.monotonic() + LAST_WORDS_S))
+            said = self._stderr.decode("utf-8", "replace").strip()
+            raise ChannelClosedError(said or str(error)) from error
         if reply.result.get("id") != header["id"]:
             raise ChannelClosedError(f"an answer to another request ({reply.result.get('id')!r})")
         return reply
@@ -92,71 +86,46 @@ class Channel:
     def close(self) -> None:
         self._stream.close()
 
-    def _send(self, waiting: list[memoryview]) -> None:
-        try:
-            sent = self._socket.send(waiting[-1][:CHUNK])
-        except _WOULD_BLOCK:
-            return
-        except OSError as error:
-            self._receive()  # the reason may be on stderr
-            raise ChannelClosedError(self._last_stderr() or str(error)) from error
-        waiting[-1] = waiting[-1][sent:]
-        if not waiting[-1]:
-            waiting.pop()
+    def _take_frame(self, reply: Reply, deadline: float) -> None:
+        kind, length = struct.unpack("!cI", self._read(5, deadline))
+        sinks = {b"o": reply.out, b"e": reply.err, b"f": reply.content}
+        if kind not in (*sinks, b"n", b"r"):
+            raise ChannelClosedError(f"not a frame: {kind!r} and {bytes(self._bytes[:40])!r}")
+        content = self._read(length, deadline)
+        if kind == b"n":
+            reply.content = reply.files[content.decode()] = bytearray()
+        elif kind == b"r":
+            reply.result = json.loads(content)
+        else:
+            sinks[kind] += content
 
-    def _receive(self) -> bool:
-        """Read all available bytes and remove the engine's framing; true at the end of the connection."""
-        closed = False
-        while True:
-            try:
-                piece = self._socket.recv(CHUNK)
-            except _WOULD_BLOCK:
+    def _read(self, count: int, deadline: float) -> bytes:
+        """From standard output of the container."""
+        while len(self._bytes) < count:
+            self._receive(deadline)
+        content = bytes(self._bytes[:count])
+        del self._bytes[:count]
+        return content
+
+    def _receive(self, deadline: float) -> None:
+        """Wait for bytes and remove the engine's framing. Raises ``OSError`` at the end of the connection."""
+        self._allow_until(deadline)
+        piece = self._socket.recv(CHUNK)
+        if not piece:
+            raise ConnectionError
+        buffer = self._engine_bytes
+        buffer += piece
+        while len(buffer) >= 8:
+            # Stream number (1 stdout, 2 stderr), three zero bytes, length, content.
+            kind, length = struct.unpack_from("!BxxxI", buffer)
+            if len(buffer) < 8 + length:
                 break
-            except OSError:
-                piece = b""
-            if not piece:
-                closed = True
-                break
-            self._engine_bytes += piece
-            # TLS may hold decrypted bytes that poll does not see, so there all is read until it would block.
-            if len(piece) < CHUNK and not isinstance(self._socket, ssl.SSLSocket):
-                break
-        # The engine's frames: stream number (1 stdout, 2 stderr), three zero bytes, length, content.
-        start, buffer = 0, self._engine_bytes
-        while len(buffer) >= start + 8:
-            kind, length = struct.unpack_from("!BxxxI", buffer, start)
-            if len(buffer) < start + 8 + length:
-                break
-            content = buffer[start + 8 : start + 8 + length]
+            content = buffer[8 : 8 + length]
+            del buffer[: 8 + length]
             if kind == 1:
                 self._bytes += content
             else:
                 self._stderr = (self._stderr + content)[-4000:]
-            start += 8 + length
-        del buffer[:start]
-        return closed
 
-    def _take_frames(self, reply: Reply) -> None:
-        start, buffer = 0, self._bytes
-        while len(buffer) >= start + 5 and not reply.result:
-            kind, length = struct.unpack_from("!cI", buffer, start)
-            if len(buffer) < start + 5 + length:
-                break
-            content = buffer[start + 5 : start + 5 + length]
-            if kind == b"o":
-                reply.out += content
-            elif kind == b"e":
-                reply.err += content
-            elif kind == b"n":
-                reply.content = reply.files[content.decode()] = bytearray()
-            elif kind == b"f":
-                reply.content += content
-            elif kind == b"r":
-                reply.result = json.loads(content)
-            else:
-                raise ChannelClosedError(f"not a frame: {bytes(buffer[start : start + 40])!r}")
-            start += 5 + length
-        del buffer[:start]
-
-    def _last_stderr(self) -> str:
-        return self._stderr.decode("utf-8", "replace").strip()
+    def _allow_until(self, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))

@@ -45,6 +45,18 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What all containers of a sandbox have in common."""
+
+    image: str
+    cpus: float
+    runtime: str | None
+    unsafe: bool
+    memory_mb: int
+    """The limit that they start with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Spawned:
     """A running container, and the host's end of its standard streams."""
 
@@ -142,21 +154,19 @@ class Engine:
 
     # -- containers ----------------------------------------------------------------------------------------------------
 
-    def spawn(
-        self, image: str, command: list[str], *, shape: Shape, memory_mb: int, cpus: float, runtime: str | None
-    ) -> Spawned:
+    def spawn(self, plan: Plan, shape: Shape, command: list[str]) -> Spawned:
         """Make a container, attach to its streams, and start it."""
         client = self._connect()
         container = None
         try:
             with _engine_errors("start a container"):
                 container = client.containers.create(
-                    image,
+                    plan.image,
                     command,
                     entrypoint="",
                     name=f"roll-sandbox-{uuid.uuid4().hex[:12]}",
-                    **_options(shape, memory_mb, cpus),
-                    **({} if runtime is None else {"runtime": runtime}),
+                    **_options(plan, shape),
+                    **({} if plan.runtime is None else {"runtime": plan.runtime}),
                 )
                 # Attached before the start, so that no output is missed.
                 streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -225,7 +235,7 @@ def _check_listening(where: str) -> None:
             probe.connect(where.removeprefix("unix://"))
 
 
-def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
+def _options(plan: Plan, shape: Shape) -> dict[str, Any]:
     shm_mb = min(16, shape.files_mb)
     return {
         "user": USER,
@@ -239,13 +249,13 @@ def _options(shape: Shape, memory_mb: int, cpus: float) -> dict[str, Any]:
         "read_only": True,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
-        "mem_limit": _memory(memory_mb),
+        "mem_limit": _memory(plan.memory_mb),
         # The sum of memory and swap: equal to the memory, so there is no swap.
-        "memswap_limit": _memory(memory_mb),
+        "memswap_limit": _memory(plan.memory_mb),
         "shm_size": shm_mb << 20,
         # One more for PID 1.
         "pids_limit": shape.processes + 1,
-        "nano_cpus": int(cpus * 1e9),
+        "nano_cpus": int(plan.cpus * 1e9),
         "cpuset_cpus": ",".join(map(str, chosen_cpus())),
         "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 1024, "Hard": 4096}],
         "log_config": {"type": "none", "config": {}},  # do not let the engine write output to its disk

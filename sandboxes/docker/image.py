@@ -11,7 +11,7 @@ from pathlib import Path
 
 from roll_envs.errors import ConfigError
 from sandboxes.docker.engine import Engine
-from sandboxes.docker.inside.files import FOLDER, START
+from sandboxes.docker.inside.pid1 import FOLDER, START
 
 TASK_IMAGE = "roll-envs-task"
 """Name of images that are built from folders; each has the digest of what it is made of as its tag."""

@@ -1,16 +1,14 @@
-"""Isolation of containers: filters of system calls, and which layers one really has, as the engine and the kernel
+"""Isolation of containers: the filter of system calls, and which layers one really has, as the engine and the kernel
 inside report, not as was requested.
 
-The filters come on top of the engine's default profile. The first is for containers only: it refuses objects that would
-outlive a program and reach the next one in the same container (shared memory and queues of System V, POSIX queues), and
-changes of limits, priority or processors of PID 1, which has the same user. The second is the local sandbox's list of
-allowed calls: no io_uring, ptrace, keyrings, bpf and others.
+The filter, which comes on top of the engine's default profile, is that of the local sandbox: no io_uring, ptrace,
+keyrings, bpf and others. It also refuses objects that would outlive a program and reach the next one in the same
+container (shared memory and queues of System V, POSIX queues), and changes of limits, priority or processors of PID 1,
+which has the same user.
 """
 
 from __future__ import annotations
 
-import errno
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +24,7 @@ def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | N
     """
     security = [str(option) for option in info.get("SecurityOptions") or []]
     # Any more were installed by the engine.
-    own_filters = 2
+    own_filters = 1
     layers = {
         "pid-namespace": facts["pid"] == 1,
         "network-none": set(facts["networks"]) <= {"lo"} | _UNROUTED,
@@ -63,47 +61,7 @@ _UNROUTED = frozenset({"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vt
 
 MACHINES = seccomp.MACHINES
 
-# Numbers on x86_64 and aarch64.
-_PERSISTENT_OBJECTS = {
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "ioprio_set": (251, 30),
-}
-_OWN_PROCESS_ONLY = {
-    # call -> number on x86_64 and aarch64, and the arguments that must be 0: this process
-    "prlimit64": (302, 261, (0,)),
-    "setpriority": (141, 140, (0, 1)),
-    "sched_setparam": (142, 118, (0,)),
-    "sched_setscheduler": (144, 119, (0,)),
-    "sched_setaffinity": (203, 122, (0,)),
-    "sched_setattr": (314, 274, (0,)),
-}
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
-_ALLOW, _REFUSE = 0x7FFF_0000, 0x0005_0000 | errno.EPERM
 
-
-def filters(machine: str) -> list[bytes]:
-    """The filters for ``machine`` in the order of their installation: arrays of ``struct sock_filter``.
-
-    The second filter kills calls of other architectures that the machine can run.
-    """
-    return [_docker_filter(machine), seccomp.build(machine)]
-
-
-def _docker_filter(machine: str) -> bytes:
-    column = MACHINES.index(machine)
-    code = [(_LOAD, 0, 0, 0)]
-    for numbers in _PERSISTENT_OBJECTS.values():
-        code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _REFUSE)]
-    for *calls, arguments in _OWN_PROCESS_ONLY.values():
-        body = [step for index in arguments for step in _refuse_unless_zero(index)] + [(_RETURN, 0, 0, _ALLOW)]
-        code += [(_EQUAL, 0, len(body), calls[column]), *body]
-    code.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("HBBI", *step) for step in code)
-
-
-def _refuse_unless_zero(index: int) -> list[tuple[int, int, int, int]]:
-    """Only the low half of the argument is looked at: the kernel takes these as ``int``."""
-    return [(_LOAD, 0, 0, 16 + 8 * index), (_EQUAL, 1, 0, 0), (_RETURN, 0, 0, _REFUSE)]
+def filter_for(machine: str) -> bytes:
+    """The filter of system calls for ``machine``, an array of ``struct sock_filter``."""
+    return seccomp.build(machine, seccomp.Rules(one_container=True))

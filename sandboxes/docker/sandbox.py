@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits
-from sandboxes.docker.engine import DEFAULT_IMAGE, Engine, Shape
+from sandboxes.docker.engine import DEFAULT_IMAGE, Engine, Plan, Shape
 from sandboxes.docker.image import build_task_image
-from sandboxes.docker.inside.files import FOLDER
-from sandboxes.docker.slot import ContainerSlot, Plan
+from sandboxes.docker.inside.pid1 import FOLDER
+from sandboxes.docker.slot import ContainerSlot
 from sandboxes.languages import ROWS
 from sandboxes.programs import Place
 from sandboxes.slots import SlotSandbox

@@ -7,19 +7,20 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
-from sandboxes.docker.engine import Engine, Shape
+from sandboxes.docker.engine import Engine, Plan, Shape
 from sandboxes.docker.inside.pid1 import MOST_RESIDUE
-from sandboxes.docker.isolation import MACHINES, filters, judge
+from sandboxes.docker.isolation import MACHINES, filter_for, judge
 from sandboxes.local.inside import wire
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError
+from sandboxes.slot import Ended, NotBegunError
+from sandboxes.slots import FETCH_BYTES, FLOOD
 
 START_S = 30.0
 HELPER_S = 60.0
@@ -29,7 +30,7 @@ GRACE_S = 15.0
 
 # Order of loading: each imports only those before it.
 _LOCAL = ("kernel", "wire", "program", "files", "cells", "confine", "process_tree", "launch", "runs", "session")
-_OURS = ("facts", "files", "pid1")
+_OURS = ("facts", "pid1")
 
 # Reads the source of modules from stdin and makes modules of it; nothing of this package is installed in the image.
 # `__file__` is set because `program.show` leaves out frames of its own folder. The program is called at module level,
@@ -62,17 +63,6 @@ if start: start()
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What all containers of a sandbox have in common."""
-
-    image: str
-    cpus: float
-    runtime: str | None
-    unsafe: bool
-    memory_mb: int
-
-
 def _module_texts() -> list[tuple[str, str | None]]:
     packages = ("sandboxes", "sandboxes.local", "sandboxes.local.inside", "sandboxes.docker", "sandboxes.docker.inside")
     texts: list[tuple[str, str | None]] = [(name, None) for name in packages]
@@ -83,7 +73,7 @@ def _module_texts() -> list[tuple[str, str | None]]:
 
 
 class ContainerSlot:
-    """A running container; see :class:`sandboxes.slots.Slot`."""
+    """A running container; see :class:`sandboxes.slot.Slot`."""
 
     def __init__(self, engine: Engine, plan: Plan, shape: Shape) -> None:
         self._engine = engine
@@ -92,19 +82,12 @@ class ContainerSlot:
         machine = engine.info["Architecture"]
         if machine not in MACHINES:
             raise ConfigError(f"the engine's machine is {machine!r}; filters of system calls are known for {MACHINES}")
-        self._spawned = engine.spawn(
-            plan.image,
-            ["python3", "-s", "-c", _BOOT],
-            shape=shape,
-            memory_mb=plan.memory_mb,
-            cpus=plan.cpus,
-            runtime=plan.runtime,
-        )
+        self._spawned = engine.spawn(plan, shape, ["python3", "-s", "-c", _BOOT])
         self._broken = self._used_up = False
         try:
             self._channel = Channel(self._spawned.stream)
             texts = json.dumps(_module_texts()).encode()
-            hello = {"preload": PRELOADED, "filters": [code.hex() for code in filters(machine)]}
+            hello = {"preload": PRELOADED, "filter": filter_for(machine).hex()}
             reply = self._request("hello", hello, wall_s=START_S, before=[b"%010d" % len(texts), texts])
             if reply is None:
                 raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")
@@ -129,10 +112,10 @@ class ContainerSlot:
         """Whether it can be used: running, not given up, with no unexpected output."""
         return not self._broken and self._channel.idle
 
-    def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
+    def run(self, order: Order, wall_s: float) -> Ended:
         payload = wire.pack(order.head, order.blobs)
         header = {"show_work": bool(order.fetch), "fetch": order.fetch, "max_bytes": FETCH_BYTES}
-        ended = self._bounded("run", header, order.limits, [payload, [stdin]], wall_s)
+        ended = self._bounded("run", header, order.limits, [payload, [order.stdin]], wall_s)
         self._broken |= self._used_up
         return ended
 

@@ -145,11 +145,8 @@ def _without(path: str, masked: Sequence[str]) -> list[str]:
 def readable_by_all(path: str) -> bool:
     """Whether every user of this machine may read and execute the path, and traverse its parent folders."""
     path = os.path.realpath(path)
-    return all(os.stat(part).st_mode & need == need for part, need in ((path, 0o005), *_parents(path)))
-
-
-def _parents(path: str) -> list[tuple[str, int]]:
-    return [(str(parent), 0o001) for parent in Path(path).parents]
+    folders = all(parent.stat().st_mode & 0o001 for parent in Path(path).parents)
+    return folders and os.stat(path).st_mode & 0o005 == 0o005
 
 
 def _site_packages(shown: Sequence[str]) -> set[str]:

@@ -6,6 +6,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError, SandboxError
@@ -127,16 +128,7 @@ def _slot_plan(plan: dict[str, Any], chosen: Candidate) -> dict[str, Any]:
 
 def _plan(view: View, preload: Sequence[str], candidate: Candidate) -> dict[str, Any]:
     """The part of the plan that all slots have in common."""
-    return {
-        "base": view.base,
-        "binds": view.binds,
-        "masked": view.masked,
-        "links": dict(view.links),
-        "texts": dict(view.texts),
-        "python_paths": view.packages,
-        "preload": [*PRELOADED, *preload],
-        "seccomp": candidate.filter(),
-    }
+    return {**asdict(view), "preload": [*PRELOADED, *preload], "seccomp": candidate.filter()}
 
 
 PRELOADED = (

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation, Limits
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD, Ended, NotBegunError, chosen_cpus
+from sandboxes.slot import Ended, NotBegunError
+from sandboxes.slots import FETCH_BYTES, FLOOD, chosen_cpus
 
 from .cgroups import remove_later
 from .host import executable
@@ -90,29 +91,25 @@ class Output:
     def flooded(self) -> bool:
         return sum(self.dropped) > FLOOD * max(self._keep, 1 << 20)
 
-    def read(self, fd: int) -> bool:
-        """Read one chunk; returns whether more may come."""
+    def read(self, fd: int) -> int | None:
+        """Read one chunk; its length is 0 at the end of the pipe, and ``None`` where there is nothing yet."""
         try:
             # 64 KB is the usual capacity of a pipe on Linux.
             part = os.read(fd, 1 << 16)
         except BlockingIOError:
-            return True
+            return None
         index = self.readers.index(fd)
-        self._take(index, part)
-        return bool(part)
-
-    def drain(self) -> None:
-        """Read what the pipes still hold after the program has ended."""
-        for index, fd in enumerate(self.readers):
-            with contextlib.suppress(BlockingIOError):
-                # In a session, processes left in the background may still write: the flood limit ends the loop.
-                while not self.flooded and (part := os.read(fd, 1 << 16)):
-                    self._take(index, part)
-
-    def _take(self, index: int, part: bytes) -> None:
         room = self._keep - len(self.kept[index])
         self.kept[index].extend(part[:room])
         self.dropped[index] += max(0, len(part) - room)
+        return len(part)
+
+    def drain(self) -> None:
+        """Read what the pipes still hold after the program has ended."""
+        for fd in self.readers:
+            # In a session, processes left in the background may still write: the flood limit ends the loop.
+            while not self.flooded and self.read(fd):
+                pass
 
     def close_writers(self) -> None:
         """Close the write ends, after they have been sent to the jail."""
@@ -126,7 +123,7 @@ class Output:
 
 
 class LocalSlot:
-    """One jail; see :class:`sandboxes.slots.Slot`. Raises :class:`SandboxError` where it could not be made."""
+    """One jail; see :class:`sandboxes.slot.Slot`. Raises :class:`SandboxError` where it could not be made."""
 
     shape = None
 
@@ -180,18 +177,18 @@ class LocalSlot:
     def alive(self) -> bool:
         return not self.dead
 
-    def run(self, order: Order, *, stdin: bytes, wall_s: float) -> Ended:
+    def run(self, order: Order, wall_s: float) -> Ended:
         self._serial += 1
         with contextlib.closing(Output(order.limits.output_bytes)) as output:
             payload = wire.sealed(*wire.pack(order.head, order.blobs))
-            text = wire.sealed(stdin) if stdin else os.open("/dev/null", os.O_RDONLY)
+            text = wire.sealed(order.stdin) if order.stdin else os.open("/dev/null", os.O_RDONLY)
             message = {"order": "run", "limits": asdict(order.limits), "show_work": bool(order.fetch)}
             self._order(message, [payload, text], output.writers)
             output.close_writers()
-            ended, folder = self._wait_for_end(output, wall_s, self._kill)
-        if folder is not None:
+            ended = self._wait_for_end(output, wall_s, self._kill)
+        if self._folder is not None:
             try:
-                ended.files = _fetch(folder, order.fetch)
+                ended.files = _fetch(self._folder, order.fetch)
             finally:
                 if self._workspace:
                     self._confirm_fetched()
@@ -224,7 +221,7 @@ class LocalSlot:
             payload = wire.sealed(source)
             self._order({"order": "cell", "serial": number, "limits": asdict(limits)}, [payload], output.writers)
             output.close_writers()
-            return self._wait_for_end(output, limits.wall_s, lambda: self._order({"order": "stop"}))[0]
+            return self._wait_for_end(output, limits.wall_s, lambda: self._order({"order": "stop"}))
 
     def write(self, path: str, content: bytes) -> None:
         with self._at_work():
@@ -263,12 +260,21 @@ class LocalSlot:
         """The answer to an order that involves no program."""
         if not _readable(self._work, timeout_s):
             self._fail(f"no answer within {timeout_s:g} s")
-        message, fds = wire.receive(self._work)
-        if message is None or message["event"] == "fault":
-            self._fail_with(message)
+        return self._receive(self._work)
+
+    def _receive(self, channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+        """The next message; fails where none can come, or where it says that the jail failed."""
+        try:
+            message, fds = wire.receive(channel)
+        except OSError as error:
+            self._fail(f"its channel broke ({error.strerror})")
+        if message is None:
+            self._fail("its first process ended" if channel is self._control else "it ended")
+        if message["event"] == "fault":
+            self._fail(message["text"], begun=message.get("begun", True))
         return message, fds
 
-    def _wait_for_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> tuple[Ended, int | None]:
+    def _wait_for_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
         """Read the output until init reports or has ended; ``stop`` is called when a limit is reached before."""
         started = time.monotonic()
         ended, self._folder = Ended(), None
@@ -289,7 +295,7 @@ class LocalSlot:
             # A millisecond more than is left, so that the loop does not spin just before the deadline.
             for fd, _ in poll.poll(left * 1000 + 1):
                 if fd in output.readers:
-                    if not output.read(fd):
+                    if output.read(fd) == 0:
                         poll.unregister(fd)
                 elif fd == self._work.fileno():
                     self._read_report(ended)
@@ -299,7 +305,7 @@ class LocalSlot:
         output.drain()
         ended.stdout, ended.stderr = (bytes(part) for part in output.kept)
         ended.stdout_dropped, ended.stderr_dropped = output.dropped
-        return ended, self._folder
+        return ended
 
     def _kill(self) -> None:
         """Kill init, and with it all its processes."""
@@ -311,39 +317,22 @@ class LocalSlot:
         self._weigh(active=True)
         self._kill()
         deadline = time.monotonic() + GRACE_S
-        while not self.dead and self._gone < self._serial:
-            try:
-                heard = _readable(self._control, max(0.0, deadline - time.monotonic()))
-                message = wire.receive(self._control)[0] if heard else None
-            except OSError:
-                message = None
-            if message is None or message["event"] != "gone":
-                self.close()
-            else:
-                self._gone = message["serial"]
-        while not self.dead and _readable(self._work, 0.0):
-            _, fds = wire.receive(self._work)  # late messages that no caller waits for
-            for fd in fds:
-                os.close(fd)
+        with contextlib.suppress(SandboxError):  # which has closed the slot
+            while self._gone < self._serial:
+                if not _readable(self._control, max(0.0, deadline - time.monotonic())):
+                    self._fail("its programs could not be killed")
+                self._gone = self._receive(self._control)[0]["serial"]
+            while _readable(self._work, 0.0):
+                for fd in self._receive(self._work)[1]:  # of late messages that no caller waits for
+                    os.close(fd)
 
     def _read_report(self, ended: Ended) -> None:
-        try:
-            message, fds = wire.receive(self._work)
-        except OSError as error:
-            self._fail(f"its channel broke ({error.strerror})")
-        if message is None or message["event"] == "fault":
-            self._fail_with(message)
-        ended.report = message
+        ended.report, fds = self._receive(self._work)
         self._folder = fds[0] if fds else None
-        ended.oom, ended.peak = message["oom"], message["peak"]
+        ended.oom, ended.peak = ended.report["oom"], ended.report["peak"]
 
     def _read_control(self, ended: Ended) -> None:
-        try:
-            message, _ = wire.receive(self._control)
-        except OSError as error:
-            self._fail(f"its channel broke ({error.strerror})")
-        if message is None or message["event"] == "fault":
-            self._fail("its first process ended" if message is None else message["text"])
+        message, _ = self._receive(self._control)
         self._gone = message["serial"]
         if self._gone == self._serial and ended.report is None:
             while ended.report is None and _readable(self._work, 0.0):
@@ -353,12 +342,6 @@ class LocalSlot:
                 ended.peak = message.get("peak")
             if ended.report is None and not ended.killed_for and not ended.oom:
                 self._fail(f"init ended unasked (status {message['status']})")
-
-    def _fail_with(self, message: Mapping[str, Any] | None) -> NoReturn:
-        """Fail with the last message of init; ``None``: it ended without one."""
-        if message is None:
-            self._fail("it ended")
-        self._fail(message["text"], begun=message["begun"])
 
     def _fail(self, reason: str, *, begun: bool = True) -> NoReturn:
         self.close()

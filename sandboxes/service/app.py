@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from roll_envs.sandbox import Sandbox
@@ -19,14 +19,15 @@ from sandboxes.service.judge import judge
 from sandboxes.service.jupyter import run_jupyter
 from sandboxes.service.replies import Answer, Refusal, encode_json
 from sandboxes.service.run_code import run_code
-from sandboxes.service.service import Handler, Service
+from sandboxes.service.service import Service
 from sandboxes.service.settings import Settings
 from sandboxes.service.submit import submit
-from sandboxes.service.wire import VERSION
+from sandboxes.service.wire import VERSION, dump
 
 FUSION = {"/run_code": run_code, "/run_jupyter": run_jupyter, "/submit": submit}
 """SandboxFusion's routes; their status when the queue is full can be configured."""
 OWN = {"/judge": judge, "/v1/run": native.run_native}
+SESSION = "/v1/sessions/{name}"
 
 
 def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
@@ -37,28 +38,17 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
     service = Service(make, settings)
     pool, sessions = service.pool, service.sessions
 
-    def post(path: str, answer: Handler, full_status: int = 429) -> Route:
+    def route(method: str, path: str, answer: Callable[..., Coroutine[Any, Any, Answer]], **options: Any) -> Route:
+        label = path.replace("{name}", "close") if path == SESSION else path.replace("/{name}", "")
+
         async def endpoint(request: Request) -> Response:
-            return await service.answer(request, path, answer, full_status=full_status)
+            return await service.answer(request, label, partial(answer, **request.path_params), **options)
 
-        return Route(path, endpoint, methods=["POST"])
+        return Route(path, endpoint, methods=[method])
 
-    def session_route(suffix: str, method: str, label: str, answer: Any, *, body: bool = True) -> Route:
-        async def endpoint(request: Request) -> Response:
-            name = request.path_params["name"]
-            return await service.answer(request, label, lambda data: answer(name, data), body=body)
-
-        return Route("/v1/sessions/{name}" + suffix, endpoint, methods=[method])
-
-    async def metrics(request: Request) -> Response:
-        async def page(_: dict[str, Any]) -> Answer:
-            return Answer(body={})
-
-        checked = await service.answer(request, "/metrics", page, body=False)
-        if checked.status_code != 200:
-            return checked
+    async def metrics(_: dict[str, Any]) -> Answer:
         text = service.metrics.render(pool, sessions=len(sessions), draining=service.draining)
-        return PlainTextResponse(text, media_type=PROMETHEUS)
+        return Answer(body={}, text=text)
 
     async def health(_: Request) -> Response:
         body = _health(service)
@@ -76,17 +66,18 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
             await service.close()
 
     routes = [
-        *(post(path, partial(answer, pool, settings), settings.full_status) for path, answer in FUSION.items()),
-        *(post(path, partial(answer, pool, settings)) for path, answer in OWN.items()),
-        post("/v1/sessions", partial(native.open_session, sessions, settings)),
-        session_route("/run", "POST", "/v1/sessions/run", partial(native.run_cell, sessions, settings)),
-        session_route("/files", "POST", "/v1/sessions/files", partial(native.move_file, sessions, settings)),
-        session_route(
-            "", "DELETE", "/v1/sessions/close", lambda name, _: native.close_session(sessions, name), body=False
+        *(
+            route("POST", path, partial(answer, pool, settings), full_status=settings.full_status)
+            for path, answer in FUSION.items()
         ),
+        *(route("POST", path, partial(answer, pool, settings)) for path, answer in OWN.items()),
+        route("POST", "/v1/sessions", partial(native.open_session, sessions, settings)),
+        route("POST", f"{SESSION}/run", partial(native.run_cell, sessions, settings)),
+        route("POST", f"{SESSION}/files", partial(native.move_file, sessions, settings)),
+        route("DELETE", SESSION, partial(native.close_session, sessions), body=False),
+        route("GET", "/metrics", metrics, body=False),
         Route("/v1/health", health, methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
     ]
     app = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False
@@ -94,13 +85,10 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
     return app
 
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-
-
 def _health(service: Service) -> dict[str, Any]:
     pool = service.pool
     status = "draining" if service.draining else "ok" if pool.alive else "no_workers"
-    body: dict[str, Any] = {
+    return {
         "service": "roll-sandbox",
         "api": VERSION,
         "status": status,
@@ -109,12 +97,8 @@ def _health(service: Service) -> dict[str, Any]:
         "running": pool.running,
         "waiting": pool.waiting,
         "sessions": len(service.sessions),
-        "isolation": None,
+        "isolation": dump(pool.isolation),
     }
-    if pool.isolation is not None:
-        known = pool.isolation
-        body["isolation"] = {"tier": known.tier, "layers": list(known.layers), "missing": list(known.missing)}
-    return body
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -22,7 +22,6 @@ from roll_envs.verifiers.extract import code_of
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, fill
 from sandboxes.service.replies import Answer, Refusal
-from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.settings import Settings
 
 log = logging.getLogger("roll_sandbox.judge")
@@ -50,6 +49,9 @@ class JudgeForm(pydantic.BaseModel):
     timeout_s: float | None = pydantic.Field(default=None, ge=0)
 
 
+_NOT_OF_THE_VERIFIER = {"code", "answer", "tests", "credit", "timeout_s"}
+
+
 async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     """Answer a request.
 
@@ -72,7 +74,7 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     wait_s = settings.queue_timeout_s if form.timeout_s is None else min(form.timeout_s, settings.max_request_s)
     started = time.monotonic()
     # The last test may begin when the time for all is nearly over.
-    work_s = form.total_s + form.time_s + COMPILE_S + RUN_MARGIN_S
+    work_s = form.total_s + form.time_s + COMPILE_S
     cases = await pool.run(job, wait_s=wait_s, work_s=work_s)
     if isinstance(cases, Refusal):
         raise cases
@@ -112,17 +114,7 @@ def _plan_of(form: JudgeForm, settings: Settings) -> Plan:
 
 def _judge(sandbox: Sandbox, form: JudgeForm, answer: str, plan: Plan) -> list[CaseResult] | Refusal:
     try:
-        verifier = make_verifier(
-            "code",
-            sandbox=sandbox,
-            language=form.language,
-            comparison=form.comparison,
-            tolerance=form.tolerance,
-            tests_inside=form.tests_inside,
-            time_s=form.time_s,
-            memory_mb=form.memory_mb,
-            total_s=form.total_s,
-        )
+        verifier = make_verifier("code", sandbox=sandbox, **form.model_dump(exclude=_NOT_OF_THE_VERIFIER))
         assert isinstance(verifier, CodeVerifier)
         return verifier.cases(answer, plan) or Refusal(422, "tests", "the tests check nothing")
     except (ConfigError, Unusable) as error:

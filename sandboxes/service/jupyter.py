@@ -18,7 +18,6 @@ from roll_envs.sandbox import Limits, RunResult, Sandbox, explained
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths, fill, read_files
 from sandboxes.service.replies import Answer, Refusal
-from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
 
@@ -61,7 +60,7 @@ async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> A
         return _run_cells(sandbox, form.cells, limits, total_s, files, fetch, settings.max_output_bytes)
 
     try:
-        body = await pool.run(job, wait_s=settings.queue_timeout_s, work_s=total_s + RUN_MARGIN_S)
+        body = await pool.run(job, wait_s=settings.queue_timeout_s, work_s=total_s)
     except SandboxError as error:
         body = _body("SandboxError", message=str(error))
     return Answer(body=body, outcome=body["status"])

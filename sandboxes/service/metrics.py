@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,9 @@ class Histogram:
         below = 0
         for edge, count in zip((*(f"{e:g}" for e in self.edges), "+Inf"), self.counts, strict=True):
             below += count
-            yield f"{name}_bucket{_labels({**labels, 'le': edge})} {below}"
-        yield f"{name}_sum{_labels(labels)} {self.total:.6f}"
-        yield f"{name}_count{_labels(labels)} {below}"
+            yield _line(f"{name}_bucket", below, {**labels, "le": edge})
+        yield _line(f"{name}_sum", f"{self.total:.6f}", labels)
+        yield _line(f"{name}_count", below, labels)
 
 
 class Metrics:
@@ -52,70 +53,60 @@ class Metrics:
         """Workers that were replaced."""
         self.cancelled = 0
         """Requests whose client went away."""
-        self._latency: dict[str, Histogram] = {}
-        self._wait = Histogram(WAIT_EDGES_S)
+        self.wait = Histogram(WAIT_EDGES_S)
+        self._latency: defaultdict[str, Histogram] = defaultdict(partial(Histogram, LATENCY_EDGES_S))
 
     def observe_request(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
         self.requests[route, str(status)] += 1
-        self._latency.setdefault(route, Histogram(LATENCY_EDGES_S)).observe(seconds)
-
-    def observe_wait(self, seconds: float) -> None:
-        """Count the wait for a slot."""
-        self._wait.observe(seconds)
+        self._latency[route].observe(seconds)
 
     def render(self, pool: Pool, *, sessions: int, draining: bool) -> str:
         """The page of ``GET /metrics``; the gauges are of ``pool`` and the arguments."""
         lines: list[str] = []
 
         def add(name: str, kind: str, text: str, series: Iterable[str]) -> None:
-            lines.extend([f"# HELP roll_sandbox_{name} {text}", f"# TYPE roll_sandbox_{name} {kind}", *series])
+            lines.extend([f"# HELP {name} {text}", f"# TYPE {name} {kind}", *series])
 
-        def single(name: str, kind: str, text: str, value: float) -> None:
-            add(name, kind, text, [f"roll_sandbox_{name} {value:g}"])
-
-        counted = sorted(self.requests.items())
-        requests = [
-            f"roll_sandbox_requests_total{_labels({'route': r, 'status': s})} {count}" for (r, s), count in counted
+        for name, label, counted, text in (
+            ("requests", "status", self.requests, "Answers by route and HTTP status."),
+            ("outcomes", "outcome", self.outcomes, "What became of programs, by route."),
+        ):
+            name = f"roll_sandbox_{name}_total"
+            pairs = sorted(counted.items())
+            add(name, "counter", text, [_line(name, n, {"route": route, label: word}) for (route, word), n in pairs])
+        name = "roll_sandbox_request_seconds"
+        latencies = [
+            line for route, each in sorted(self._latency.items()) for line in each.lines(name, {"route": route})
         ]
-        add("requests_total", "counter", "Answers by route and HTTP status.", requests)
-        judged = sorted(self.outcomes.items())
-        outcomes = [
-            f"roll_sandbox_outcomes_total{_labels({'route': r, 'outcome': o})} {count}" for (r, o), count in judged
-        ]
-        add("outcomes_total", "counter", "What became of programs, by route.", outcomes)
-        name = "request_seconds"
-        series = [
-            line
-            for route, histogram in sorted(self._latency.items())
-            for line in histogram.lines(f"roll_sandbox_{name}", {"route": route})
-        ]
-        add(name, "histogram", "Time from the request to the answer.", series)
-        waits = self._wait.lines("roll_sandbox_wait_seconds", {})
-        add("wait_seconds", "histogram", "Time in the queue of those who got a slot.", waits)
-        single("worker_restarts_total", "counter", "Workers that were replaced.", self.restarts)
-        single("cancelled_total", "counter", "Requests whose client went away before the answer.", self.cancelled)
-        single("queue_length", "gauge", "Requests that wait for a slot.", pool.waiting)
-        single("running", "gauge", "Slots in use.", pool.running)
-        single("slots", "gauge", "Slots in all.", pool.slots)
-        single("workers_alive", "gauge", "Workers that can be used.", pool.alive)
-        single("sessions_open", "gauge", "Open sessions.", sessions)
-        single("draining", "gauge", "1 while the service finishes its work before it stops.", float(draining))
+        add(name, "histogram", "Time from the request to the answer.", latencies)
+        name = "roll_sandbox_wait_seconds"
+        add(name, "histogram", "Time in the queue of those who got a slot.", self.wait.lines(name, {}))
+        for name, value, text in (
+            ("worker_restarts_total", self.restarts, "Workers that were replaced."),
+            ("cancelled_total", self.cancelled, "Requests whose client went away before the answer."),
+            ("queue_length", pool.waiting, "Requests that wait for a slot."),
+            ("running", pool.running, "Slots in use."),
+            ("slots", pool.slots, "Slots in all."),
+            ("workers_alive", pool.alive, "Workers that can be used."),
+            ("sessions_open", sessions, "Open sessions."),
+            ("draining", int(draining), "1 while the service finishes its work before it stops."),
+            ("resident_memory_bytes", _resident_bytes(), "Memory of the service's own process."),
+        ):
+            name = f"roll_sandbox_{name}"
+            if value is not None:
+                add(name, "counter" if name.endswith("_total") else "gauge", text, [_line(name, f"{value:g}")])
         tier = pool.isolation
         if tier is not None:
+            name = "roll_sandbox_isolation_info"
             shown = {"tier": tier.tier, "layers": ",".join(tier.layers), "missing": ",".join(tier.missing)}
-            text = "What stands between programs and the host."
-            add("isolation_info", "gauge", text, [f"roll_sandbox_isolation_info{_labels(shown)} 1"])
-        resident = _resident_bytes()
-        if resident is not None:
-            single("resident_memory_bytes", "gauge", "Memory of the service's own process.", resident)
+            add(name, "gauge", "What stands between programs and the host.", [_line(name, 1, shown)])
         return "\n".join(lines) + "\n"
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
+def _line(name: str, value: object, labels: Mapping[str, str] | None = None) -> str:
+    shown = ",".join(f'{label}="{_escape(text)}"' for label, text in (labels or {}).items())
+    return f"{name}{{{shown}}} {value}" if shown else f"{name} {value}"
 
 
 def _escape(value: str) -> str:

@@ -10,12 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import LANGUAGES, Limits, Program, explained
-from sandboxes.languages import ROWS
+from roll_envs.sandbox import LANGUAGES, Limits, Program
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths
 from sandboxes.service.replies import Answer, Refusal
-from sandboxes.service.run_code import RUN_MARGIN_S
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes, dump, encode_bytes, load_limits, load_program
@@ -32,14 +30,8 @@ async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> An
     except ConfigError as error:
         raise Refusal(422, "form", str(error)) from error
     _check(program, settings)
-    work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if ROWS[program.language].compile else 0.0)
     started = time.monotonic()
-    timeout_s = read_timeout(data, settings)
-    result = await pool.run(
-        lambda sandbox: explained(sandbox.run(program, limits=limits, timeout_s=work_s)),
-        wait_s=timeout_s,
-        work_s=work_s,
-    )
+    result = await pool.run_program(program, limits, read_timeout(data, settings))
     body = {"result": dump(result), "request_s": time.monotonic() - started}
     return Answer(body=body, outcome=result.status)
 
@@ -59,11 +51,10 @@ def read_limits(data: object, settings: Settings) -> Limits:
         limits = load_limits(data)
     except ConfigError as error:
         raise Refusal(422, "form", str(error)) from error
-    if not isinstance(data, dict):  # nothing was asked for
-        return replace(limits, **{n: min(getattr(limits, n), m) for n, m in most.items()})
+    asked = data if isinstance(data, dict) else {}
     for name, bound in most.items():
         value = getattr(limits, name)
-        if name in data and not 0 < value <= bound:
+        if name in asked and not 0 < value <= bound:
             message = f"limits.{name} must be above 0 and at most {bound:g} on this service, not {value:g}"
             raise Refusal(422, "limits", message)
     return replace(limits, **{n: min(getattr(limits, n), m) for n, m in most.items()})
@@ -86,7 +77,7 @@ async def open_session(sessions: Sessions, settings: Settings, data: dict[str, A
     return Answer(body={"id": opened, "idle_s": settings.session_idle_s}, status=201, outcome="opened")
 
 
-async def run_cell(sessions: Sessions, settings: Settings, name: str, data: dict[str, Any]) -> Answer:
+async def run_cell(sessions: Sessions, settings: Settings, data: dict[str, Any], name: str) -> Answer:
     """``{source, limits?, number}`` -> ``{result}``. ``number`` counts the cells from 1: a cell that is sent again
     because its answer was lost is answered from memory, not run again."""
     source, number = data.get("source"), data.get("number")
@@ -99,7 +90,7 @@ async def run_cell(sessions: Sessions, settings: Settings, name: str, data: dict
     return Answer(body={"result": dump(result)}, outcome=result.status)
 
 
-async def move_file(sessions: Sessions, settings: Settings, name: str, data: dict[str, Any]) -> Answer:
+async def move_file(sessions: Sessions, settings: Settings, data: dict[str, Any], name: str) -> Answer:
     """``{path, content}`` writes a file, ``{path, max_bytes?}`` reads one -> ``{content}``, in base64."""
     path = data.get("path")
     if not isinstance(path, str):
@@ -119,7 +110,7 @@ async def move_file(sessions: Sessions, settings: Settings, name: str, data: dic
     return Answer(body={"content": encode_bytes(content)}, outcome="read")
 
 
-async def close_session(sessions: Sessions, name: str) -> Answer:
+async def close_session(sessions: Sessions, _: dict[str, Any], name: str) -> Answer:
     """Close a session; an unknown one counts as closed."""
     await sessions.close(name)
     return Answer(body={}, outcome="closed")

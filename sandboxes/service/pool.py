@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
-from roll_envs.sandbox import Isolation, Sandbox
+from roll_envs.sandbox import Isolation, Limits, Program, RunResult, Sandbox, explained
+from sandboxes.languages import longest_s
 from sandboxes.service.metrics import Metrics
 from sandboxes.service.settings import Settings
 from sandboxes.service.worker import Worker, make_worker
@@ -24,8 +25,10 @@ from sandboxes.service.worker import Worker, make_worker
 T = TypeVar("T")
 log = logging.getLogger("roll_sandbox.pool")
 
+RUN_MARGIN_S = 5.0
+"""Time for starting and cleaning up, beside the time of the programs themselves."""
 OVERRUN_S = 15.0
-"""Time that a job may take beyond its own limits before its worker counts as stuck."""
+"""Time that a job may take beyond all that before its worker counts as stuck."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Shortest and longest pause between attempts to make a worker."""
 CLOSE_S = 30.0
@@ -49,30 +52,22 @@ class Pool:
         threads = 4 * settings.slots + 2 * settings.sessions + 8
         self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="worker")
         self._idle: deque[Worker] = deque()
+        self._free = asyncio.Semaphore(0)
+        """As many as there are idle workers; those who wait come first, in their order."""
+        self.waiting = 0
+        """Requests in the queue."""
         self._workers: set[Worker] = set()
-        self._waiters: deque[asyncio.Future[Worker]] = deque()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
         self._draining = self._closed = False
         self.running = 0
-        self.last_fault = ""
         self.isolation: Isolation | None = None
         self.has_pytest = False
-
-    @property
-    def waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._waiters)
 
     @property
     def alive(self) -> int:
         """Workers that can be used."""
         return len(self._workers)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing runs and nothing waits."""
-        return not self.running and not self._waiters
 
     async def start(self) -> None:
         """Make the workers. Raises what making one raises, when none could be made."""
@@ -90,7 +85,7 @@ class Pool:
         :class:`DeadlineExceededError` when none was free in time."""
         started = time.monotonic()
         worker = await self._take(timeout_s)
-        self._metrics.observe_wait(time.monotonic() - started)
+        self._metrics.wait.observe(time.monotonic() - started)
         self.running += 1
         try:
             yield worker
@@ -103,8 +98,8 @@ class Pool:
                 self._give(worker)
 
     async def run(self, job: Callable[[Sandbox], T], *, wait_s: float, work_s: float) -> T:
-        """Run ``job`` on some worker: waits at most ``wait_s`` for one; ``job`` must end by its own limits within
-        ``work_s``. After an infrastructure failure it is repeated on another worker if it can still start in time.
+        """Run ``job`` on some worker: waits at most ``wait_s`` for one; what ``job`` runs must end by its own limits
+        within ``work_s``. After an infrastructure failure it is repeated on another worker if that can begin in time.
         Raises :class:`SandboxError` when that failed too, what ``job`` raises, and what :meth:`lease` raises."""
         last_start = time.monotonic() + wait_s
         attempt = 0
@@ -112,13 +107,21 @@ class Pool:
             attempt += 1
             try:
                 async with self.lease(max(0.0, last_start - time.monotonic())) as worker:
-                    return await worker.call(job, timeout_s=work_s + OVERRUN_S)
+                    return await worker.call(job, timeout_s=work_s + RUN_MARGIN_S + OVERRUN_S)
             except SandboxError as error:
-                self.last_fault = str(error)
                 again = attempt < self._settings.attempts and time.monotonic() < last_start and not self._draining
                 log.warning("attempt %d failed (%s): %s", attempt, "trying again" if again else "giving up", error)
                 if not again:
                     raise
+
+    async def run_program(self, program: Program, limits: Limits, wait_s: float) -> RunResult:
+        """:meth:`run` of one program."""
+        work_s = longest_s(program.language, limits)
+        return await self.run(
+            lambda sandbox: explained(sandbox.run(program, limits=limits, timeout_s=work_s + RUN_MARGIN_S)),
+            wait_s=wait_s,
+            work_s=work_s,
+        )
 
     async def make_extra(self) -> Worker:
         """An additional worker outside the pool, for a session; the caller closes it."""
@@ -142,10 +145,8 @@ class Pool:
         """
         self._draining = self._closed = True
         self._stop.set()
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(DrainingError("the service has stopped"))
+        for _ in range(self.waiting):
+            self._free.release()
         await asyncio.gather(*(worker.close() for worker in list(self._workers)))
         # Workers that are being made or replaced see that the pool is closed and end; they are waited for here.
         deadline = time.monotonic() + CLOSE_S
@@ -158,39 +159,23 @@ class Pool:
     async def _take(self, timeout_s: float) -> Worker:
         if self._draining:
             raise DrainingError("the service is stopping and takes no new requests; ask another instance")
-        # Those who wait come first.
-        if self._idle and not self._waiters:
-            return self._idle.popleft()
-        if len(self._waiters) >= self.queue:
+        if self._free.locked() and self.waiting >= self.queue:
             raise QueueFullError(f"{self.queue} requests wait already; ask again later, or start with a longer --queue")
-        waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self.waiting += 1
         try:
-            # Shielded, because a worker may be handed over in the moment of the timeout and must not be lost.
-            return await asyncio.wait_for(asyncio.shield(waiter), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._free.acquire()
         except TimeoutError as error:
-            self._stop_waiting(waiter)
             raise DeadlineExceededError(f"one of {self.slots} slots", timeout_s) from error
-        except asyncio.CancelledError:
-            self._stop_waiting(waiter)
-            raise
-
-    def _stop_waiting(self, waiter: asyncio.Future[Worker]) -> None:
-        """Leave the queue; a worker that was handed over in the same moment goes to the next request."""
-        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            self._give(waiter.result())
-            return
-        with contextlib.suppress(ValueError):
-            self._waiters.remove(waiter)
-        waiter.cancel()
+        finally:
+            self.waiting -= 1
+        if self._closed:
+            raise DrainingError("the service has stopped")
+        return self._idle.popleft()
 
     def _give(self, worker: Worker) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(worker)
-                return
         self._idle.append(worker)
+        self._free.release()
 
     async def _take_back(self, worker: Worker) -> None:
         await worker.wait_for_abandoned_call(self._settings.cancel_grace_s)
@@ -210,7 +195,6 @@ class Pool:
                 await self._new_worker()
                 return
             except Exception as error:  # a backend of others
-                self.last_fault = str(error)
                 log.error("no worker could be made: %s", error)
                 pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
 

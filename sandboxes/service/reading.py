@@ -16,6 +16,7 @@ import pydantic
 from starlette.requests import ClientDisconnect, Request
 
 from roll_envs.errors import ConfigError
+from sandboxes.programs import check_path
 from sandboxes.service.replies import RETRY_AFTER_S, Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes
@@ -25,7 +26,6 @@ F = TypeVar("F", bound=pydantic.BaseModel)
 BIG_BYTES = 1 << 18
 """Longer bodies are parsed in a thread, so that the event loop is not blocked."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-MOST_PATH_BYTES = 1024
 MOST_ERRORS = 5
 
 
@@ -119,17 +119,10 @@ def check_paths(paths: Iterable[str], settings: Settings, what: str) -> tuple[st
     if len(listed) > settings.max_files:
         raise Refusal(422, "too_many", f"{what} may name {settings.max_files} files, not {len(listed)} (--max-files)")
     for path in listed:
-        parts = path.split("/")
-        if (
-            path.startswith("/")
-            or "\0" in path
-            or ".." in parts
-            or all(part in ("", ".") for part in parts)
-            or len(path.encode("utf-8", "replace")) > MOST_PATH_BYTES
-            or any(len(part.encode("utf-8", "replace")) > 255 for part in parts)
-        ):
-            message = f"{what}: {path[:80]!r} is no path below the working folder; give one like 'data/input.txt'"
-            raise Refusal(422, "path", message)
+        try:
+            check_path(path, what)
+        except ConfigError as error:
+            raise Refusal(422, "path", f"{error}; give one like 'data/input.txt'") from error
     return listed
 
 

@@ -15,11 +15,12 @@ RETRY_AFTER_S = "1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A JSON answer. ``outcome`` is its label in the metrics and the log."""
+    """An answer in JSON, or as ``text``. ``outcome`` is its label in the metrics and the log."""
 
     body: Mapping[str, Any]
     status: int = 200
     outcome: str = ""
+    text: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
 

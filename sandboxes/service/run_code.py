@@ -11,8 +11,8 @@ from typing import Any
 import pydantic
 
 from roll_envs.errors import SandboxError
-from roll_envs.sandbox import Language, Limits, Program, RunResult, explained
-from sandboxes.languages import FUSION_NAMES, ROWS
+from roll_envs.sandbox import Language, Limits, Program, RunResult
+from sandboxes.languages import FUSION_NAMES
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths, fill, read_files
 from sandboxes.service.replies import Answer, Refusal
@@ -31,8 +31,6 @@ LANGUAGE_NAMES: dict[str, Language] = {
 PYTEST = (
     "import sys, pytest\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:], 'test_solution.py']))\n"
 )
-RUN_MARGIN_S = 5.0
-"""Time for starting and cleaning up, beside the program's own time."""
 
 
 class RunCodeForm(pydantic.BaseModel):
@@ -95,21 +93,12 @@ def fusion_program(form: RunCodeForm, pool: Pool, settings: Settings) -> tuple[P
 
 
 async def execute(pool: Pool, settings: Settings, program: Program, limits: Limits) -> dict[str, Any]:
-    """Run ``program`` and describe what happened as SandboxFusion does."""
-    work_s = limits.wall_s + RUN_MARGIN_S + (limits.compile_s if ROWS[program.language].compile else 0.0)
+    """Run ``program`` and describe what happened as SandboxFusion's ``RunCodeResponse`` does, and with what that has no
+    place for: bytes that were dropped."""
     try:
-        result = await pool.run(
-            lambda sandbox: explained(sandbox.run(program, limits=limits, timeout_s=work_s)),
-            wait_s=settings.queue_timeout_s,
-            work_s=work_s,
-        )
+        result = await pool.run_program(program, limits, settings.queue_timeout_s)
     except SandboxError as error:
         return _body("SandboxError", message=str(error))
-    return fusion_body(result)
-
-
-def fusion_body(result: RunResult) -> dict[str, Any]:
-    """A result as SandboxFusion's ``RunCodeResponse``, and with what that has no place for: bytes that were dropped."""
     compiled = None if result.compile is None else _part(result.compile)
     if result.compile is not None and not result.compile.ok:
         return _body("Failed", message=_why(result.compile), compile_result=compiled)
@@ -134,16 +123,13 @@ def _body(status: str, **parts: Any) -> dict[str, Any]:
 
 
 def _part(result: RunResult) -> dict[str, Any]:
-    if result.status == "timeout":
-        return_code = None
-    elif result.exit_code is not None:
-        return_code = result.exit_code
-    else:  # negative signal number, as in subprocess; limits kill with SIGKILL
-        return_code = -(result.signal or 9)
+    late = result.status == "timeout"
+    # The number of a signal is negative, as in subprocess; limits kill with SIGKILL.
+    code = result.exit_code if result.exit_code is not None else -(result.signal or 9)
     part: dict[str, Any] = {
-        "status": "TimeLimitExceeded" if result.status == "timeout" else "Finished",
+        "status": "TimeLimitExceeded" if late else "Finished",
         "execution_time": result.wall_s,
-        "return_code": return_code,
+        "return_code": None if late else code,
         "stdout": result.stdout.decode("utf-8", "replace"),
         "stderr": result.stderr.decode("utf-8", "replace"),
     }

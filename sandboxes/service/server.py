@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from types import FrameType
@@ -21,22 +22,21 @@ log = logging.getLogger("roll_sandbox.server")
 
 def bind(settings: Settings) -> socket.socket:
     """A socket bound to the address, not listening yet. Raises :class:`ConfigError` when it cannot be bound."""
-    made: socket.socket | None = None
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
-        made = socket.socket(family, kind, protocol)
-        # A restart must not wait for old connections in TIME_WAIT.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        with contextlib.ExitStack() as undone:
+            made = undone.enter_context(socket.socket(family, kind, protocol))
+            # A restart must not wait for old connections in TIME_WAIT.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            undone.pop_all()
+            return made
     except OSError as error:
-        if made is not None:
-            made.close()
         raise ConfigError(
             f"{settings.host} port {settings.port} cannot be listened on: {error.strerror or error}; "
             "choose another with --host and --port (0 takes a free one)"
         ) from error
-    return made
 
 
 def make_server(app: Starlette, settings: Settings) -> ReportingServer:
@@ -114,44 +114,39 @@ def _protocol(settings: Settings) -> type[H11Protocol]:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._head_timer: asyncio.TimerHandle | None = None
-            self._write_timer: asyncio.TimerHandle | None = None
+            self._timers: dict[str, asyncio.TimerHandle] = {}
+
+        def _allow(self, what: str, seconds: float) -> None:
+            """Close the connection after that time, unless :meth:`_came` is called before."""
+            if what not in self._timers:
+                self._timers[what] = self.loop.call_later(seconds, self.transport.abort)
+
+        def _came(self, what: str) -> None:
+            if what in self._timers:
+                self._timers.pop(what).cancel()
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._wait_for_head()
+            self._allow("head", settings.header_timeout_s)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.cycle is None or self.cycle.response_complete:
-                self._wait_for_head()
+                self._allow("head", settings.header_timeout_s)
             else:
-                self._head_came()
+                self._came("head")
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            if self._write_timer is None:
-                self._write_timer = self.loop.call_later(settings.write_timeout_s, self.transport.abort)
+            self._allow("reading", settings.write_timeout_s)
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            if self._write_timer is not None:
-                self._write_timer.cancel()
-                self._write_timer = None
+            self._came("reading")
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._head_came()
-            if self._write_timer is not None:
-                self._write_timer.cancel()
+            self._came("head")
+            self._came("reading")
             super().connection_lost(exc)
-
-        def _wait_for_head(self) -> None:
-            if self._head_timer is None:
-                self._head_timer = self.loop.call_later(settings.header_timeout_s, self.transport.abort)
-
-        def _head_came(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
 
     return Protocol

@@ -33,6 +33,7 @@ Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
 # Goes into the log and into a header, so it may hold neither spaces nor line ends.
 GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 DRAIN_STEP_S = 0.05
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Service:
@@ -100,6 +101,8 @@ class Service:
             self.metrics.cancelled += 1
         log.info("%s %s %d %s %.3f s", name, route, answer.status, answer.outcome or "-", seconds)
         headers = {"X-Request-Id": name, **answer.headers}
+        if answer.text is not None:
+            return Response(answer.text, answer.status, headers, PROMETHEUS)
         return Response(encode_json(answer.body), answer.status, headers, "application/json")
 
     def _refuse(self, error: Exception, full_status: int, name: str) -> Answer:
@@ -130,10 +133,9 @@ class Service:
                 raise Refusal(499, "gone", "the client went away")
             raise Refusal(504, "deadline", f"the request took more than {most_s:g} s", {"Retry-After": "1"})
         finally:
-            unfinished = [task for task in (work, gone) if not task.done()]
-            for task in unfinished:
+            for task in (work, gone):
                 task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
+            await asyncio.gather(work, gone, return_exceptions=True)
 
 
 async def _until_disconnect(request: Request) -> None:

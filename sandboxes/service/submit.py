@@ -159,16 +159,9 @@ async def _auto_eval(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
     }
     ran = await _execute(pool, settings, request)
     accepted = ran["status"] == "Success" and flag in ran["run_result"]["stdout"]
-    return {
-        "id": form.id,
-        "accepted": accepted,
-        "extracted_code": code,
-        "full_code": full,
-        "test_code": test_code,
-        "tests": [{"passed": accepted, "exec_info": ran, "test_info": None}],
-        "extracted_type": found_by,
-        "extra": {"note": CHEATABLE},
-    }
+    tests = [{"passed": accepted, "exec_info": ran, "test_info": None}]
+    more = {"full_code": full, "test_code": test_code, "extra": {"note": CHEATABLE}}
+    return _body(form, accepted, code, found_by, tests, **more)
 
 
 async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,16 +209,7 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
     results = [task.result() for task in tasks]
     upto = len(results) if run_all or not wrong else min(wrong) + 1
     tests = [each for each in results[:upto] if each is not None]
-    return {
-        "id": form.id,
-        "accepted": not wrong,
-        "extracted_code": code,
-        "full_code": None,
-        "test_code": None,
-        "tests": tests,
-        "extracted_type": found_by,
-        "extra": None,
-    }
+    return _body(form, not wrong, code, found_by, tests)
 
 
 KINDS: dict[str, Callable[[Pool, Settings, SubmitForm, Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
@@ -235,6 +219,13 @@ KINDS: dict[str, Callable[[Pool, Settings, SubmitForm, Mapping[str, Any]], Await
     "AutoEvalV6Dataset": _auto_eval,
     "CommonOJDataset": _common_oj,
 }
+
+
+def _body(
+    form: SubmitForm, accepted: bool, code: str, found_by: str, tests: list[dict[str, Any]], **more: Any
+) -> dict[str, Any]:
+    found = {"id": form.id, "accepted": accepted, "extracted_code": code, "extracted_type": found_by, "tests": tests}
+    return {**found, "full_code": None, "test_code": None, "extra": None, **more}
 
 
 async def _execute(pool: Pool, settings: Settings, request: dict[str, Any]) -> dict[str, Any]:

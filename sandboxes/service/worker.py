@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -43,24 +44,19 @@ class Worker:
         try:
             # Shielded: a thread cannot be cancelled, and `busy` must tell when it has really ended.
             return await asyncio.wait_for(asyncio.shield(future), timeout_s)
-        except SandboxError:
+        except Exception as error:
+            if isinstance(error, RollError) and not isinstance(error, (SandboxError, DeadlineExceededError)):
+                raise  # the request's own mistake
             self.broken = True
-            raise
-        except TimeoutError as error:
-            self.broken = True
-            # Then the job itself raised TimeoutError.
-            if future.done():
-                raise SandboxError(f"a worker failed: {error!r}") from error
-            raise SandboxError(f"a worker did not come back within {timeout_s:g} s and was replaced") from error
-        except DeadlineExceededError as error:
-            # The worker's only slot was not free although no other job uses it.
-            self.broken = True
-            raise SandboxError(f"a worker was stuck: {error}") from error
-        except RollError:
-            raise
-        except Exception as error:  # a backend of others
-            self.broken = True
-            raise SandboxError(f"a worker failed: {type(error).__name__}: {error}") from error
+            if isinstance(error, SandboxError):
+                raise
+            if isinstance(error, TimeoutError) and not future.done():
+                why = f"did not come back within {timeout_s:g} s and was replaced"
+            elif isinstance(error, DeadlineExceededError):  # its only slot was not free although no other job uses it
+                why = f"was stuck: {error}"
+            else:  # a backend of others
+                why = f"failed: {type(error).__name__}: {error}"
+            raise SandboxError(f"a worker {why}") from error
 
     async def wait_for_abandoned_call(self, grace_s: float) -> None:
         """Wait for a call whose caller was cancelled; a call that takes longer than ``grace_s`` breaks the worker."""
@@ -72,12 +68,9 @@ class Worker:
 
     async def close(self) -> None:
         """Close the sandbox, which ends a call in progress; errors of closing a broken one are ignored."""
-        loop = asyncio.get_running_loop()
         self.broken = True
-        try:
-            await loop.run_in_executor(self._executor, self.sandbox.close)
-        except Exception:
-            return
+        with contextlib.suppress(Exception):
+            await asyncio.get_running_loop().run_in_executor(self._executor, self.sandbox.close)
 
 
 def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:

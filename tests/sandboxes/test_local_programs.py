@@ -18,7 +18,7 @@ from roll_envs.errors import ConfigError
 from roll_envs.sandbox import COMPILED, LANGUAGES, Isolation, Language, Limits, Program, RunResult
 from sandboxes.languages import ROWS
 from sandboxes.local import LocalSandbox
-from sandboxes.slots import Ended
+from sandboxes.slot import Ended
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_fetch_brings_plain_files_only(sandbox: LocalSandbox) -> None:
     assert result.files == {"d/plain": b"yes", "hard": b"yes"}
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a\0b", "x/.."])
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a\0b", "x/..", "x" * 256])
 def test_paths_that_lead_out_are_refused(sandbox: LocalSandbox, path: str) -> None:
     with pytest.raises(ConfigError, match="working folder"):
         run(sandbox, "", fetch=(path,))

@@ -163,6 +163,15 @@ def test_the_next_run_does_not_clear_what_is_still_to_be_fetched(
     assert sandbox.run(Program(source="import os; print(os.listdir('.'))")).stdout == b"['main.py']\n"
 
 
+def test_folders_deeper_than_a_path_may_be_long_are_removed(
+    sandbox: LocalSandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = "import os\nfor _ in range(30):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)\nprint('made')"
+    assert said(sandbox, deep) == "made"
+    assert said(sandbox, "import os; print(os.listdir('.'))") == "['main.py']"
+    assert caplog.messages == []  # the slot was not given up
+
+
 def test_sessions_too(sandbox: LocalSandbox) -> None:
     with sandbox.session() as session:
         session.upload("a/b", b"x")

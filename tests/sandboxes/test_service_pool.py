@@ -191,7 +191,7 @@ def test_when_no_worker_can_be_made_requests_wait_and_health_says_so() -> None:
 
 def test_a_worker_that_does_not_come_back_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandboxes.service.pool.OVERRUN_S", 0.1)
-    monkeypatch.setattr("sandboxes.service.run_code.RUN_MARGIN_S", 0.1)
+    monkeypatch.setattr("sandboxes.service.pool.RUN_MARGIN_S", 0.1)
     with running(slots=1, attempts=1) as service:
         body = {"code": "#stuck 2", "language": "python", "run_timeout": 0.2}
         before = time.monotonic()
@@ -257,7 +257,7 @@ def test_leases_of_the_pool_alone() -> None:
         await lease.__aexit__(None, None, None)
         waiter.cancel()
         await asyncio.gather(waiter, return_exceptions=True)
-        assert pool.idle
+        assert (pool.running, pool.waiting) == (0, 0)
         await _hold(pool)
         pool.drain()
         with pytest.raises(DrainingError):

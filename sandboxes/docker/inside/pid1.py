@@ -28,16 +28,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandboxes.docker.inside import facts
-from sandboxes.docker.inside.files import FOLDER, START, wipe
 from sandboxes.local.inside import kernel, wire
-from sandboxes.local.inside.files import open_plain
-from sandboxes.local.inside.launch import NotStartedError, Untrusted
+from sandboxes.local.inside.files import open_plain, wipe
+from sandboxes.local.inside.launch import Jail, Untrusted
 from sandboxes.local.inside.program import Script
-from sandboxes.local.inside.runs import Runs
+from sandboxes.local.inside.runs import Runs, report_fault
 from sandboxes.local.inside.session import serve_session
 
 PLACES = ("/tmp", "/dev/shm")
 """All folders that a program can write to."""
+FOLDER = "/tmp/work"
+"""The working folder of programs. Below ``/tmp``, so that one tmpfs with one size limit holds all that they write."""
+START = "/.roll"
+"""Where an image keeps what the working folder begins with, if it has any."""
 MOST_RESIDUE, SETTLE_S = 8 << 20, 1.0
 _NICENESS = 10
 """Lower priority than PID 1, which must be scheduled however many processes a program starts."""
@@ -46,10 +49,8 @@ _BUFFER = bytearray(_SIZE)
 _VIEW = memoryview(_BUFFER)
 
 
-class ContainerJail:
-    """The container, which the engine has made and bounded; see :class:`sandboxes.local.inside.jail.Jail`."""
-
-    tick_ms: int | None = None
+class ContainerJail(Jail):
+    """The container, which the engine has made and bounded."""
 
     def __init__(self) -> None:
         self.user = os.getuid()
@@ -75,9 +76,6 @@ class ContainerJail:
             time.sleep(0.01)
         return max(0, more)
 
-    def before_fork(self) -> None:
-        pass
-
     def enter(self, keep: int) -> None:
         nothing = os.open("/dev/null", os.O_RDWR)
         for stream in range(3):  # those of PID 1 lead to the host
@@ -93,20 +91,11 @@ class ContainerJail:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")
 
-    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        return dict(environ)
-
-    def resize(self, limits: Mapping[str, Any]) -> bool:
-        return True  # fixed when the container was made
-
     def limit(self, limits: Mapping[str, Any]) -> None:
         if limits.get("held"):  # the engine refused the limit
             raise OSError(errno.EBUSY, "more memory is held than the new limit allows")
         # Both count from the start of the container, so only what a run adds to them is its own.
         self._before = (facts.oom_kills(), facts.memory_peak())
-
-    def over_limit(self) -> bool:
-        return False
 
     def usage(self) -> dict[str, Any]:
         peak = facts.memory_peak()
@@ -270,7 +259,7 @@ def _protect() -> None:
 def main() -> None:
     """Answer orders until the host is gone. Raises :class:`Untrusted` in forked processes.
 
-    The first order is ``hello``: import common modules, install the filters, report the facts about this container.
+    The first order is ``hello``: import common modules, install the filter, report the facts about this container.
     """
     _protect()
     jail = ContainerJail()
@@ -278,8 +267,7 @@ def main() -> None:
     hello, _ = link.receive()
     for name in hello["preload"]:
         importlib.import_module(name)
-    for code in hello["filters"]:
-        kernel.set_seccomp(bytes.fromhex(code))
+    kernel.set_seccomp(bytes.fromhex(hello["filter"]))
     told = facts.gather()
     runs = Runs(Script(), link, jail)
     gc.collect()
@@ -301,6 +289,5 @@ def main() -> None:
         raise
     except BaseException as error:
         with contextlib.suppress(OSError):
-            begun = runs.begun and not isinstance(error, NotStartedError)
-            link.send({"event": "fault", "text": wire.describe(error), "begun": begun}, [])
+            report_fault(runs, error)
         os._exit(71)

@@ -1,20 +1,17 @@
-"""How the place of a run is made and bounded: with namespaces, or, without them, with folders and Landlock.
-
-The container of the Docker backend is another such place (``sandboxes.docker.inside.pid1``); what runs in it, and how
-it is started, watched and ended, is the same (``runs``, ``session``, ``launch``).
-"""
+"""How the place of a run is made and bounded: with namespaces, or, without them, with folders and Landlock."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from . import kernel
 from .cgroup import Cgroup
 from .confine import RUN_USER, give_up_rights
 from .files import WORK
+from .launch import Jail
 from .process_tree import tasks_of
 from .root import mount_proc, mount_run_filesystem, resize_run_filesystem
 from .seccomp import PRIVATE
@@ -25,42 +22,7 @@ FILES_MB = 64
 """Size of the file system that is mounted ahead of the order; a run that asks for another size remounts it."""
 
 
-class Jail(Protocol):
-    """What ``runs`` needs to know of a place. Used by the first process of the PID namespace, except where noted."""
-
-    user: int
-    """Owner of a program's files."""
-
-    tick_ms: int | None
-    """How long one may wait before :meth:`over_limit` is asked again; ``None`` where the kernel sees to limits."""
-
-    def before_fork(self) -> None: ...
-    def enter(self, keep: int) -> None:
-        """In the process that becomes the program, first: its own part of the set-up; close all descriptors from 3 on
-        but that of the channel, which becomes ``keep``."""
-
-    def give_up_rights(self) -> None:
-        """In the process that becomes the program, last: from here on it is untrusted."""
-
-    def environ(self, environ: Mapping[str, str]) -> dict[str, str]: ...
-    def resize(self, limits: Mapping[str, Any]) -> bool:
-        """Adopt the size of files; false where the process that waits already cannot get it, so that it is replaced."""
-
-    def limit(self, limits: Mapping[str, Any]) -> None:
-        """Set the limits of all processes together; usage is counted from now on.
-
-        Raises ``OSError`` EBUSY where more memory is held than that.
-        """
-
-    def over_limit(self) -> bool: ...
-    def usage(self) -> dict[str, Any]:
-        """``oom``: processes ended for want of memory, ``peak``: most bytes held, or ``None``; since :meth:`limit`."""
-
-    def others(self) -> int:
-        """Processes and threads that count as the program's user's and are not the program's."""
-
-
-class LocalJail:
+class LocalJail(Jail):
     """A place on this machine.
 
     ``shared``: runs share the PID namespace of the zygote, so that each process sets up its own file system; else an
@@ -85,7 +47,6 @@ class LocalJail:
         self._files_mb = FILES_MB
         self._watchdog: Watchdog | None = None
         self._others = 0 if many_users else 3  # trusted processes of the same user, such as the zygote
-        self.tick_ms: int | None = None
 
     def prepare(self) -> None:
         """Make the place of this init, which carries out one order."""

@@ -39,6 +39,13 @@ def _check(result: int, what: str) -> int:
     return result
 
 
+def system_call(what: str, number: int, *arguments: int | bytes | None) -> int:
+    """Call the kernel by number. Raises ``OSError``, which tells ``what`` was asked for."""
+    # As long: a plain int would leave the upper half of an argument undefined.
+    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return _check(_libc.syscall(number, *words), what)
+
+
 def unshare(flags: int) -> None:
     """Move into new namespaces of the kinds in ``flags``."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
@@ -84,8 +91,7 @@ def umount_detached(target: str) -> None:
 
 def pivot_root(new: str, old: str) -> None:
     """Make ``new`` the root of the mount namespace and put the old root at ``old``."""
-    number = _PIVOT_ROOT[MACHINE]
-    _check(_libc.syscall(number, os.fsencode(new), os.fsencode(old)), f"pivot_root to {new}")
+    system_call(f"pivot_root to {new}", _PIVOT_ROOT[MACHINE], os.fsencode(new), os.fsencode(old))
 
 
 def _prctl(option: int, *values: int) -> int:
@@ -147,4 +153,4 @@ def open_beneath(folder: int, path: str, flags: int, mode: int = 0) -> int:
     """Open ``path`` below the open folder; fails with ELOOP or EXDEV where a link or ``..`` is on the way."""
     resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    return _check(_libc.syscall(_OPENAT2, folder, os.fsencode(path), how, len(how)), f"open {path}")
+    return system_call(f"open {path}", _OPENAT2, folder, os.fsencode(path), how, len(how))

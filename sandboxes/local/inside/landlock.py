@@ -6,11 +6,12 @@ can see that files exist and how long they are. From ABI 4 on TCP is refused, fr
 
 from __future__ import annotations
 
-import ctypes
 import os
 import stat
 import struct
 from collections.abc import Iterable
+
+from . import kernel
 
 SIGNALS_ABI = 6
 """First ABI that restricts signals to processes under the same ruleset."""
@@ -20,14 +21,14 @@ _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 <<
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 _DEVICES_MADE = 1 << 6 | 1 << 11  # LANDLOCK_ACCESS_FS_MAKE_CHAR and _MAKE_BLOCK
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
 
 def abi() -> int:
     """Landlock ABI version of the kernel; 0 where there is none."""
     # With LANDLOCK_CREATE_RULESET_VERSION (1) the call returns the version and makes nothing.
-    return max(0, int(_libc.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
+    try:
+        return kernel.system_call("ask for Landlock", _CREATE, None, 0, 1)
+    except OSError:
+        return 0
 
 
 def ruleset(*, read: Iterable[str], write: Iterable[str], devices: Iterable[str]) -> int:
@@ -42,7 +43,7 @@ def ruleset(*, read: Iterable[str], write: Iterable[str], devices: Iterable[str]
     # Rights that are listed here are denied unless a rule allows them.
     attributes = struct.pack("QQQ", known, 3 if version >= 4 else 0, 3 if version >= SIGNALS_ABI else 0)
     size = 24 if version >= SIGNALS_ABI else 16 if version >= 4 else 8
-    rules = _checked(_libc.syscall(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0)), "create a ruleset")
+    rules = kernel.system_call("create a Landlock ruleset", _CREATE, attributes, size, 0)
     os.set_inheritable(rules, False)
     for paths, access in (
         (read, _READ | _LIST | _EXECUTE),
@@ -64,18 +65,11 @@ def _allow(rules: int, path: str, access: int) -> None:
             # The kernel refuses rules that give a file the rights of folders (EINVAL).
             access &= _OF_FILES
         rule = struct.pack("=Qi", access, fd)  # struct landlock_path_beneath_attr is packed
-        _checked(_libc.syscall(_ADD_RULE, rules, ctypes.c_uint(1), rule, ctypes.c_uint(0)), f"allow {path}")
+        kernel.system_call(f"allow {path} by Landlock", _ADD_RULE, rules, 1, rule, 0)
     finally:
         os.close(fd)
 
 
 def restrict(rules: int) -> None:
     """Restrict this process and its future children to the ruleset, for good. Needs no_new_privs."""
-    _checked(_libc.syscall(_RESTRICT, rules, ctypes.c_uint(0)), "restrict itself")
-
-
-def _checked(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"landlock cannot {what}: {os.strerror(number)}")
-    return int(result)
+    kernel.system_call("restrict itself by Landlock", _RESTRICT, rules, 0)

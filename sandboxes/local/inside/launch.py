@@ -6,21 +6,19 @@ run the program of a payload, serve the cells of a session, or execute another p
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from . import wire
 from .cells import serve_cells
 from .confine import bound_resources
 from .files import write_new
 from .program import Script, draw_anew, execute, set_environment
-
-if TYPE_CHECKING:  # a container gets no more of these modules than it needs
-    from .jail import Jail
 
 CHANNEL = 100
 """Descriptor number of the channel. It is above every number in use: objects of the frames that :class:`Untrusted`
@@ -46,6 +44,57 @@ class Untrusted(BaseException):
 
 class NotStartedError(OSError):
     """An infrastructure failure before anything of the program was run."""
+
+
+class Jail(abc.ABC):
+    """A place for programs: on this machine (``jail``), or the container that the Docker backend made
+    (``sandboxes.docker.inside.pid1``). What runs in it, and how it is started, watched and ended, is the same.
+
+    Used by the first process of the PID namespace, except where noted.
+    """
+
+    user: int
+    """Owner of a program's files."""
+
+    tick_ms: int | None = None
+    """How long one may wait before :meth:`over_limit` is asked again; ``None`` where the kernel sees to limits."""
+
+    def before_fork(self) -> None:  # noqa: B027 - most places have nothing to do
+        """No process of the next program is there yet."""
+
+    @abc.abstractmethod
+    def enter(self, keep: int) -> None:
+        """In the process that becomes the program, first: its own part of the set-up; close all descriptors from 3 on
+        but that of the channel, which becomes ``keep``."""
+
+    @abc.abstractmethod
+    def give_up_rights(self) -> None:
+        """In the process that becomes the program, last: from here on it is untrusted."""
+
+    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return dict(environ)
+
+    def resize(self, limits: Mapping[str, Any]) -> bool:
+        """Adopt the size of files; false where the process that waits already cannot get it, so that it is replaced."""
+        return True
+
+    @abc.abstractmethod
+    def limit(self, limits: Mapping[str, Any]) -> None:
+        """Set the limits of all processes together; usage is counted from now on.
+
+        Raises ``OSError`` EBUSY where more memory is held than that.
+        """
+
+    def over_limit(self) -> bool:
+        return False
+
+    @abc.abstractmethod
+    def usage(self) -> dict[str, Any]:
+        """``oom``: processes ended for want of memory, ``peak``: most bytes held, or ``None``; since :meth:`limit`."""
+
+    @abc.abstractmethod
+    def others(self) -> int:
+        """Processes and threads that count as the program's user's and are not the program's."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,23 +14,22 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from . import wire
-from .launch import Child, NotStartedError, Untrusted, fork_child
+from .launch import Child, Jail, NotStartedError, fork_child
 from .process_tree import kill_all
 from .program import Script
 
-if TYPE_CHECKING:  # a container gets no more of these modules than it needs
-    from .jail import Jail, LocalJail
-
-RAN = 3
-"""Exit code of an init that has carried out a run; after a session it is 0."""
 REAP_MS = 20
 """How often orphans of a program are reaped while it runs."""
 # Waiting processes lost one after the other before the slot gives up: then something outside kills each of them.
 _MAX_LOST = 3
+
+
+class GoneError(Exception):
+    """The caller or the supervisor is gone: no order is to follow."""
 
 
 class Link(Protocol):
@@ -58,7 +57,7 @@ class SocketLink:
     """
 
     def __init__(self, work: socket.socket, control: socket.socket | None = None, alive: int = -1) -> None:
-        self.work, self._control, self._alive = work, control, alive
+        self.work, self._control, self.alive = work, control, alive
         self.sockets: tuple[socket.socket, ...] = (work,) if control is None else (work, control)
         self.serial = 0
         self._killed = 0
@@ -70,9 +69,13 @@ class SocketLink:
         # arrived after its cell had ended.
         while message is not None and message["order"] in ("fetched", "stop"):
             message, fds = wire.receive(self.work)
-        self.serial += 1
-        self.stopped = self._killed == self.serial  # a slow zygote may see the kill of a run before its order
+        self.count()
         return message, fds
+
+    def count(self) -> None:
+        """The next order begins; a slow zygote may have seen that it is to be killed before."""
+        self.serial += 1
+        self.stopped = self._killed == self.serial
 
     def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
         wire.send(self.work, message, fds)
@@ -82,15 +85,15 @@ class SocketLink:
     def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
         watched = self.work if self._control is None else self._control
         poll = select.poll()
-        for fd in {*fds, watched.fileno(), self._alive} - {-1}:
+        for fd in {*fds, watched.fileno(), self.alive} - {-1}:
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(timeout_ms)]
-        if self._alive in ready:
-            os._exit(0)
+        if self.alive in ready:
+            raise GoneError
         if watched.fileno() in ready and watched.fileno() not in fds:
             message, _ = wire.receive(watched)
             if message is None:
-                os._exit(0)
+                raise GoneError
             self._killed = message.get("serial", self.serial)
             self.stopped = self._killed == self.serial
         return ready
@@ -179,38 +182,8 @@ class Runs:
         self.link.send({"event": "done", "status": status, "wall_s": wall_s, **usage}, folder)
 
 
-Sessions = Callable[[Runs, dict[str, Any]], None]
-
-
-def serve_one(
-    runs: Runs, link: SocketLink, jail: LocalJail, sessions: Sessions, order: dict[str, Any] | None
-) -> NoReturn:
-    """An init: set up the place, wait for the order (unless given), carry it out, and exit.
-
-    Raises :class:`Untrusted` in the program's process.
-    """
-    try:
-        jail.prepare()
-        runs.make()
-        message, fds = (order, []) if order else link.receive()
-        if message is None:
-            os._exit(0)
-        if message["order"] == "session":
-            sessions(runs, message)
-            os._exit(0)
-        runs.run(message, fds)
-        if message["show_work"] and jail.workspace is not None:
-            wire.receive(link.work)  # "fetched", or the caller is gone: only then may the next init clear the folder
-        os._exit(RAN)
-    except Untrusted:
-        raise
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            _report_fault(runs, error)
-        os._exit(71)
-
-
-def _report_fault(runs: Runs, error: BaseException) -> None:
+def report_fault(runs: Runs, error: BaseException) -> None:
+    """Tell the caller why this process fails, and whether a program may have begun."""
     begun = runs.begun and not isinstance(error, NotStartedError)
     runs.link.send({"event": "fault", "text": wire.describe(error), "begun": begun}, [])
 
@@ -238,5 +211,5 @@ def serve_runs(runs: Runs, link: SocketLink) -> dict[str, Any] | None:
             try:
                 runs.run(message, fds)
             except NotStartedError as error:
-                _report_fault(runs, error)
+                report_fault(runs, error)
             lost = 0

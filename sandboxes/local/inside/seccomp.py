@@ -45,11 +45,12 @@ _PRCTL = (1, 2, 3, 4, 5, 7, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41, 
 
 # F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP: they make the kernel send signals to any process.
 _SET_OWNER, _IO_OWNER = (8, 10, 15), (0x8901, 0x8902)
-_AFFECTS_OTHER_PROCESSES = tuple(
+_OUTLIVES_PROCESSES = tuple(
     "semget semop semctl semtimedop msgget msgsnd msgrcv msgctl shmget shmat shmctl shmdt mq_open mq_unlink "
-    "mq_timedsend mq_timedreceive mq_notify mq_getsetattr setpriority ioprio_set sched_setaffinity sched_setparam "
-    "sched_setscheduler sched_setattr".split()
+    "mq_timedsend mq_timedreceive mq_notify mq_getsetattr".split()
 )
+_SCHEDULES = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "sched_setattr")
+"""Calls that change the process in their first argument; 0 stands for the caller."""
 _ATTRIBUTES = tuple(
     "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat setxattr lsetxattr fsetxattr removexattr "
     "lremovexattr fremovexattr utime utimes futimesat utimensat".split()
@@ -78,6 +79,9 @@ class Rules(NamedTuple):
     isolated_ipc: bool = True
     """Whether namespaces separate processes, System V objects and message queues from those of the host; where not,
     calls that use shared objects or set priorities and limits of other processes are refused."""
+    one_container: bool = False
+    """Refuse objects that programs of one container could leave for each other, and changes of PID 1, whose user they
+    have."""
     attributes: bool = True
     """Allow changes of file modes, owners and extended attributes; only where files of others cannot be reached."""
 
@@ -93,7 +97,8 @@ def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tupl
     plain = set(allowed.values())
     if rules.anonymous_memory:
         plain |= {checked["memfd_create"], checked["shmget"]}
-    refused = () if rules.isolated_ipc else _AFFECTS_OTHER_PROCESSES
+    refused = (*_OUTLIVES_PROCESSES, "ioprio_set") if rules.one_container or not rules.isolated_ipc else ()
+    refused += () if rules.isolated_ipc else ("setpriority", *_SCHEDULES)
     refused += () if rules.attributes else _ATTRIBUTES
     plain -= {table[name] for name in refused for table in (allowed, checked) if name in table}
     bodies = {}
@@ -143,6 +148,9 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
         checks |= {"kill": _only(0, (0,))}
         refused = ("pidfd_send_signal", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
         checks |= {name: [_verdict(_EPERM)] for name in refused}
+    if rules.one_container:
+        checks |= {name: _only(0, (0,)) for name in ("prlimit64", *_SCHEDULES)}
+        checks["setpriority"] = [*_unless(0, [0], _EPERM), *_only(1, (0,))]
     if not rules.isolated_ipc:
         checks["prlimit64"] = _only(0, (0,))
         checks["fcntl"] = [*_argument(1), *_verdict_for(_SET_OWNER, _EPERM), _verdict(_ALLOW)]

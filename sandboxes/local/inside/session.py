@@ -68,18 +68,17 @@ class _Session:
             self._drop()
             for fd in fds:
                 os.close(fd)
-            report = {"event": "cell", "code": None, "signal": None, "wall_s": 0.0}
-            runs.link.send({**report, "oom": 1, "peak": None}, [])
+            runs.link.send({"event": "cell", "status": None, "wall_s": 0.0, "oom": 1, "peak": None}, [])
             return
-        code, by = self._python_cell(message, fds) if self._command is None else self._other_cell(fds)
+        status = self._python_cell(message, fds) if self._command is None else self._other_cell(fds)
         usage = runs.jail.usage()
         # After a kill nothing is known of the interpreter's state; the next cell begins another.
         if usage["oom"] or runs.link.stopped:
             self._drop()
-        report = {"event": "cell", "code": code, "signal": by, "wall_s": time.monotonic() - started}
-        runs.link.send({**report, **usage}, [])
+        runs.link.send({"event": "cell", "status": status, "wall_s": time.monotonic() - started, **usage}, [])
 
-    def _python_cell(self, message: dict[str, Any], fds: list[int]) -> tuple[int | None, int | None]:
+    def _python_cell(self, message: dict[str, Any], fds: list[int]) -> int | None:
+        """Its end as a wait status; ``None`` where a limit ended it."""
         interpreter = self._interpreter or self._begin()
         token = os.urandom(TOKEN_BYTES)
         interpreter.order({"number": message["serial"], "token": token.hex()}, fds)
@@ -87,16 +86,16 @@ class _Session:
             with contextlib.suppress(OSError):
                 said = interpreter.channel.recv(256, socket.MSG_DONTWAIT)
                 if len(said) == TOKEN_BYTES + CODE_BYTES and said.startswith(token):
-                    return int.from_bytes(said[TOKEN_BYTES:], "little") & 0xFF, None
+                    return (int.from_bytes(said[TOKEN_BYTES:], "little") & 0xFF) << 8
             ended, _, _ = select.select([interpreter.ended], [], [], 0.1)
             if not ended:  # it closed its channel or answered without the token: the program controls the interpreter
                 self._drop()
-                return 1, None
+                return 1 << 8
             self._runs.wait(interpreter)
         self._drop()
-        return _ending(interpreter.status)
+        return interpreter.status
 
-    def _other_cell(self, fds: list[int]) -> tuple[int | None, int | None]:
+    def _other_cell(self, fds: list[int]) -> int | None:
         payload, stdout, stderr = fds
         replace_file(self._folder, self._main, payload, self._runs.jail.user)
         os.close(payload)
@@ -108,7 +107,7 @@ class _Session:
             self._runs.wait(child)
             if child.status is not None:
                 child.check_started()
-            return _ending(child.status)
+            return child.status
         finally:
             child.close()
 
@@ -134,10 +133,3 @@ class _Session:
             self._runs.link.send({"event": "refused", "text": "no plain file below the working folder"}, [])
         else:
             self._runs.link.send({"event": "file", "size": os.fstat(fd).st_size}, [fd])
-
-
-def _ending(status: int | None) -> tuple[int | None, int | None]:
-    """Exit code and signal; neither where a limit ended it."""
-    if status is None:
-        return None, None
-    return (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)

@@ -102,71 +102,54 @@ def _clean_up(plan: Mapping[str, Any]) -> None:
 def _start_jail(
     plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, private: tuple[int, ...]
 ) -> int:
-    """Fork twice: ``unshare(CLONE_NEWPID)`` applies to the next child only, and that child must be the zygote.
+    """Fork the zygote, twice where it gets namespaces: ``unshare(CLONE_NEWPID)`` applies to the next child only.
 
     The process between ends at once, and the zygote becomes a child of the supervisor, which is its subreaper.
     """
-    if plan["workspace"] is not None:
-        return _start_without_namespaces(plan, control, work, alive, private)
-    said_read, said_write = os.pipe()
-    mapped_read, mapped_write = os.pipe()
-    between = os.fork()
-    if between == 0:
-        for fd in (*private, said_read, mapped_write):
-            os.close(fd)
-        zygote = Zygote(plan, control, work, alive)
-        try:
-            zygote.unshare(lambda: _ask_for_ids(said_write, mapped_read))
-            child = os.fork()
-            if child == 0:
-                zygote.serve()
-            os.write(said_write, b"%d\n" % child)
-        except Untrusted:
-            raise
-        except BaseException as error:
-            wire.send(control, {"event": "fault", "text": wire.describe(error)})
-            os._exit(71)
-        os._exit(0)
-    os.close(said_write)
-    os.close(mapped_read)
-    said = os.fdopen(said_read)
-    # The process between sends "map" when it waits for its id maps, then the zygote's process id.
-    line = said.readline()
-    if line == "map\n":
-        _write_ids(between, plan["ids"])
-        os.write(mapped_write, b"1")
-        line = said.readline()
-    jail = int(line or 0)
-    said.close()
-    os.close(mapped_write)
-    os.waitpid(between, 0)
-    if not jail:
-        raise SystemExit(71)  # the reason has been sent already
-    return jail
-
-
-def _start_without_namespaces(
-    plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, private: tuple[int, ...]
-) -> int:
-    """Start the zygote where there are no namespaces: one fork is enough."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
+        ours.close()
         for fd in private:
             os.close(fd)
-        try:
-            zygote = Zygote(plan, control, work, alive)
-        except BaseException as error:
-            wire.send(control, {"event": "fault", "text": wire.describe(error)})
-            os._exit(71)
-        zygote.serve()
-    return child
+        _become_zygote(plan, control, work, alive, theirs.detach())
+    theirs.close()
+    with ours:
+        if plan["workspace"] is not None:
+            return child
+        said = ours.recv(64)
+        if said == b"map":
+            _write_ids(child, plan["ids"])
+            ours.send(b"mapped")
+            said = ours.recv(64)
+    os.waitpid(child, 0)
+    if not said:
+        raise SystemExit(71)  # the reason has been sent already
+    return int(said)
 
 
-def _ask_for_ids(said: int, mapped: int) -> None:
-    """Ask the supervisor for the id maps: only a process outside the user namespace may map several ids."""
-    os.write(said, b"map\n")
-    if os.read(mapped, 1) != b"1":
-        raise OSError("the users of the namespace could not be mapped")
+def _become_zygote(
+    plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, supervisor: int
+) -> None:
+    """Say to the supervisor "map" when this process waits for its id maps, then the process id of the zygote."""
+
+    def ask_for_ids() -> None:  # only a process outside the user namespace may map several
+        os.write(supervisor, b"map")
+        if os.read(supervisor, 64) != b"mapped":
+            raise OSError("the users of the namespace could not be mapped")
+
+    try:
+        zygote = Zygote(plan, control, work, alive)
+        if plan["workspace"] is None:
+            zygote.unshare(ask_for_ids)
+            child = os.fork()
+            if child:
+                os.write(supervisor, b"%d" % child)
+                os._exit(0)
+    except BaseException as error:
+        wire.send(control, {"event": "fault", "text": wire.describe(error)})
+        os._exit(71)
+    zygote.serve()
 
 
 def _write_ids(pid: int, ids: str) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import socket
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -82,9 +83,6 @@ def receive(channel: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | No
 
 def describe(error: BaseException) -> str:
     """An exception and the last three places of its traceback, in one line."""
-    trace = error.__traceback__
-    places = []
-    while trace is not None:
-        places.append(f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}")
-        trace = trace.tb_next
+    trace = traceback.walk_tb(error.__traceback__)
+    places = [f"{os.path.basename(frame.f_code.co_filename)}:{line}" for frame, line in trace]
     return f"{type(error).__name__}: {error} ({' '.join(places[-3:])})"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import stat
 from collections.abc import Mapping
 from typing import Any
 
 from . import kernel, landlock
+from .files import wipe
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PARTS = ("work", "tmp")
@@ -32,7 +31,7 @@ class Workspace:
 
     def make_folders(self) -> None:
         """Make fresh ``work`` and ``tmp`` folders and change into ``work``."""
-        self.clear()
+        wipe(self._folder)
         for part in _PARTS:
             path = f"{self._folder}/{part}"
             os.mkdir(path, 0o700)
@@ -54,18 +53,10 @@ class Workspace:
         os.close(self.ruleset)
         kernel.set_seccomp(self._filter)
 
-    def clear(self) -> None:
-        """Remove all that programs have left, also below folders whose permissions they took away."""
-        for part in _PARTS:
-            path = f"{self._folder}/{part}"
-            if os.path.lexists(path):
-                _make_accessible(path)
-                shutil.rmtree(path)
-
     def remove(self) -> None:
         """Remove the slot's folder itself; no process may use it any more."""
         with contextlib.suppress(OSError):
-            self.clear()
+            wipe(self._folder)
             os.rmdir(self._folder)
 
     def holds_more_than(self, size: int, count: int) -> bool:
@@ -90,16 +81,3 @@ class Workspace:
         here = {"HOME": f"{self._folder}/work", "TMPDIR": f"{self._folder}/tmp"}
         usual = {"HOME": "/work", "TMPDIR": "/tmp"}
         return {name: here[name] if usual.get(name) == value else value for name, value in environ.items()}
-
-
-def _make_accessible(path: str) -> None:
-    """Make every folder readable and writable for its owner: a program may have removed those rights.
-
-    Follows no links.
-    """
-    if stat.S_ISDIR(os.lstat(path).st_mode):
-        os.chmod(path, 0o700)
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    _make_accessible(entry.path)

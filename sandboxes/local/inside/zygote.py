@@ -10,12 +10,11 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from . import kernel, wire
 from .cgroup import Cgroup
@@ -25,13 +24,16 @@ from .launch import Untrusted
 from .process_tree import kill_all
 from .program import Script
 from .root import build_tree, enter_tree
-from .runs import RAN, Runs, SocketLink, serve_one, serve_runs
+from .runs import GoneError, Runs, SocketLink, report_fault, serve_runs
 from .session import serve_session
 from .workspace import Workspace
 
 _NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
 )
+
+_RAN = 3
+"""Exit code of an init that has carried out a run; after a session it is 0."""
 
 
 class Zygote:
@@ -40,14 +42,13 @@ class Zygote:
     def __init__(self, plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int) -> None:
         self._plan = plan
         self._control = control
-        self._work = work
-        self._alive = alive
+        # ``alive`` is a pipe whose other end only the supervisor holds: it hangs up when the supervisor ends.
+        self._link = SocketLink(work, control, alive)
         self._many_users = plan["ids"] is not None or (
             plan["workspace"] is not None and plan["workspace"]["user"] is not None
         )
         self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
         self._workspace = Workspace(plan["workspace"]) if plan["workspace"] else None
-        self._serial = 0
         self._last_pid: int | None = None
 
     def unshare(self, ask_for_ids: Callable[[], None]) -> None:
@@ -92,6 +93,8 @@ class Zygote:
             code = 0
         except Untrusted:
             raise
+        except GoneError:
+            code = 0
         except BaseException as error:
             with contextlib.suppress(OSError):
                 wire.send(self._control, {"event": "fault", "text": wire.describe(error)})
@@ -118,14 +121,14 @@ class Zygote:
         kernel.drop_bounding_set()
         self._close_others()
         # The first entry is the folder of the trusted code (see slot), which programs must not import from.
-        sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["python_paths"])
+        sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["packages"])
         for name in self._plan["preload"]:
             importlib.import_module(name)
         _pipes_for_streams()
 
     def _close_others(self) -> None:
         """Close every descriptor but the channels, the liveness pipe and the files of the cgroup."""
-        keep = {0, 1, 2, self._control.fileno(), self._work.fileno(), self._alive}
+        keep = {0, 1, 2, self._control.fileno(), self._link.work.fileno(), self._link.alive}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
         if self._last_pid is not None:
@@ -156,28 +159,24 @@ class Zygote:
     def _serve_here(self, script: Script) -> None:
         """Runs share the zygote's PID namespace; each session gets one of its own."""
         os.setpgid(0, 0)  # kill(0) of a program reaches the jail only
-        link = SocketLink(self._work, self._control, self._alive)
         jail = LocalJail(self._cgroup, None, many_users=True, shared=True, last_pid=self._last_pid)
-        runs = Runs(script, link, jail)
-        while (order := serve_runs(runs, link)) is not None:
-            self._serial = link.serial
+        runs = Runs(script, self._link, jail)
+        while (order := serve_runs(runs, self._link)) is not None:
             status = self._watch(self._fork_init(script, order))
             while status == 0 or (status is not None and os.WIFSIGNALED(status)):
                 # After a session another often follows, so an init that can serve either is set up, until a run
                 # takes it.
-                self._serial += 1
+                self._link.count()
                 status = self._watch(self._fork_init(script))
             if status is None:
                 return
-            link.serial = self._serial
             kernel.setns(kernel.ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
 
     def _serve_apart(self, script: Script) -> None:
         """Each run or session gets a PID namespace of its own, whose first process waits for the order."""
-        going_on = True
-        while going_on:
-            self._serial += 1
-            going_on = self._watch(self._fork_init(script)) is not None
+        self._link.count()
+        while self._watch(self._fork_init(script)) is not None:
+            self._link.count()
 
     def _fork_init(self, script: Script, order: dict[str, Any] | None = None) -> int:
         """The first process of a new namespace, for a run or a session."""
@@ -192,43 +191,58 @@ class Zygote:
             if self._workspace is None:
                 os.close(kernel.ZYGOTE_NAMESPACE_FD)
             self._control.close()
-            os.close(self._alive)
-            link, jail = SocketLink(self._work), LocalJail(self._cgroup, self._workspace, many_users=self._many_users)
-            serve_one(Runs(script, link, jail), link, jail, serve_session, order)
+            os.close(self._link.alive)
+            self._serve_one(script, order)
         return run
 
-    def _watch(self, run: int) -> int | None:
-        """Wait for the end of a run and report it; returns its wait status, or ``None`` when no run is to follow."""
-        going_on = True
-        # ``_alive`` is a pipe whose other end only the supervisor holds: it hangs up when the supervisor ends.
-        ended = os.pidfd_open(run)
-        poll = select.poll()
-        for fd in (ended, self._control.fileno(), self._alive):
-            poll.register(fd, select.POLLIN)
-        while True:
-            ready = dict(poll.poll())
-            if ended in ready:
-                break
-            message = None
-            if self._control.fileno() in ready:
-                message, _ = wire.receive(self._control)
-            if self._alive in ready or (message is None and self._control.fileno() in ready):
-                going_on = False
-                os.kill(run, signal.SIGKILL)
-                break
-            if message is not None and message["serial"] == self._serial:
-                os.kill(run, signal.SIGKILL)
-        os.close(ended)
-        status = os.waitpid(run, 0)[1]
-        if self._workspace is not None:
-            kill_all()  # the run's first process was killed, perhaps before it could kill these
-        report: dict[str, Any] = {"event": "gone", "serial": self._serial, "status": status}
+    def _serve_one(self, script: Script, order: dict[str, Any] | None) -> NoReturn:
+        """An init: set up the place, wait for the order (unless given), carry it out, and exit."""
+        jail = LocalJail(self._cgroup, self._workspace, many_users=self._many_users)
+        runs = Runs(script, SocketLink(self._link.work), jail)
+        try:
+            jail.prepare()
+            runs.make()
+            message, fds = (order, []) if order else runs.link.receive()
+            if message is None:
+                os._exit(0)
+            if message["order"] == "session":
+                serve_session(runs, message)
+                os._exit(0)
+            runs.run(message, fds)
+            if message["show_work"] and jail.workspace is not None:
+                # "fetched", or the caller is gone: only then may the next init clear the folder.
+                wire.receive(self._link.work)
+            os._exit(_RAN)
+        except Untrusted:
+            raise
+        except GoneError:
+            os._exit(0)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                report_fault(runs, error)
+            os._exit(71)
+
+    def _watch(self, init: int) -> int | None:
+        """Wait for the end of an init and report it; returns its wait status, or ``None`` where it failed."""
+        link, ended = self._link, os.pidfd_open(init)
+        try:
+            while ended not in link.wait([ended], None):
+                if link.stopped:
+                    os.kill(init, signal.SIGKILL)
+        except GoneError:
+            os.kill(init, signal.SIGKILL)
+            raise
+        finally:
+            os.close(ended)
+            status = os.waitpid(init, 0)[1]
+            if self._workspace is not None:
+                kill_all()  # init was killed, perhaps before it could kill these
+        report: dict[str, Any] = {"event": "gone", "serial": link.serial, "status": status}
         if self._cgroup is not None:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
         with contextlib.suppress(OSError):
             wire.send(self._control, report)
-        good = os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, RAN)
-        return status if going_on and good else None
+        return status if os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, _RAN) else None
 
 
 def _pipes_for_streams() -> None:
