@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, UnknownNameError, check_whole
 from roll_envs.verifiers.extract import after_thinking
-from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
-from roll_envs.verifiers.instructions.ifbench import IFBENCH, IFBENCH_PLAIN
-from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G, IFEVAL_G_PLAIN
-from roll_envs.verifiers.instructions.keywords import CASES, WORDS
-from roll_envs.verifiers.instructions.layout import LAYOUT, LAYOUT_PLAIN
+from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck, kind_of
+from roll_envs.verifiers.instructions.ifbench import IFBENCH
+from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G
+from roll_envs.verifiers.instructions.keywords import WORDS, nth_paragraph_first_word
+from roll_envs.verifiers.instructions.layout import LAYOUT
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
 
-_PLAIN = {**LAYOUT_PLAIN, **CASES, **IFBENCH_PLAIN, **IFEVAL_G_PLAIN}
-INSTRUCTIONS: dict[str, MakeCheck] = {**WORDS, **LAYOUT, **IFBENCH, **IFEVAL_G}
-INSTRUCTIONS |= {name: lambda _, check=check: check for name, check in _PLAIN.items()}  # type: ignore[misc]
+_KINDS = {**WORDS, **LAYOUT, **IFBENCH, **IFEVAL_G}
+INSTRUCTIONS: dict[str, MakeCheck] = {name: kind_of(follows) for name, follows in _KINDS.items()}
+INSTRUCTIONS["length_constraints:nth_paragraph_first_word"] = nth_paragraph_first_word
 """Every kind of instruction by its public id; programs may add their own."""
 
 
