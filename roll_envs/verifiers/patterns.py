@@ -67,9 +67,8 @@ class RegexVerifier:
             )
         if len(answer) > self.max_chars:
             return Score(value=0.0, passed=False, detail=f"{len(answer)} characters; at most {self.max_chars} are read")
-        pool = self._pool if self._pool is not None else shared_pool(TEXT_TASKS)
         arguments = [pattern, self.flags, "last" if self.last else self.mode, answer]
-        outcome = pool.call("find", arguments, deadline_s=self.deadline_s)
+        outcome = (self._pool or shared_pool(TEXT_TASKS)).call("find", arguments, deadline_s=self.deadline_s)
         if outcome.status != "ok":
             return Failed(reason=f"the pattern {pattern[:200]!r} gave no result: {outcome.detail}")
         found = outcome.value

@@ -138,14 +138,9 @@ def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
         # = and ≠ are the same from either side.
         left, sign, right = right, _FLIPPED.get(sign, sign), left
     if left == name and not right.free_symbols:
-        return {
-            "<": lambda: sympy.Interval.open(-sympy.oo, right),
-            "≤": lambda: sympy.Interval(-sympy.oo, right),
-            ">": lambda: sympy.Interval.open(right, sympy.oo),
-            "≥": lambda: sympy.Interval(right, sympy.oo),
-            "≠": lambda: sympy.Complement(sympy.S.Reals, sympy.FiniteSet(right)),
-            "=": lambda: sympy.FiniteSet(right),
-        }[sign]()
+        below, above = sympy.Interval.open(-sympy.oo, right), sympy.Interval.open(right, sympy.oo)
+        parts = (("<≤≠", below), ("≤≥=", sympy.FiniteSet(right)), (">≥≠", above))
+        return sympy.Union(*(part for signs, part in parts if sign in signs))
     real = sympy.Symbol(name.name, real=True)
     relation = _RELATIONS[sign](left.subs(name, real), right.subs(name, real))
     # SymPy has decided it for all values of the variable.
