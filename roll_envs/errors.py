@@ -94,6 +94,11 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return [by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.55)]
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'the nearest name'?``, or nothing where none is near."""
+    return "".join(f"; did you mean {near!r}?" for near in nearest(name, known, 1))
+
+
 def check_whole(name: str, value: Any, least: int = 1) -> None:
     """Raise :class:`ConfigError` unless ``value`` is a whole number of ``least`` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

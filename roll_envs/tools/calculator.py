@@ -15,7 +15,7 @@ from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow, local
 from fractions import Fraction
 from typing import Any
 
-from roll_envs.errors import nearest
+from roll_envs.errors import did_you_mean
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec
 
 Number = Fraction | Decimal
@@ -130,8 +130,8 @@ def _operand(node: ast.expr, numbers: list[str], depth: int) -> Number:
             return _factorial(_value(operand, numbers, depth))
         case ast.Call(func=ast.Name(id=name), args=operands, keywords=[]) if not name.startswith(_MARK):
             if name not in FUNCTIONS:
-                hint = "".join(f"; did you mean {close!r}?" for close in nearest(name, FUNCTIONS, 1))
-                raise CalculatorError(f"there is no function {name[:40]!r}{hint}; functions: {', '.join(FUNCTIONS)}")
+                known = f"{did_you_mean(name, FUNCTIONS)}; functions: {', '.join(FUNCTIONS)}"
+                raise CalculatorError(f"there is no function {name[:40]!r}{known}")
             fewest, most, function = FUNCTIONS[name]
             if not fewest <= len(operands) <= most:
                 wanted = str(fewest) if fewest == most else f"{fewest} to {most}"

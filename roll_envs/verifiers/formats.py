@@ -11,13 +11,14 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError, check_number, check_whole
-from roll_envs.tools.arguments import check_arguments, check_schema
+from roll_envs.tools.arguments import call_problem, check_schema
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.formats.reading import read_json, skip_space
-from roll_envs.tools.types import BadCall, ToolSpec
+from roll_envs.tools.types import ToolSpec
 from roll_envs.verifiers.extract import after_thinking, fences
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
@@ -29,6 +30,7 @@ def _score(problem: str, **parts: float) -> Score:
     return Score(value=float(not problem), passed=not problem, detail=problem, parts=parts)
 
 
+@dataclass(kw_only=True, eq=False)
 class TagsVerifier:
     """1.0 when the answer is ``<think>...</think><answer>...</answer>``: each tag once, in this order, with something
     in it.
@@ -37,14 +39,13 @@ class TagsVerifier:
     prompt's template has written the first opening tag already. ``blank``: names of tags that may hold nothing.
     """
 
-    def __init__(
-        self,
-        *,
-        tags: Sequence[str] = ("think", "answer"),
-        outside: bool = False,
-        opened: bool = False,
-        blank: Sequence[str] = (),
-    ) -> None:
+    tags: Sequence[str] = ("think", "answer")
+    outside: bool = False
+    opened: bool = False
+    blank: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        tags, blank = self.tags, self.blank
         if isinstance(tags, str) or not tags or not all(isinstance(t, str) and _NAME.fullmatch(t) for t in tags):
             raise ConfigError(f"tags must be names such as ['think', 'answer'], not {tags!r}")
         if len(set(tags)) != len(tags):
@@ -52,7 +53,6 @@ class TagsVerifier:
         unknown = [name for name in blank if name not in tags]
         if isinstance(blank, str) or unknown:
             raise ConfigError(f"blank must be names of tags ({', '.join(tags)}), not {blank!r}")
-        self.tags, self.outside, self.opened, self.blank = tuple(tags), outside, opened, frozenset(blank)
         self._pattern = re.compile("|".join(f"</?{re.escape(name)}>" for name in tags))
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
@@ -104,6 +104,7 @@ class FenceVerifier:
         return _score(problem, fences=float(len(named)))
 
 
+@dataclass(kw_only=True, eq=False)
 class JsonVerifier:
     """1.0 when the answer (after its thoughts) is one JSON value and, where there is a schema, fits it.
 
@@ -112,25 +113,21 @@ class JsonVerifier:
     that is invalid, refers to another document, or does not finish within ``deadline_s`` gives :class:`Failed`.
     """
 
-    def __init__(
-        self,
-        *,
-        schema: Mapping[str, Any] | bool | None = None,
-        reference_is_schema: bool = False,
-        fenced: bool = True,
-        max_chars: int = 200_000,
-        deadline_s: float = 3.0,
-        pool: WorkerPool | None = None,
-    ) -> None:
-        if schema is not None and not isinstance(schema, Mapping | bool):
-            raise ConfigError(f"schema must be a JSON schema (an object), not {schema!r}")
-        if schema is not None and reference_is_schema:
+    schema: Mapping[str, Any] | bool | None = None
+    reference_is_schema: bool = False
+    fenced: bool = True
+    max_chars: int = 200_000
+    deadline_s: float = 3.0
+    pool: WorkerPool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, Mapping | bool | None):
+            raise ConfigError(f"schema must be a JSON schema (an object), not {self.schema!r}")
+        if self.schema is not None and self.reference_is_schema:
             raise ConfigError("give a schema or reference_is_schema, not both")
-        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
-        if (schema is not None or reference_is_schema) and importlib.util.find_spec("jsonschema") is None:
+        check_number("deadline_s", self.deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
+        if (self.schema is not None or self.reference_is_schema) and importlib.util.find_spec("jsonschema") is None:
             raise MissingExtraError("verifier 'json' with a schema", "verifiers")
-        self.schema, self.reference_is_schema, self.fenced = schema, reference_is_schema, fenced
-        self.max_chars, self.deadline_s, self._pool = max_chars, float(deadline_s), pool
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         schema = reference if self.reference_is_schema else self.schema
@@ -150,7 +147,7 @@ class JsonVerifier:
         return _score("") if schema is None else self._fit(text, schema)
 
     def _fit(self, text: str, schema: Any) -> Verdict:
-        outcome = (self._pool or shared_pool(TEXT_TASKS)).call("fit", [text, schema], deadline_s=self.deadline_s)
+        outcome = (self.pool or shared_pool(TEXT_TASKS)).call("fit", [text, schema], deadline_s=self.deadline_s)
         # The words of worker_main for a RecursionError, which the depth of the answer causes.
         if outcome.status == "error" and "nested" in outcome.detail:
             return _score("it is nested too deeply")
@@ -161,6 +158,7 @@ class JsonVerifier:
         return _score(outcome.value["problem"])
 
 
+@dataclass(kw_only=True, eq=False)
 class ToolCallsVerifier:
     """The share of tool calls in an answer that are valid; passed when all are, and there are enough.
 
@@ -171,21 +169,20 @@ class ToolCallsVerifier:
     calls there must and may be; fewer or more are worth 0. Parts: ``calls``, ``valid_calls``.
     """
 
-    def __init__(
-        self,
-        *,
-        format: str = "hermes",
-        tools: Sequence[ToolSpec | Mapping[str, Any]] | None = None,
-        tools_key: str = "tools",
-        least: int = 1,
-        most: int | None = None,
-    ) -> None:
-        self.format, self._parse = format, find_tool_format(format).parse
-        self.specs = None if tools is None else _specs(tools)
-        check_whole("least", least, 0)
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < least):
-            raise ConfigError(f"most must be a whole number of least ({least}) or more, not {most!r}")
-        self.tools_key, self.least, self.most = tools_key, least, most
+    format: str = "hermes"
+    tools: Sequence[ToolSpec | Mapping[str, Any]] | None = None
+    tools_key: str = "tools"
+    least: int = 1
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        self._parse = find_tool_format(self.format).parse
+        self.specs = None if self.tools is None else _specs(self.tools)
+        check_whole("least", self.least, 0)
+        if self.most is not None and (
+            isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < self.least
+        ):
+            raise ConfigError(f"most must be a whole number of least ({self.least}) or more, not {self.most!r}")
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         specs = self.specs
@@ -195,7 +192,7 @@ class ToolCallsVerifier:
             except ConfigError as error:
                 return Failed(reason=f"{self.tools_key!r} of the row: {error}")
         calls = self._parse(answer, specs)
-        problems = [_call_problem(call, specs) for call in calls]
+        problems = [call_problem(call, specs) for call in calls]
         valid = sum(not problem for problem in problems)
         parts = {"calls": float(len(calls)), "valid_calls": float(valid)}
         if len(calls) < self.least or (self.most is not None and len(calls) > self.most):
@@ -204,15 +201,6 @@ class ToolCallsVerifier:
         value = valid / len(calls) if calls else 1.0
         detail = next((problem for problem in problems if problem), "")
         return Score(value=value, passed=valid == len(calls), detail=detail, parts=parts)
-
-
-def _call_problem(call: Any, specs: Mapping[str, ToolSpec]) -> str:
-    if isinstance(call, BadCall):
-        return call.reason
-    if call.name not in specs:
-        return f"there is no tool {call.name[:60]!r}; there are {', '.join(specs)}"
-    problem = check_arguments(call.arguments, specs[call.name].parameters)
-    return f"{call.name}: {problem}" if problem else ""
 
 
 def _specs(tools: Any) -> dict[str, ToolSpec]:

@@ -14,7 +14,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from roll_envs.background import forget_in_children
@@ -52,6 +52,7 @@ _SPARE_S = 30.0
 _FREE = {"prompt_tokens": 0.0, "completion_tokens": 0.0, "requests": 0.0}
 
 
+@dataclass(kw_only=True, eq=False)
 class LlmJudge:
     """The value is 0 to 1:
 
@@ -73,53 +74,45 @@ class LlmJudge:
     how often the judge is asked until a reply is whole and clear, each time after a cut one with more tokens.
     """
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        kind: Literal["correctness", "rubric", "pairwise"] = "correctness",
-        criteria: Mapping[str, str | Mapping[str, Any]] | None = None,
-        scale: Sequence[int] = (1, 5),
-        threshold: float | None = None,
-        guidance: str = "",
-        question_key: str = "prompt",
-        max_chars: int = 20_000,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_items: int = 10_000,
-        key_env: str = "",
-        try_s: float = 60.0,
-        deadline_s: float = 300.0,
-        queue_s: float = 3600.0,
-        tries: int = 8,
-        asks: int = 3,
-        concurrency: int = 16,
-        structured: Literal["auto", "always", "never"] = "auto",
-        max_tokens: int = 1024,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        if kind not in KINDS:
-            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
-        if criteria is not None and kind != "rubric":
-            raise ConfigError(f"criteria belong to kind 'rubric', not to {kind!r}")
-        if threshold is not None and (
-            kind == "pairwise" or isinstance(threshold, bool) or not isinstance(threshold, int | float)
-        ):
-            raise ConfigError(f"threshold is a number from 0 to 1 for correctness and rubric, not {threshold!r}")
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ConfigError(f"threshold must be a number from 0 to 1, not {threshold!r}")
-        check_whole("max_chars", max_chars, 100)
-        if isinstance(asks, bool) or not isinstance(asks, int) or not 1 <= asks <= 10:
-            raise ConfigError(f"asks must be a whole number from 1 to 10, not {asks!r}")
-        self.asks = asks
-        self.form = _form(kind, criteria, scale)
-        self.kind, self.threshold, self.guidance = kind, threshold, guidance
-        self.question_key, self.max_chars = question_key, max_chars
-        self.endpoint = Endpoint(
-            url=url, model=model, key_env=key_env, try_s=try_s, deadline_s=deadline_s, queue_s=queue_s, tries=tries,
-            concurrency=concurrency, structured=structured, max_tokens=max_tokens, extra=dict(extra or {}),
-        )  # fmt: skip
-        self._cache = ReplyCache(cache_dir, cache_items)
+    url: str
+    model: str
+    kind: Literal["correctness", "rubric", "pairwise"] = "correctness"
+    criteria: Mapping[str, str | Mapping[str, Any]] | None = None
+    scale: Sequence[int] = (1, 5)
+    threshold: float | None = None
+    guidance: str = ""
+    question_key: str = "prompt"
+    max_chars: int = 20_000
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_items: int = 10_000
+    key_env: str = ""
+    try_s: float = 60.0
+    deadline_s: float = 300.0
+    queue_s: float = 3600.0
+    tries: int = 8
+    asks: int = 3
+    concurrency: int = 16
+    structured: Literal["auto", "always", "never"] = "auto"
+    max_tokens: int = 1024
+    extra: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.criteria is not None and self.kind != "rubric":
+            raise ConfigError(f"criteria belong to kind 'rubric', not to {self.kind!r}")
+        if self.threshold is not None:
+            usable = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
+            if self.kind == "pairwise" or not usable or not 0 <= self.threshold <= 1:
+                said = f"threshold is a number from 0 to 1 for correctness and rubric, not {self.threshold!r}"
+                raise ConfigError(said)
+        check_whole("max_chars", self.max_chars, 100)
+        if isinstance(self.asks, bool) or not isinstance(self.asks, int) or not 1 <= self.asks <= 10:
+            raise ConfigError(f"asks must be a whole number from 1 to 10, not {self.asks!r}")
+        self.form = _form(self.kind, self.criteria, self.scale)
+        options = {option.name: getattr(self, option.name) for option in fields(Endpoint)}
+        self.endpoint = Endpoint(**{**options, "extra": dict(self.extra or {})})
+        self._cache = ReplyCache(self.cache_dir, self.cache_items)
         self._client = ChatClient(self.endpoint)
         self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
         self._totals, self._totals_lock = dict(_FREE), threading.Lock()

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
-from roll_envs.errors import ConfigError, nearest
+from roll_envs.errors import ConfigError, did_you_mean
 
 
 class Arguments:
@@ -59,12 +59,8 @@ class Arguments:
         """Raise for an argument that was not read: the row asks for more than would be checked."""
         for name in self._arguments:
             if name not in self._read:
-                close = nearest(name, self._read, 1)
-                hint = (
-                    f"; did you mean {close[0]!r}?"
-                    if close
-                    else f"; it takes {', '.join(sorted(self._read)) or 'none'}"
-                )
+                known = f"; it takes {', '.join(sorted(self._read)) or 'none'}"
+                hint = did_you_mean(name, self._read) or known
                 raise ConfigError(f"{self.instruction}: there is no argument {name!r}{hint}")
 
     def _take(self, name: str) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, UnknownNameError, check_whole
@@ -71,6 +72,7 @@ def loose_forms(answer: str) -> list[str]:
     return list(dict.fromkeys(form for text in (answer, *cut) for form in (text, text.replace("*", ""))))
 
 
+@dataclass(kw_only=True, eq=False)
 class InstructionsVerifier:
     """The share of instructions that an answer follows, or 1.0 only when it follows all.
 
@@ -83,27 +85,22 @@ class InstructionsVerifier:
     ``loose_all``, ``loose_share``, the four numbers of the paper.
     """
 
-    def __init__(
-        self,
-        *,
-        mode: Literal["strict", "loose"] = "strict",
-        value: Literal["share", "all"] = "share",
-        keep_thoughts: bool = False,
-        max_chars: int = 200_000,
-    ) -> None:
-        if mode not in ("strict", "loose"):
-            raise ConfigError(f"mode must be 'strict' or 'loose', not {mode!r}")
-        if value not in ("share", "all"):
-            raise ConfigError(f"value must be 'share' or 'all', not {value!r}")
-        check_whole("max_chars", max_chars)
-        self.mode, self.value, self.keep_thoughts, self.max_chars = mode, value, keep_thoughts, max_chars
+    mode: Literal["strict", "loose"] = "strict"
+    value: Literal["share", "all"] = "share"
+    keep_thoughts: bool = False
+    max_chars: int = 200_000
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("strict", "loose"):
+            raise ConfigError(f"mode must be 'strict' or 'loose', not {self.mode!r}")
+        if self.value not in ("share", "all"):
+            raise ConfigError(f"value must be 'share' or 'all', not {self.value!r}")
+        check_whole("max_chars", self.max_chars)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
             checks = read_instructions(context if reference is None else reference)
-        except ConfigError as error:
-            return Failed(reason=str(error))
-        except UnknownNameError as error:
+        except (ConfigError, UnknownNameError) as error:
             return Failed(reason=str(error))
         text = answer if self.keep_thoughts else after_thinking(answer)
         if len(text) > self.max_chars:
