@@ -7,7 +7,7 @@ processes and Ray actors unchanged), and says three things: the value, what was 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 
@@ -109,3 +109,9 @@ def check_number(name: str, value: Any, usable: Callable[[float], bool], what: s
     """Raise :class:`ConfigError` unless ``value`` is a number that is ``usable``; ``what`` says which are."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not usable(value):
         raise ConfigError(f"{name} must be {what}, not {value!r}")
+
+
+def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is one of the texts of ``allowed``."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

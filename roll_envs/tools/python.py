@@ -57,7 +57,7 @@ class PythonTool(Tool):
         )
 
     def open(self) -> None:
-        self._end_session()
+        self.close()
 
     def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
         code = arguments["code"]
@@ -75,10 +75,12 @@ class PythonTool(Tool):
         return _shown(explained(self._session.run(code, limits=limits)), limits)
 
     def close(self) -> None:
-        self._end_session()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def dispose(self) -> None:
-        self._end_session()
+        self.close()
         if self._sandbox is not None and not isinstance(self._backend, Sandbox):
             sandbox, self._sandbox = self._sandbox, None
             sandbox.close()
@@ -88,11 +90,6 @@ class PythonTool(Tool):
             assert isinstance(self._backend, str)
             self._sandbox = make_sandbox(self._backend, **self._backend_kwargs)
         return self._sandbox
-
-    def _end_session(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
-            session.close()
 
 
 def _shown(result: RunResult, limits: Limits) -> ToolResult:

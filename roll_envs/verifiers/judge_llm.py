@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from roll_envs.background import forget_in_children
-from roll_envs.errors import ConfigError, check_whole
+from roll_envs.errors import ConfigError, check_one_of, check_whole
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
@@ -97,8 +97,7 @@ class LlmJudge:
     extra: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        check_one_of("kind", self.kind, KINDS)
         if self.criteria is not None and self.kind != "rubric":
             raise ConfigError(f"criteria belong to kind 'rubric', not to {self.kind!r}")
         if self.threshold is not None:

@@ -21,7 +21,7 @@ import httpx
 
 from roll_envs.background import EventLoopThread
 from roll_envs.chat_api import RETRY_STATUSES, read_answer, retry_after_s
-from roll_envs.errors import ConfigError, check_number, check_whole
+from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
 from roll_envs.verifiers.types import Failed
 
 JUDGE = "judge:"
@@ -95,8 +95,7 @@ class Endpoint:
             raise ConfigError(f"url {self.url!r} cannot be used: {error}") from None
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be the name of a model, not {self.model!r}")
-        if self.structured not in ("auto", "always", "never"):
-            raise ConfigError(f"structured must be 'auto', 'always' or 'never', not {self.structured!r}")
+        check_one_of("structured", self.structured, ("auto", "always", "never"))
         for name in ("messages", "response_format", "stream", "n"):
             if name in self.extra:
                 raise ConfigError(f"extra may not change {name!r} of a judge's request")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError, check_number
+from roll_envs.errors import ConfigError, UnknownNameError, check_number, check_one_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
 
@@ -37,8 +37,7 @@ class RegexVerifier:
     pool: WorkerPool | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        check_one_of("mode", self.mode, MODES)
         flags = {self.flags} if isinstance(self.flags, str) else set(self.flags)
         for flag in flags:
             if flag not in FLAGS:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, check_number, check_whole
+from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
 from roll_envs.verifiers.types import Score, Verdict
 
 _MAX_CHARS = 1_000_000
@@ -38,8 +38,7 @@ class LengthPenalty:
             check_whole(name, getattr(self, name), lowest)
         if self.least > self.limit:
             raise ConfigError(f"least must be at most limit ({self.limit}), not {self.least}")
-        if self.unit not in ("words", "chars"):
-            raise ConfigError(f"unit must be 'words' or 'chars', not {self.unit!r}")
+        check_one_of("unit", self.unit, ("words", "chars"))
         self.penalty = _penalty(self.penalty)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError, check_whole
+from roll_envs.errors import ConfigError, UnknownNameError, check_one_of, check_whole
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck, kind_of
 from roll_envs.verifiers.instructions.ifbench import IFBENCH
@@ -91,10 +91,8 @@ class InstructionsVerifier:
     max_chars: int = 200_000
 
     def __post_init__(self) -> None:
-        if self.mode not in ("strict", "loose"):
-            raise ConfigError(f"mode must be 'strict' or 'loose', not {self.mode!r}")
-        if self.value not in ("share", "all"):
-            raise ConfigError(f"value must be 'share' or 'all', not {self.value!r}")
+        check_one_of("mode", self.mode, ("strict", "loose"))
+        check_one_of("value", self.value, ("share", "all"))
         check_whole("max_chars", self.max_chars)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:

@@ -33,10 +33,11 @@ class Template:
     """The process of the cells. Simple tests are run here, between one exchange and the next (see ``stand_ins``); each
     run of others is a fork, so that nothing of one reaches the next."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, identity: str) -> None:
         self._mark, self._child = mark, 0
         self._channel: Any = None
         self._recorded: tuple[dict[str, Any], list[str]] | None = None
+        self._say(identity, "ready\n")
 
     def start(self, identity: str, plan: dict[str, Any], *, live: bool = False, **how: Any) -> None:
         """Run the tests of a plan, in place of those before; ``how``: see :func:`_link`. ``live``: call by call."""
