@@ -114,4 +114,4 @@ def check_number(name: str, value: Any, usable: Callable[[float], bool], what: s
 def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """Raise :class:`ConfigError` unless ``value`` is one of the texts of ``allowed``."""
     if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")

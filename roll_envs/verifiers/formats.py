@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError, check_number, check_whole
-from roll_envs.tools.arguments import call_problem, check_schema
+from roll_envs.tools.arguments import check_arguments, check_schema
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.formats.reading import read_json, skip_space
-from roll_envs.tools.types import ToolSpec
+from roll_envs.tools.types import BadCall, ToolSpec
 from roll_envs.verifiers.extract import after_thinking, fences
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
@@ -192,7 +192,7 @@ class ToolCallsVerifier:
             except ConfigError as error:
                 return Failed(reason=f"{self.tools_key!r} of the row: {error}")
         calls = self._parse(answer, specs)
-        problems = [call_problem(call, specs) for call in calls]
+        problems = [_call_problem(call, specs) for call in calls]
         valid = sum(not problem for problem in problems)
         parts = {"calls": float(len(calls)), "valid_calls": float(valid)}
         if len(calls) < self.least or (self.most is not None and len(calls) > self.most):
@@ -201,6 +201,15 @@ class ToolCallsVerifier:
         value = valid / len(calls) if calls else 1.0
         detail = next((problem for problem in problems if problem), "")
         return Score(value=value, passed=valid == len(calls), detail=detail, parts=parts)
+
+
+def _call_problem(call: Any, specs: Mapping[str, ToolSpec]) -> str:
+    if isinstance(call, BadCall):
+        return call.reason
+    if call.name not in specs:
+        return f"there is no tool {call.name[:60]!r}; there are {', '.join(specs)}"
+    problem = check_arguments(call.arguments, specs[call.name].parameters)
+    return f"{call.name}: {problem}" if problem else ""
 
 
 def _specs(tools: Any) -> dict[str, ToolSpec]:

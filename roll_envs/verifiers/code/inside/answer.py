@@ -300,19 +300,11 @@ def _await(value: Any) -> Any:
     return asyncio.run(whole())
 
 
-def _enter(value: Any) -> Any:
-    return type(value).__enter__(value)
-
-
-def _exit(value: Any) -> Any:
-    return type(value).__exit__(value, None, None, None)
-
-
 _OPERATIONS: dict[str, typing.Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in operator.__all__},
     **{f.__name__: f for f in (getattr, setattr, delattr, len, str, repr, format, hash, bool, int, float, iter, next)},
     **{f.__name__: f for f in (reversed, round, divmod, isinstance, issubclass, bytes, complex, dir)},
-    "enter": _enter,
+    "enter": lambda value: type(value).__enter__(value),
     "await": _await,
-    "exit": _exit,
+    "exit": lambda value: type(value).__exit__(value, None, None, None),
 }
