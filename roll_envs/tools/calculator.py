@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from roll_envs.errors import did_you_mean
-from roll_envs.tools.types import Tool, ToolResult, ToolSpec
+from roll_envs.tools.types import Tool, ToolResult, ToolSpec, object_schema
 
 Number = Fraction | Decimal
 
@@ -356,11 +356,9 @@ class CalculatorTool(Tool):
                 "Computes one arithmetic expression exactly: numbers, + - * / // % ** !, parentheses, pi, e, and "
                 f"the functions {', '.join(FUNCTIONS)}."
             ),
-            parameters={
-                "type": "object",
-                "properties": {"expression": {"type": "string", "description": "Such as 12 * (3 + 4) or sqrt(2) / 3."}},
-                "required": ["expression"],
-            },
+            parameters=object_schema(
+                "expression", expression={"type": "string", "description": "Such as 12 * (3 + 4) or sqrt(2) / 3."}
+            ),
         )
 
     def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:

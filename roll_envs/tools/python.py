@@ -7,7 +7,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, check_whole
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, explained, make_sandbox
-from roll_envs.tools.types import Tool, ToolResult, ToolSpec, ToolState
+from roll_envs.tools.types import Tool, ToolResult, ToolSpec, ToolState, object_schema
 
 _ENDINGS = {
     "timeout": "Error: the code ran longer than {limits.wall_s:g} s and was ended; variables are lost, files are kept.",
@@ -49,11 +49,7 @@ class PythonTool(Tool):
                 "Runs Python code and shows what it prints, and the value of a last expression. Variables and files "
                 "stay until the end of the task. There is no network."
             ),
-            parameters={
-                "type": "object",
-                "properties": {"code": {"type": "string", "description": "Python source text."}},
-                "required": ["code"],
-            },
+            parameters=object_schema("code", code={"type": "string", "description": "Python source text."}),
         )
 
     def open(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, check_whole
 from roll_envs.tools.search_index import Document, SearchIndex, load_index, words_of_text
-from roll_envs.tools.types import Tool, ToolResult, ToolSpec
+from roll_envs.tools.types import Tool, ToolResult, ToolSpec, object_schema
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -31,32 +31,22 @@ class SearchTool(Tool):
     ) -> None:
         """``results`` documents are shown where the call does not say how many, up to ``most_results``; ``about`` tells
         the model what it searches in. Raises :class:`ConfigError` for a corpus or number that cannot be used."""
-        for label, value, least in (
-            ("results", results, 1),
-            ("most_results", most_results, 1),
-            ("snippet_chars", snippet_chars, 20),
-        ):
-            check_whole(label, value, least)
+        check_whole("results", results)
+        check_whole("most_results", most_results)
+        check_whole("snippet_chars", snippet_chars, 20)
         if results > most_results:
             raise ConfigError(f"results ({results}) must not be more than most_results ({most_results})")
         self.index: SearchIndex = load_index(corpus, index)
         self._results, self._chars = results, snippet_chars
+        how_many = f"How many documents (default {results})."
         self.spec = ToolSpec(
             name=name,
             description=f"Searches {about} and shows the best matches, each with its id, title and a snippet.",
-            parameters={
-                "type": "object",
-                "properties": {
-                    "query": {"type": "string", "description": "Words to look for."},
-                    "k": {
-                        "type": "integer",
-                        "minimum": 1,
-                        "maximum": most_results,
-                        "description": f"How many documents (default {results}).",
-                    },
-                },
-                "required": ["query"],
-            },
+            parameters=object_schema(
+                "query",
+                query={"type": "string", "description": "Words to look for."},
+                k={"type": "integer", "minimum": 1, "maximum": most_results, "description": how_many},
+            ),
         )
 
     def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:

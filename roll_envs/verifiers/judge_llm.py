@@ -225,12 +225,12 @@ class LlmJudge:
             if isinstance(reply, Failed):
                 return reply
             self._count(cost, reply)
-            reading = None if reply.cut else read_reply(self.form, reply.text)
+            reading = None if reply.cut else read_reply(self.form, reply.answer.text)
             if reading is not None:
-                await asyncio.to_thread(self._cache.put, key, reply.text)
+                await asyncio.to_thread(self._cache.put, key, reply.answer.text)
                 return _JudgeResult(reading, {**cost, "cached": 0.0})
             why = f"was cut ({reply.cut})" if reply.cut else "holds no clear verdict"
-            why = f"the judge's reply {why}, asked {ask + 1} times; the last: {reply.text[-300:]!r}"
+            why = f"the judge's reply {why}, asked {ask + 1} times; the last: {reply.answer.text[-300:]!r}"
             longer *= 2 if reply.cut else 1
             left_s -= reply.seconds
             if left_s <= 0:
@@ -238,7 +238,7 @@ class LlmJudge:
         return Failed(reason=why)
 
     def _count(self, cost: dict[str, float], reply: ChatReply) -> None:
-        spent = (reply.prompt_tokens, reply.completion_tokens, reply.tries)
+        spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
         with self._totals_lock:
             for name, number in zip(_FREE, spent, strict=True):
                 cost[name] += number

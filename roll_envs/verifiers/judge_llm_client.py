@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 import httpx
 
 from roll_envs.background import EventLoopThread
-from roll_envs.chat_api import RETRY_STATUSES, read_answer, retry_after_s
+from roll_envs.chat_api import RETRY_STATUSES, ChatAnswer, read_answer, retry_after_s
 from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
 from roll_envs.verifiers.types import Failed
 
@@ -114,9 +114,7 @@ def judge_variable(name: str) -> str:
 class ChatReply:
     """The reply of a model, and its cost."""
 
-    text: str
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    answer: ChatAnswer
     tries: int = 1
     cut: str = ""
     """Why the reply did not come to its end, in the server's word (``length``); empty where it did."""
@@ -287,6 +285,4 @@ def _reply(content: bytes) -> ChatReply:
     if not said.text.strip() and not cut:
         # Not repeated: at temperature 0 the next reply would be empty as well.
         raise _FinalError(f"the judge refused: {said.refusal[:200]}" if said.refusal else "the judge said nothing")
-    return ChatReply(
-        text=said.text, prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens, cut=cut
-    )
+    return ChatReply(answer=said, cut=cut)
