@@ -55,9 +55,9 @@ class Jail:
         self.wall_s, self.memory_mb = 0.0, 0.0
 
     def start(self, made: str, *given: str, modules: tuple[str, ...], wall_s: float) -> None:
-        """Load the modules and make the object: ``made`` of the last one, with the mark, an identity and ``given``."""
+        """Load the modules and make the object: ``made`` of the last one, of the mark, ``given`` and an identity."""
         identity = secrets.token_hex(16)
-        source = f"{self._name}['{_PACKAGE}.{modules[-1]}'].{made}{(self.mark, identity, *given)!r}"
+        source = f"{self._name}['{_PACKAGE}.{modules[-1]}'].{made}{(self.mark, *given, identity)!r}"
         loader = _LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=source)
         self._run(loader, identity, wall_s)
 

@@ -25,7 +25,7 @@ STACK_BYTES = 64 << 20
 class Answer:
     """The answer's module with the objects that the tests hold handles of."""
 
-    def __init__(self, mark: str, identity: str, source: str) -> None:
+    def __init__(self, mark: str, source: str, identity: str) -> None:
         self._mark, self._source = mark, source
         self._kept: list[Any] = []
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
