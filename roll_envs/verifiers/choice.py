@@ -120,12 +120,8 @@ def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> 
     by_text = _by_text(reference, letters, options)
     bare = re.sub(r"[\s()\[\].,;:/&]|\band\b", "", _MARKUP.sub("", reference).strip())
     # "AC" is two letters; a word in small letters, or one with a letter twice, is a text.
-    if (
-        bare
-        and set(bare.upper()) <= set(letters)
-        and len(set(bare)) == len(bare)
-        and (bare.isupper() or len(bare) == 1)
-    ):
+    letters_only = set(bare.upper()) <= set(letters) and len(set(bare)) == len(bare)
+    if bare and letters_only and (bare.isupper() or len(bare) == 1):
         return frozenset(bare.upper())
     return by_text or _committed(reference, letters, options)
 
