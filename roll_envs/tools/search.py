@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -72,19 +73,14 @@ def snippet(text: str, query: str, chars: int) -> str:
         return flat
     wanted = set(words_of_text(query[:2000]))
     hits = [(m.start(), w) for m in _WORD.finditer(flat) for w in words_of_text(m.group()) if w in wanted]
-    # A window of three quarters of the snippet slides over the places of the query's words.
-    best, start, first = 0, 0, 0
-    inside: dict[str, int] = {}
-    for last, (place, word) in enumerate(hits):
-        inside[word] = inside.get(word, 0) + 1
-        while place - hits[first][0] > chars * 3 // 4:
-            old = hits[first][1]
-            inside[old] -= 1
-            if not inside[old]:
-                del inside[old]
-            first += 1
-        if len(inside) > best:
-            best, start = len(inside), hits[min(first, last)][0]
+    places = [place for place, _ in hits]
+
+    def words_from(first: int) -> int:
+        """Different words within three quarters of the snippet."""
+        last = bisect.bisect(places, places[first] + chars * 3 // 4)
+        return len({word for _, word in hits[first:last]})
+
+    start = places[max(range(len(hits)), key=words_from)] if hits else 0
     # A little of the text before the first word found, and a full snippet at the end of the document.
     begin = max(0, min(start - chars // 8, len(flat) - chars))
     if begin:

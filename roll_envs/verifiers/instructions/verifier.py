@@ -126,9 +126,5 @@ def _follows(check: Check, forms: Sequence[str]) -> bool:
 
 
 def _names(ids: Sequence[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    names = []
-    for name in ids:
-        seen[name] = seen.get(name, 0) + 1
-        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return names
+    earlier = [ids[:place].count(name) for place, name in enumerate(ids)]
+    return [name if not count else f"{name}#{count + 1}" for name, count in zip(ids, earlier, strict=True)]

@@ -92,10 +92,9 @@ class Template:
     def _end(self) -> None:
         self._recorded = None
         if self._child:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             self._channel.close()
             self._child = 0
