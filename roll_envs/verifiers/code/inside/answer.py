@@ -217,13 +217,10 @@ class Answer:
     def _nodes_in(self, function: Any, args: list[Any]) -> list[Any]:
         """Lists as ListNode or TreeNode where the annotation of a parameter says so, as on LeetCode."""
         try:
-            parameters = list(inspect.signature(function).parameters.values())
+            kinds = [str(parameter.annotation) for parameter in inspect.signature(function).parameters.values()]
         except (TypeError, ValueError):
             return args
-        return [
-            self._as_node(str(parameters[i].annotation), arg) if i < len(parameters) else arg
-            for i, arg in enumerate(args)
-        ]
+        return [*map(self._as_node, kinds, args), *args[len(kinds) :]]
 
     def _as_node(self, kind: str, value: Any) -> Any:
         if not isinstance(value, list):
