@@ -300,7 +300,7 @@ class WorkerPool:
                         self._shapes.note(shape, "slow")
         if found.status != "deadline" or left_s <= 0:
             self._shapes.note(shape, "slow" if found.status == "deadline" else "quick")
-            return self._told(found, deadline_s)
+            return found
         if self._shapes.kind(shape) != "endless":
             self._shapes.note(shape, "slow")
         with self._lock:
@@ -319,16 +319,10 @@ class WorkerPool:
             self._shapes.note(shape, "endless")
             self._fast.refuse(shape)
             self._slow.refuse(shape)
-        return self._told(found, deadline_s)
+        return found
 
     def _late(self) -> str:
         return f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
-
-    @staticmethod
-    def _told(found: Outcome, deadline_s: float) -> Outcome:
-        if found.status != "deadline":
-            return found
-        return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s of processor time")
 
     def _work(
         self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, *, slow: bool = False
@@ -365,7 +359,7 @@ class WorkerPool:
                 return Outcome(status="unavailable", detail="this pool of grading workers is closed")
             # One that used up its time may have been ended by its own alarm.
             if used >= pass_s:
-                return Outcome(status="deadline")
+                return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s of processor time")
             if not died:
                 said = f"used {used:.1f} s of processor time in {_PATIENCE * deadline_s:.0f} s"
                 return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {said}")
