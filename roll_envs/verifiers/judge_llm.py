@@ -19,21 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 from roll_envs.background import forget_in_children
 from roll_envs.errors import ConfigError, check_one_of, check_whole
+from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
-from roll_envs.verifiers.judge_llm_forms import (
-    Criterion,
-    Form,
-    Reading,
-    clip_middle,
-    correctness_form,
-    draw_mark,
-    messages_for,
-    pairwise_form,
-    read_reply,
-    rubric_form,
-)
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -43,7 +32,7 @@ KINDS = ("correctness", "rubric", "pairwise")
 class _JudgeResult(NamedTuple):
     """One verdict of the model, and its cost."""
 
-    reading: Reading
+    reading: forms.Reading
     cost: Mapping[str, float]
 
 
@@ -162,15 +151,15 @@ class LlmJudge:
         shown: dict[str, str] = {}
         question = _question((context or {}).get(self.question_key))
         if question:
-            shown["question"] = clip_middle(question, self.max_chars)
+            shown["question"] = forms.clip_middle(question, self.max_chars)
         if reference is not None or self.kind != "rubric":
             references = texts_of(reference)
             if isinstance(references, str):
                 return Failed(reason=references)
-            wanted = clip_middle("\n--- or ---\n".join(references), self.max_chars)
+            wanted = forms.clip_middle("\n--- or ---\n".join(references), self.max_chars)
         else:
             wanted = ""
-        said = clip_middle(after_thinking(answer), self.max_chars)
+        said = forms.clip_middle(after_thinking(answer), self.max_chars)
         if not said.strip():
             return Score(value=0.0, passed=False, detail="the answer is empty", parts={**_FREE, "cached": 0.0})
         if self.kind == "pairwise":
@@ -194,7 +183,7 @@ class LlmJudge:
         key = request_key(
             {
                 "endpoint": repr(endpoint),
-                "messages": messages_for(self.form, {}, "MARK", self.guidance),
+                "messages": forms.messages_for(self.form, {}, "MARK", self.guidance),
                 "schema": self.form.schema,
                 "texts": texts,
             }
@@ -215,17 +204,17 @@ class LlmJudge:
 
     async def _find(self, key: str, texts: dict[str, str]) -> _JudgeResult | Failed:
         known = await asyncio.to_thread(self._cache.get, key)
-        reading = None if known is None else read_reply(self.form, known)
+        reading = None if known is None else forms.read_reply(self.form, known)
         if reading is not None:
             return _JudgeResult(reading, {**_FREE, "cached": 1.0})
         cost, longer, left_s, why = dict(_FREE), 1, self.endpoint.deadline_s, ""
         for ask in range(self.asks):
-            messages = messages_for(self.form, texts, draw_mark(texts), self.guidance, again=ask > 0)
+            messages = forms.messages_for(self.form, texts, forms.draw_mark(texts), self.guidance, again=ask > 0)
             reply = await self._client.ask(messages, self.form.schema, deadline_s=left_s, longer=longer)
             if isinstance(reply, Failed):
                 return reply
             self._count(cost, reply)
-            reading = None if reply.cut else read_reply(self.form, reply.answer.text)
+            reading = None if reply.cut else forms.read_reply(self.form, reply.answer.text)
             if reading is not None:
                 await asyncio.to_thread(self._cache.put, key, reply.answer.text)
                 return _JudgeResult(reading, {**cost, "cached": 0.0})
@@ -266,11 +255,11 @@ class LlmJudge:
         return Score(value=float(passed), passed=passed, detail=first.reason, parts=parts)
 
 
-def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -> Form:
+def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -> forms.Form:
     if kind == "correctness":
-        return correctness_form()
+        return forms.correctness_form()
     if kind == "pairwise":
-        return pairwise_form()
+        return forms.pairwise_form()
     if not isinstance(scale, Sequence) or len(scale) != 2:
         raise ConfigError(f"scale must be two whole numbers, such as [1, 5], not {scale!r}")
     read = []
@@ -281,8 +270,8 @@ def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -
         unknown = set(spec) - {"description", "weight"}
         if unknown:
             raise ConfigError(f"criterion {name!r} has 'description' and 'weight', not {sorted(unknown)[0]!r}")
-        read.append(Criterion(str(name), spec["description"], spec.get("weight", 1.0)))
-    return rubric_form(read, scale[0], scale[1])
+        read.append(forms.Criterion(str(name), spec["description"], spec.get("weight", 1.0)))
+    return forms.rubric_form(read, scale[0], scale[1])
 
 
 def _question(prompt: Any) -> str:

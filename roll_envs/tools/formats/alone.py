@@ -50,14 +50,11 @@ def llama_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
 
 def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     start = skip_space(text, 0)
-    if text.startswith("{", start):
-        read = read_json(text, start)
-        # A dict literal is Python code too: only an object that has a name, or seems meant to have one, is a call.
-        if (not read.problem and isinstance(read.value, dict) and "name" in read.value) or (
-            read.problem and looks_like_a_call(text, start)
-        ):
-            yield from _objects(text, start)
-            return
+    # A dict literal is Python code too: only an object that has a name, or seems meant to have one, is a call.
+    calls = list(_objects(text, start)) if text.startswith("{", start) else []
+    if calls:
+        yield from calls
+        return
     # Only the end is searched, which keeps the time linear in the text.
     code = re.sub(r"(?:<\|eom_id\|>|<\|eot_id\|>)\s*\Z", "", text[-200:])
     code = (text[:-200] + code).strip("\r\n")
